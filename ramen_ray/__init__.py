@@ -1,0 +1,1 @@
+"""Train retrieval encoders regularised by side graphs (RAMEN)."""

@@ -1,0 +1,103 @@
+"""Sparse rows on disk: clicks and edges as memory-mapped CSR arrays."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Csr:
+    """Rows of column ids, ascending and distinct within a row.
+
+    Attributes:
+        indptr: (rows + 1,) int64, where each row starts in ``indices``.
+        indices: (entries,) int32 or int64 column ids.
+        cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
+            leading zero; None where all entries weigh the same.
+    """
+
+    indptr: NDArray[Any]
+    indices: NDArray[Any]
+    cumulative_weights: NDArray[np.float64] | None = None
+
+    @classmethod
+    def from_pairs(
+        cls,
+        rows: NDArray[Any],
+        columns: NDArray[Any],
+        num_rows: int,
+        weights: NDArray[Any] | None = None,
+    ) -> "Csr":
+        """Build from pairs in any order; equal weights are not stored."""
+        order = np.lexsort((columns, rows))
+        indptr = np.zeros(num_rows + 1, dtype=np.int64)
+        np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
+        cumulative = None
+        if weights is not None and len(weights) and np.ptp(weights) > 0:
+            cumulative = cumulative_sum(weights[order])
+        return cls(indptr, np.asarray(columns)[order], cumulative)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Csr":
+        """Memory-map the arrays that lie in ``folder``."""
+        weights = folder / "cumulative_weights.npy"
+        return cls(
+            np.load(folder / "indptr.npy", mmap_mode="r"),
+            np.load(folder / "indices.npy", mmap_mode="r"),
+            np.load(weights, mmap_mode="r") if weights.exists() else None,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.indptr) - 1
+
+    def degrees(self, rows: NDArray[Any]) -> Int64s:
+        """Count the entries of each of ``rows`` (n,); returns (n,) int64."""
+        return self.indptr[rows + 1] - self.indptr[rows]
+
+    def gather(self, rows: NDArray[Any]) -> tuple[Int64s, NDArray[Any]]:
+        """Return the entries of ``rows`` (n,) as (position in ``rows``, column id) pairs."""
+        degrees = self.degrees(rows)
+        return np.repeat(np.arange(len(rows)), degrees), self.indices[
+            ragged_positions(self.indptr[rows], degrees)
+        ]
+
+    def draw(self, rows: NDArray[Any], uniforms: NDArray[np.float64]) -> Int64s:
+        """Draw one column id of each row by weight; rows without entries give -1.
+
+        Args:
+            rows: (n,) row numbers.
+            uniforms: (n,) numbers in [0, 1), one a row.
+        """
+        start, stop = self.indptr[rows], self.indptr[rows + 1]
+        if self.cumulative_weights is None:
+            position = start + np.floor(uniforms * (stop - start)).astype(np.int64)
+        else:
+            low, high = self.cumulative_weights[start], self.cumulative_weights[stop]
+            target = low + uniforms * (high - low)
+            position = np.searchsorted(self.cumulative_weights, target, side="right") - 1
+            position = np.clip(position, start, np.maximum(stop - 1, start))
+        drawn = np.full(len(rows), -1, dtype=np.int64)
+        linked = stop > start
+        drawn[linked] = self.indices[position[linked]]
+        return drawn
+
+
+def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the running sum of ``weights`` (n,) with a leading zero, (n + 1,) float64."""
+    total = np.zeros(len(weights) + 1, dtype=np.float64)
+    np.cumsum(weights, dtype=np.float64, out=total[1:])
+    return total
+
+
+def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> Int64s:
+    """Concatenate the ranges [start, start + length) as (sum of lengths,) int64."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)

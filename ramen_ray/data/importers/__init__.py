@@ -1,0 +1,1 @@
+"""Importers that bring published sources into the dataset directory."""

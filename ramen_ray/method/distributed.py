@@ -1,0 +1,56 @@
+"""The few collectives that training and evaluation need; without a process group there is one worker."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed
+
+
+def world() -> tuple[int, int]:
+    """Return (rank, number of workers)."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def gather_rows(rows: NDArray[Any], device: torch.device) -> NDArray[Any]:
+    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
+    _, num_workers = world()
+    if num_workers == 1:
+        return rows
+    local = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+    gathered = local.new_empty((num_workers * local.shape[0], *local.shape[1:]))
+    distributed.all_gather_into_tensor(gathered, local)
+    return gathered.cpu().numpy()
+
+
+def sum_over_workers(values: Tensor) -> Tensor:
+    """Return the element-wise sum of every worker's ``values``."""
+    if world()[1] > 1:
+        distributed.all_reduce(values)
+    return values
+
+
+def gather_embeddings(embeddings: Tensor) -> Tensor:
+    """Stack every worker's ``embeddings`` (n, D) as (workers, n, D), with gradients to their owners."""
+    if world()[1] == 1:
+        return embeddings[None]
+    return _GatherWithGradient.apply(embeddings)  # type: ignore[no-any-return]
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """All-gather whose backward sums the gradients that every worker has for this one's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor) -> Tensor:
+        gathered = embeddings.new_empty((world()[1], *embeddings.shape))
+        distributed.all_gather_into_tensor(gathered.flatten(0, 1), embeddings.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].contiguous()
+        distributed.all_reduce(gradient)
+        return gradient[world()[0]]

@@ -1,0 +1,66 @@
+"""Find pretrained encoders: a local folder, a folder inside an installed package, or a hub id."""
+
+import importlib.util
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+
+PACKAGE_PREFIX = "package:"
+
+
+class EncoderError(ValueError):
+    """An encoder or its tokenizer cannot be loaded, or the two do not fit together."""
+
+
+def resolve_pretrained(name: str) -> str:
+    """Return the folder or hub id that ``name`` stands for.
+
+    ``name`` is a local folder, ``package:MODULE/FOLDER`` for weights that an installed package
+    ships, or a hub id such as ``sentence-transformers/msmarco-distilbert-base-v4``.
+
+    Raises:
+        EncoderError: the package or folder is missing.
+    """
+    if name.startswith(PACKAGE_PREFIX):
+        module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
+        spec = importlib.util.find_spec(module) if module else None
+        if spec is None or not spec.submodule_search_locations:
+            raise EncoderError(f"encoder {name!r}: the package {module!r} is not installed")
+        name = str(Path(spec.submodule_search_locations[0]) / folder)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path.absolute())
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise EncoderError(f"there is no encoder folder at {name}")
+    return name
+
+
+def load_config(name: str) -> PretrainedConfig:
+    """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`)."""
+    source = resolve_pretrained(name)
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderError(f"cannot load an encoder from {name!r}: {_first_line(error)}") from error
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Load the fast tokenizer of ``name`` (see :func:`resolve_pretrained`).
+
+    Raises:
+        EncoderError: there is none, or it is not a fast tokenizer.
+    """
+    source = resolve_pretrained(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise EncoderError(
+            f"cannot load a tokenizer from {name!r}: {_first_line(error)}"
+        ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,54 @@
+"""Exact nearest-neighbour search with faiss, and the removal of filter pairs."""
+
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+def search(
+    query_embeddings: NDArray[np.float32], ad_embeddings: NDArray[np.float32], k: int
+) -> TopK:
+    """Find each query's k most similar ads by inner product.
+
+    Args:
+        query_embeddings: (queries, D) float32.
+        ad_embeddings: (ads, D) float32.
+        k: ads per query; fewer than k ads give -1 and -inf at the end.
+
+    Returns:
+        ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
+    """
+    index = faiss.IndexFlatIP(ad_embeddings.shape[1])
+    index.add(np.ascontiguousarray(ad_embeddings))
+    scores, ads = index.search(np.ascontiguousarray(query_embeddings), k)
+    scores[ads < 0] = -np.inf
+    return ads, scores
+
+
+def merge_topk(parts: list[TopK], k: int) -> TopK:
+    """Merge the results of searches over disjoint sets of ads into the k best of each query."""
+    ads = np.concatenate([part[0] for part in parts], axis=1)
+    scores = np.concatenate([part[1] for part in parts], axis=1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
+
+
+def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:
+    """Remove ``filter_pairs`` (pairs, 2) of (query row, ad) from a result and keep the k best."""
+    ads, scores = topk
+    span = int(max(ads.max(initial=0), filter_pairs[:, 1].max(initial=0))) + 1
+    found = np.arange(len(ads))[:, None] * span + ads
+    dropped = np.isin(found, filter_pairs[:, 0] * span + filter_pairs[:, 1]) & (ads >= 0)
+    ads = np.where(dropped, -1, ads)
+    scores = np.where(dropped, np.float32(-np.inf), scores)
+    order = np.argsort(dropped, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
+
+
+def most_filters(filter_pairs: NDArray[Any]) -> int:
+    """Return the largest number of filter pairs that one query has."""
+    return int(np.bincount(filter_pairs[:, 0]).max(initial=0)) if len(filter_pairs) else 0

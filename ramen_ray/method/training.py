@@ -1,0 +1,269 @@
+"""One training step: draw, encode the distinct texts once, triplet terms, optimiser.
+
+Shapes: b local rows, B rows of the global batch, C = 2 + 2 T columns of a draw, U distinct texts,
+D width of an embedding, L candidates of a pool.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ramen_ray.data.csr import Csr, ragged_positions
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_over_workers, world
+from ramen_ray.method.losses import triplet_loss
+from ramen_ray.method.sampling import Graph, draw, epoch_order, num_steps
+from ramen_ray.method.texts import TokenBatch
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The triplet objective's constants; λ per anchor set, absent sets are not drawn."""
+
+    margin: float
+    num_negatives: int
+    softmax_weighting: bool
+    lambda_x: Mapping[str, float]
+    lambda_z: Mapping[str, float]
+
+    @property
+    def anchor_sets(self) -> list[str]:
+        """Anchor sets with a weight on either side, sorted."""
+        weights = {**self.lambda_x, **self.lambda_z}
+        return sorted(s for s in weights if self.lambda_x.get(s) or self.lambda_z.get(s))
+
+    @property
+    def terms(self) -> list[str]:
+        """Names of the loss terms in the order that :func:`step_losses` gives them."""
+        sides = [f"{side}/{s}" for s in self.anchor_sets for side in ("R_x", "R_z")]
+        return ["task", *sides]
+
+    @property
+    def weights(self) -> list[float]:
+        """The terms' weights: 1 for the task, then λ_x and λ_z of each anchor set."""
+        pairs = ((self.lambda_x.get(s, 0.0), self.lambda_z.get(s, 0.0)) for s in self.anchor_sets)
+        return [1.0, *(weight for pair in pairs for weight in pair)]
+
+
+class Batches:
+    """The batches of a run: which texts each step encodes and what is positive to what."""
+
+    def __init__(self, data: Prepared, anchor_sets: list[str], batch_size: int, seed: int) -> None:
+        """Map the tables that training draws from."""
+        self.batch_size = batch_size
+        self.seed = seed
+        self.query_ids = data.query_ids
+        self.clicks = data.clicks["train"]
+        self.graphs = [Graph(data.edges(s, "query"), data.edges(s, "ad")) for s in anchor_sets]
+        anchors = [data.anchors(s) for s in anchor_sets]
+        self.tables: list[TokenTable] = [data.queries["train"], data.ads]
+        self.tables += [table for table in anchors for _ in ("query", "ad")]
+        self.steps_per_epoch = num_steps(len(self.query_ids), batch_size)
+        self._epoch = -1
+        self._order = np.empty((0, 0), dtype=np.int64)
+
+    def draw(self, step: int) -> Int64s:
+        """Return this worker's draws (b, C) of a step; see :func:`~ramen_ray.method.sampling.draw`."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            rank, num_workers = world()
+            share = self.batch_size // num_workers
+            lanes = range(rank * share, (rank + 1) * share)
+            num_queries = len(self.query_ids)
+            self._order = epoch_order(num_queries, self.batch_size, lanes, self.seed, epoch)
+            self._epoch = epoch
+        rows = self._order[position]
+        return draw(rows, self.query_ids[rows], self.clicks, self.graphs, (self.seed, epoch))
+
+
+@dataclass(frozen=True)
+class DistinctTexts:
+    """The distinct texts of a global batch, shortest first.
+
+    Attributes:
+        columns: (U,) which column of the draws a text comes from.
+        rows: (U,) its row in that column's table.
+        lengths: (U,) its tokens, ascending.
+        position: (B, C) where each drawn text stands among the U; -1 where nothing was drawn.
+    """
+
+    columns: Int64s
+    rows: Int64s
+    lengths: Int64s
+    position: Int64s
+
+
+def distinct_texts(draws: Int64s, tables: list[TokenTable]) -> DistinctTexts:
+    """Find the distinct texts of ``draws`` (B, C), whose columns are rows of ``tables``."""
+    drawn = draws >= 0
+    hashes = np.zeros(draws.shape, dtype=np.uint64)
+    for column, table in enumerate(tables):
+        present = drawn[:, column]
+        hashes[present, column] = table.hashes[draws[present, column]]
+    _, first, inverse = np.unique(hashes[drawn], return_index=True, return_inverse=True)
+    drawn_rows, drawn_columns = np.nonzero(drawn)
+    columns = drawn_columns[first]
+    rows = draws[drawn_rows[first], columns]
+    lengths = np.empty(len(first), dtype=np.int64)
+    for column, table in enumerate(tables):
+        lengths[columns == column] = table.lengths(rows[columns == column])
+    by_length = np.argsort(lengths, kind="stable")
+    rank_of = np.empty_like(by_length)
+    rank_of[by_length] = np.arange(len(by_length))
+    position = np.full(draws.shape, -1, dtype=np.int64)
+    position[drawn] = rank_of[inverse]
+    return DistinctTexts(columns[by_length], rows[by_length], lengths[by_length], position)
+
+
+def gather_tokens(columns: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:
+    """Collect texts (u,) from several tables; ``columns`` says which table each row is of."""
+    by_column = np.argsort(columns, kind="stable")
+    parts, lengths = [], np.empty(len(rows), dtype=np.int64)
+    for column, table in enumerate(tables):
+        chosen = by_column[columns[by_column] == column]
+        parts.append(table.gather(rows[chosen]))
+        lengths[chosen] = table.lengths(rows[chosen])
+    starts = np.empty(len(rows), dtype=np.int64)
+    starts[by_column] = np.cumsum(lengths[by_column]) - lengths[by_column]
+    return TokenBatch(np.concatenate(parts)[ragged_positions(starts, lengths)], lengths)
+
+
+def encode_distinct(
+    encoder: nn.Module,
+    texts: DistinctTexts,
+    tables: list[TokenTable],
+    device: torch.device,
+    use_bf16: bool,
+) -> Tensor:
+    """Encode each distinct text once, shared out over the workers; returns (U, D) float32."""
+    rank, num_workers = world()
+    mine = slice(rank, None, num_workers)
+    batch = gather_tokens(texts.columns[mine], texts.rows[mine], tables)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
+        embeddings = encoder(batch)
+    share = -(-len(texts.rows) // num_workers)
+    padded = nn.functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
+    return gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[: len(texts.rows)]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The distinct candidates of a global batch: ids ascending, and where their embeddings stand."""
+
+    ids: Int64s
+    positions: Int64s
+
+    @classmethod
+    def of(cls, draws: Int64s, position: Int64s, columns: list[int]) -> "Pool":
+        """Collect what the given columns of ``draws`` (B, C) drew."""
+        ids, first = np.unique(draws[:, columns], return_index=True)
+        present = ids >= 0
+        return cls(ids[present], position[:, columns].reshape(-1)[first[present]])
+
+    def find(self, drawn: Int64s) -> Int64s:
+        """Return where ``drawn`` ids (b,) stand in the pool; -1 for -1."""
+        return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
+
+    def is_positive(self, truth: Csr, rows: Int64s) -> NDArray[np.bool_]:
+        """Mark the pool's candidates that ``truth`` links to ``rows`` (b,); returns (b, L) bool."""
+        row, candidate = truth.gather(rows)
+        place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
+        known = self.ids[place] == candidate
+        mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
+        mask[row[known], place[known]] = True
+        return mask
+
+
+def step_losses(
+    encoder: nn.Module, batches: Batches, step: int, objective: Objective, use_bf16: bool = False
+) -> Tensor:
+    """Return this worker's share of a step's loss terms (terms,) in ``objective.terms``' order.
+
+    Each term is a sum over this worker's rows divided by the global batch size, so that the sum over
+    the workers is the mean over the global batch, whatever their number.
+    """
+    device = next(encoder.parameters()).device
+    local = batches.draw(step)
+    draws = gather_rows(local, device)
+    texts = distinct_texts(draws, batches.tables)
+    embeddings_UD = encode_distinct(encoder, texts, batches.tables, device, use_bf16)
+    start = world()[0] * len(local)
+    here = texts.position[start : start + len(local)]
+
+    def term(row_column: int, drawn_column: int, pool: Pool, truth: Csr) -> Tensor:
+        if not len(pool.ids):
+            return embeddings_UD.new_zeros(())
+        rows_bD = embeddings_UD[_to_device(here[:, row_column], device)]
+        pool_LD = embeddings_UD[_to_device(pool.positions, device)]
+        losses = triplet_loss(
+            rows_bD @ pool_LD.T,
+            _to_device(pool.find(local[:, drawn_column]), device),
+            _to_device(pool.is_positive(truth, local[:, row_column]), device),
+            objective.margin,
+            objective.num_negatives,
+            objective.softmax_weighting,
+        )
+        return losses.sum() / batches.batch_size
+
+    terms = [term(0, 1, Pool.of(draws, texts.position, [1]), batches.clicks)]
+    for number, graph in enumerate(batches.graphs):
+        of_query, of_ad = 2 + 2 * number, 3 + 2 * number
+        pool = Pool.of(draws, texts.position, [of_query, of_ad])
+        terms += [term(0, of_query, pool, graph.query), term(1, of_ad, pool, graph.ad)]
+    return torch.stack(terms)
+
+
+def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@dataclass
+class TrainState:
+    """What a run changes as it goes; ``step`` is also the position of every random draw."""
+
+    encoder: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    step: int = 0
+
+
+def train_steps(
+    state: TrainState,
+    batches: Batches,
+    objective: Objective,
+    stop: int,
+    *,
+    use_bf16: bool = False,
+    max_gradient_norm: float | None = None,
+) -> Iterator[Tensor]:
+    """Train from ``state.step`` up to step ``stop``, yielding each step's (terms,) of this worker.
+
+    The yielded losses stay on the device and are not waited for.
+    """
+    device = next(state.encoder.parameters()).device
+    num_workers = world()[1]
+    weights = torch.tensor(objective.weights, device=device)
+    while state.step < stop:
+        terms = step_losses(state.encoder, batches, state.step, objective, use_bf16)
+        loss = (terms * weights).sum() * num_workers  # DDP averages gradients over the workers
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if max_gradient_norm is not None:
+            nn.utils.clip_grad_norm_(state.encoder.parameters(), max_gradient_norm)
+        state.optimizer.step()
+        state.schedule.step()
+        state.step += 1
+        yield terms.detach()
+
+
+def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
+    """Turn the workers' shares of several steps' terms into their global values (steps, terms)."""
+    return sum_over_workers(torch.stack(steps)).float().cpu().numpy()
