@@ -54,3 +54,21 @@ class _GatherWithGradient(torch.autograd.Function):
         gradient = gradients[0].contiguous()
         distributed.all_reduce(gradient)
         return gradient[world()[0]]
+
+
+def gather_arrays(array: NDArray[Any], device: torch.device) -> list[NDArray[Any]]:
+    """Return every worker's ``array`` (n, ...); the workers' n may differ."""
+    _, num_workers = world()
+    if num_workers == 1:
+        return [array]
+    lengths = gather_rows(np.array([len(array)]), device)
+    padding = [(0, int(lengths.max()) - len(array))] + [(0, 0)] * (array.ndim - 1)
+    padded = gather_rows(np.pad(array, padding), device)
+    stacked = padded.reshape(num_workers, -1, *array.shape[1:])
+    return [part[:length] for part, length in zip(stacked, lengths, strict=True)]
+
+
+def own_range(num_rows: int) -> NDArray[np.int64]:
+    """Return this worker's consecutive share of ``num_rows`` rows; the shares differ by one at most."""
+    rank, num_workers = world()
+    return np.arange(rank * num_rows // num_workers, (rank + 1) * num_rows // num_workers)

@@ -1,6 +1,5 @@
 """Encode, search, filter, measure: one split of a prepared dataset with one encoder."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics import (
     group_metrics,
     inverse_propensities,
@@ -60,17 +60,25 @@ def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dic
     return metrics | group_metrics(topk[0], truth, popularity_groups(counts), GROUP_KS)
 
 
-def retrieve(
-    query_embeddings: NDArray[np.float32],
-    ad_embeddings: Sequence[NDArray[np.float32]],
-    filter_pairs: NDArray[np.int64],
-    k: int = max(KS),
-) -> TopK:
-    """Search ads that lie in consecutive parts and drop the filter pairs."""
-    wanted = k + most_filters(filter_pairs)
-    results, first = [], 0
-    for part in ad_embeddings:
-        ads, scores = search(query_embeddings, part, wanted)
-        results.append((np.where(ads >= 0, ads + first, -1), scores))
-        first += len(part)
-    return drop_filtered(merge_topk(results, wanted), filter_pairs, k)
+def evaluate(
+    encoder: nn.Module, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
+) -> tuple[dict[str, float], TopK]:
+    """Encode, search and measure one split, shared out over the workers.
+
+    Each worker encodes its share of ads and queries and searches its own ads for all queries; every
+    worker returns the same metrics and the same best ads of each query.
+    """
+    device = next(encoder.parameters()).device
+    queries, filter_pairs = data.queries[split], data.filters(split)
+    own_ads, own_queries = own_range(len(data.ads)), own_range(len(queries))
+    ad_embeddings = encode_rows(encoder, data.ads, own_ads, use_bf16)
+    embedded = encode_rows(encoder, queries, own_queries, use_bf16)
+    query_embeddings = np.concatenate(gather_arrays(embedded, device))
+    k = max(KS) + most_filters(filter_pairs)
+    ads, scores = search(query_embeddings, ad_embeddings, k)
+    ads = np.where(ads >= 0, ads + own_ads[:1], -1)
+    results = zip(
+        gather_arrays(ads, device), gather_arrays(scores, device), strict=True
+    )
+    topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))
+    return score(topk, data, split, propensity), topk

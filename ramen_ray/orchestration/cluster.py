@@ -1,0 +1,61 @@
+"""Join or start Ray, and see to it that the workers asked for can run."""
+
+import logging
+import os
+import time
+
+import ray
+
+from ramen_ray.config import WorkersConfig
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be reached, or cannot offer what the workers need."""
+
+
+def start_ray() -> None:
+    """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one for this process.
+
+    Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that a
+    checkpoint counts soon after it is written.
+
+    Raises:
+        ClusterError: RAY_ADDRESS names a cluster that does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+
+
+def check_resources(workers: WorkersConfig) -> None:
+    """Wait until the cluster can hold all workers at once.
+
+    Raises:
+        ClusterError: after ``startup_timeout_s`` it still cannot.
+    """
+    asked = {"CPU": workers.num_workers * workers.cpus_per_worker}
+    if workers.use_gpu:
+        asked["GPU"] = workers.num_workers
+    deadline = time.monotonic() + workers.startup_timeout_s
+    while True:
+        offered = ray.available_resources()
+        short = {name: count for name, count in asked.items() if offered.get(name, 0) < count}
+        if not short:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    lacks = ", ".join(
+        f"{count} {name}s (free: {offered.get(name, 0):g})" for name, count in short.items()
+    )
+    raise ClusterError(
+        f"workers.num_workers {workers.num_workers} with workers.cpus_per_worker "
+        f"{workers.cpus_per_worker} needs {lacks}; ask for less, add machines, or raise "
+        f"workers.startup_timeout_s ({workers.startup_timeout_s:g}) if machines are on their way"
+    )

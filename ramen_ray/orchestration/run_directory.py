@@ -1,0 +1,117 @@
+"""A run's folder: its name, its configuration, who works on it, and whether it is finished."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramen_ray.config import RunConfig, experiment_hash, flatten, read_config, write_config
+
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+
+
+class RunError(ValueError):
+    """A run cannot be started or continued under its name."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder ``output/runs/NAME``; Ray Train keeps the checkpoints in it too."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is noted about the run: ``mlflow_run_id`` and ``finished``."""
+        file = self.path / RUN_FILE
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def note(self, **facts: Any) -> None:
+        """Add to what is noted about the run."""
+        aside = self.path / f".{RUN_FILE}"
+        aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
+        aside.replace(self.path / RUN_FILE)
+
+
+@contextmanager
+def open_run_directory(config: RunConfig) -> Iterator[RunDirectory]:
+    """Find the run that ``config`` starts or continues, and hold it while the caller works on it.
+
+    The same configuration continues a run that was cut off, and begins a new one (with a number
+    behind its name) when all earlier ones are finished or being worked on.
+
+    Raises:
+        RunError: the name is taken by a finished or active run, or by one with another
+            configuration; the message lists the keys that differ.
+    """
+    runs = Path(config.output).absolute() / "runs"
+    if config.name is not None:
+        candidates = iter([config.name])
+    else:
+        stem = f"{Path(config.dataset).name}-{experiment_hash(config)}"
+        candidates = _numbered(stem)
+    for name in candidates:
+        directory = RunDirectory(runs / name)
+        _create(directory.path)
+        with (directory.path / ".lock").open("w") as lock:
+            if not _take(lock.fileno()):
+                reason = "is being worked on by another process"
+            elif directory.facts.get("finished"):
+                reason = "is finished"
+            else:
+                _check_config(directory, config)
+                yield directory
+                return
+        if config.name is not None:
+            raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _create(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write the run's folder {path}: {error.strerror}") from error
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_config(directory: RunDirectory, config: RunConfig) -> None:
+    file = directory.path / CONFIG_FILE
+    if not file.exists():
+        write_config(config, file)
+        return
+    if experiment_hash(read_config(file)) == experiment_hash(config):
+        return
+    before, now = flatten(read_config(file)), flatten(config)
+    changed = sorted(
+        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
+        for key in {*before, *now}
+        if before.get(key) != now.get(key) and not key.startswith("workers.")
+    )
+    raise RunError(
+        f"the checkpoints in {directory.path} come from another configuration: "
+        f"{'; '.join(changed)}; choose another --name"
+    )

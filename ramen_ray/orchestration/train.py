@@ -1,0 +1,201 @@
+"""Train one configuration: prepare the data, run the workers, put everything into MLflow."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+from ray.train import RunConfig as RayRunConfig
+from ray.train.torch import TorchTrainer
+
+from ramen_ray.config import ConfigError, RunConfig, flatten
+from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.validation import check_structure
+from ramen_ray.method.checkpoints import ENCODER_FOLDER
+from ramen_ray.method.evaluation import GROUP_KS, KS
+from ramen_ray.method.pretrained import load_config, load_tokenizer
+from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.pipeline import prepare
+from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
+from ramen_ray.orchestration.worker import VALIDATION, WorkerTask, train_loop_per_worker
+from ramen_ray.tracking.report import log_predictions, write_plots
+from ramen_ray.tracking.runs import (
+    close_run,
+    log_artifacts,
+    log_metrics,
+    log_parameters,
+    open_run,
+    tracking_uri,
+)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves behind.
+
+    Attributes:
+        metrics: by row (``untrained``, ``trained``), then split, then metric name.
+        encoder: folder of the best encoder.
+        run_directory: folder with configuration and checkpoints.
+        tracking_uri: the MLflow store.
+        mlflow_run_id: the run in it.
+    """
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+    encoder: Path
+    run_directory: Path
+    tracking_uri: str
+    mlflow_run_id: str
+
+
+def fit(config: RunConfig) -> TrainResult:
+    """Train, or go on with a run that was cut off, and evaluate its best encoder.
+
+    Raises:
+        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input, the
+            store or the cluster is not usable; nothing half-written is left.
+    """
+    config = _with_absolute_paths(config)
+    dataset = Dataset(config.dataset)
+    check_config(config, dataset)
+    output = Path(config.output)
+    with open_run_directory(config) as directory:
+        uri = tracking_uri(output)
+        known = directory.facts.get("mlflow_run_id")
+        run_id = open_run(uri, config.experiment, directory.name, output, known)
+        directory.note(mlflow_run_id=run_id)
+        try:
+            start_ray()
+            check_resources(config.workers)
+            print(f"run {directory.name}: preparing {dataset.path}", flush=True)
+            data = prepare(dataset, output / "prepared", config.encoder)
+            _log_inputs(uri, run_id, config, data)
+            task = WorkerTask(config, str(data.path), uri, run_id)
+            outcome = _train(config, directory, task)
+            result = TrainResult(
+                outcome["metrics"],
+                Path(outcome["best_checkpoint"]) / ENCODER_FOLDER,
+                directory.path,
+                uri,
+                run_id,
+            )
+            _log_outcome(result, outcome, dataset)
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
+            raise
+        close_run(uri, run_id, "FINISHED")
+        directory.note(finished=True)
+    return result
+
+
+def check_config(config: RunConfig, dataset: Dataset) -> None:
+    """Check what can be known before anything is started.
+
+    Raises:
+        DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
+        ConfigError: an anchor set or the selection metric does not exist.
+        EncoderError: encoder or tokenizer cannot be found.
+    """
+    num_rows = check_structure(dataset)
+    for side in ("lambda_x", "lambda_z"):
+        for name in getattr(config.regularization, side):
+            if name not in dataset.anchor_sets:
+                raise ConfigError(
+                    f"regularization.{side}.{name}: the dataset {dataset.path} has no anchor set "
+                    f"{name!r}; it has {', '.join(dataset.anchor_sets) or 'none'}"
+                )
+    batch = config.training.global_batch_size
+    if num_rows["queries/train"] < batch:
+        raise DatasetError(
+            f"{dataset.path} has {num_rows['queries/train']} train queries, fewer than "
+            f"training.global_batch_size {batch}"
+        )
+    known = [f"{name}@{k}" for name in ("P", "N", "R", "PSP", "PSN") for k in KS]
+    known += [f"{g}/{name}@{k}" for g in ("head", "torso", "tail") for name in "PR" for k in GROUP_KS]
+    if config.training.selection_metric not in known:
+        raise ConfigError(
+            f"training.selection_metric {config.training.selection_metric!r} is not one of "
+            f"{', '.join(known)}"
+        )
+    load_config(config.encoder.pretrained)
+    load_tokenizer(config.encoder.pretrained)
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Make paths absolute, for Ray's workers have another working directory."""
+    paths = {"dataset": str(Path(config.dataset).absolute()), "output": str(Path(config.output).absolute())}
+    return config.model_copy(update=paths)
+
+
+def _train(config: RunConfig, directory: RunDirectory, task: WorkerTask) -> dict[str, Any]:
+    workers = config.workers
+    trainer = TorchTrainer(
+        train_loop_per_worker,
+        train_loop_config={"task": task},
+        scaling_config=ScalingConfig(
+            num_workers=workers.num_workers,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_per_worker},
+        ),
+        run_config=RayRunConfig(
+            name=directory.name,
+            storage_path=str(directory.path.parent),
+            failure_config=FailureConfig(
+                max_failures=workers.max_failures, controller_failure_limit=workers.max_failures
+            ),
+            checkpoint_config=CheckpointConfig(
+                num_to_keep=1,
+                checkpoint_score_attribute=VALIDATION + config.training.selection_metric,
+                checkpoint_score_order="max",
+            ),
+        ),
+    )
+    return dict(trainer.fit().return_value)
+
+
+def _log_inputs(uri: str, run_id: str, config: RunConfig, data: Prepared) -> None:
+    statistics = data.metadata["statistics"]
+    parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
+    log_parameters(uri, run_id, parameters, {"dataset": data.metadata["name"]})
+
+
+def _log_outcome(result: TrainResult, outcome: dict[str, Any], dataset: Dataset) -> None:
+    uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
+    named = {
+        **_prefixed("best/validation/", metrics["trained"]["validation"]),
+        **_prefixed("test/", metrics["trained"]["test"]),
+        **_prefixed("untrained/validation/", metrics["untrained"]["validation"]),
+        **_prefixed("untrained/test/", metrics["untrained"]["test"]),
+        "best/step": outcome["best_step"],
+        "trained_seconds": outcome["trained_seconds"],
+    }
+    log_metrics(uri, run_id, named)
+    log_predictions(uri, run_id, _sample_predictions(dataset, outcome["sample"]))
+    with tempfile.TemporaryDirectory() as folder:
+        plots = Path(folder)
+        write_plots(plots, uri, run_id, metrics["untrained"]["test"], metrics["trained"]["test"])
+        log_artifacts(uri, run_id, plots, "plots")
+    log_artifacts(uri, run_id, result.run_directory / CONFIG_FILE)
+    log_artifacts(uri, run_id, result.encoder, ENCODER_FOLDER)
+
+
+def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
+    """Spell out the sample, one row per prediction."""
+    queries = dataset.rows("queries/test", sample["queries"]).to_pylist()
+    wanted = sorted({ad for ads in sample["ads"] for ad in ads if ad >= 0})
+    texts = dict(zip(wanted, dataset.rows("ads", wanted)["text"].to_pylist(), strict=True))
+    rows = [
+        (query["text"], rank, texts[ad], round(score, 4), "hit" if ad in query["ad_ids"] else "")
+        for query, ads, scores in zip(queries, sample["ads"], sample["scores"], strict=True)
+        for rank, (ad, score) in enumerate(zip(ads, scores, strict=True), start=1)
+        if ad >= 0
+    ]
+    names = ("query", "rank", "ad", "score", "hit")
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {prefix + name: value for name, value in metrics.items()}

@@ -1,0 +1,274 @@
+"""What every Ray Train worker runs: train, validate, checkpoint, go on where a lost worker was."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import ray.train.torch
+import torch
+from ray.train import Checkpoint, CheckpointConsistencyMode
+from torch import Tensor
+
+from ramen_ray.config import EncoderConfig, RunConfig, write_config
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.checkpoints import (
+    ENCODER_FOLDER,
+    read_state,
+    restore_state,
+    save_checkpoint,
+)
+from ramen_ray.method.distributed import world
+from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
+from ramen_ray.method.evaluation import Propensity, evaluate
+from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training import (
+    Batches,
+    Objective,
+    TrainState,
+    global_losses,
+    train_steps,
+)
+from ramen_ray.orchestration.run_directory import CONFIG_FILE
+from ramen_ray.tracking.runs import StepLogger
+
+VALIDATION = "validation/"
+SAMPLE_QUERIES = 50
+SAMPLE_ADS = 5
+STEPS_PER_LOG = 50
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What the driver hands to every worker; plain values only."""
+
+    config: RunConfig
+    prepared: str
+    tracking_uri: str
+    mlflow_run_id: str
+
+
+@dataclass
+class Progress:
+    """What a run remembers besides the training state."""
+
+    best: float = -1.0
+    validations_since_best: int = 0
+    trained_seconds: float = 0.0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return dict(vars(self))
+
+
+def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
+    """Train to the end and evaluate the best encoder beside the untrained one.
+
+    Returns:
+        ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
+        and the ``best_checkpoint``'s path; the same on every worker.
+    """
+    task: WorkerTask = settings["task"]
+    worker = Worker(task)
+    worker.train()
+    return worker.evaluate_best()
+
+
+def build_encoder(config: EncoderConfig) -> Encoder:
+    """Build the encoder that training starts from."""
+    if config.kind == "bag":
+        return build_bag(config.pretrained)
+    return build_transformer(config.pretrained, config.pooling, config.num_layers)
+
+
+@dataclass
+class Worker:
+    """One worker's encoder, data and state."""
+
+    task: WorkerTask
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        config = self.task.config
+        torch.set_num_threads(config.workers.cpus_per_worker)
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+        self.config = config
+        self.device = ray.train.torch.get_device()
+        self.use_bf16 = config.training.precision == "bf16" or (
+            config.training.precision == "auto" and self.device.type == "cuda"
+        )
+        self.data = Prepared(Path(self.task.prepared))
+        self.objective = Objective(
+            config.loss.margin,
+            config.loss.num_hard_negatives,
+            config.loss.softmax_weighting,
+            config.regularization.lambda_x,
+            config.regularization.lambda_z,
+        )
+        self.batches = Batches(
+            self.data,
+            self.objective.anchor_sets,
+            config.training.global_batch_size,
+            config.seed,
+        )
+        self.total_steps = self.batches.steps_per_epoch * config.training.epochs
+        self._restore_or_start()
+        self.logger = (
+            StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
+        )
+
+    def _restore_or_start(self) -> None:
+        optimizer = self.config.optimizer
+        checkpoint = ray.train.get_checkpoint()
+        content: dict[str, Any] | None = None
+        if checkpoint is None:
+            self.encoder = build_encoder(self.config.encoder)
+        else:
+            with checkpoint.as_directory() as folder:
+                self.encoder = load_encoder(Path(folder) / ENCODER_FOLDER)
+                content = read_state(Path(folder))
+        model = ray.train.torch.prepare_model(self.encoder)
+        built = build_optimizer(model, optimizer.lr, optimizer.weight_decay)
+        warmup = round(optimizer.warmup_fraction * self.total_steps)
+        self.state = TrainState(model, built, build_schedule(built, warmup, self.total_steps))
+        if content is not None:
+            restore_state(self.state, content)
+            self.progress = Progress(**content["progress"])
+
+    def train(self) -> None:
+        """Train from the present step to the last, with validations and checkpoints on the way."""
+        steps_per_epoch = self.batches.steps_per_epoch
+        for stop in self._stops():
+            if self._stopped_early():
+                return
+            losses = self._train_until(stop)
+            epoch, rest = divmod(stop, steps_per_epoch)
+            metrics: dict[str, float] = {}
+            every = self.config.training.validate_every
+            if not rest and (epoch % every == 0 or stop == self.total_steps):
+                metrics = self._validate()
+            self._tell(epoch + bool(rest), stop, losses, metrics)
+            self._report(stop, metrics)
+
+    def _stops(self) -> Iterator[int]:
+        """Yield the steps to come after which a checkpoint is written."""
+        every = self.config.training.checkpoint_every_steps
+        stops = set(range(0, self.total_steps + 1, self.batches.steps_per_epoch))
+        if every is not None:
+            stops |= set(range(every, self.total_steps, every))
+        yield from sorted(stop for stop in stops if stop > self.state.step)
+
+    def _stopped_early(self) -> bool:
+        patience = self.config.training.early_stop_patience
+        return patience is not None and self.progress.validations_since_best >= patience
+
+    def _train_until(self, stop: int) -> np.ndarray:
+        """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses."""
+        started, first = time.monotonic(), self.state.step
+        waiting: list[Tensor] = []
+        sums = np.zeros(len(self.objective.terms))
+        steps = train_steps(
+            self.state,
+            self.batches,
+            self.objective,
+            stop,
+            use_bf16=self.use_bf16,
+            max_gradient_norm=self.config.optimizer.max_gradient_norm,
+        )
+        for terms in steps:
+            waiting.append(terms)
+            if len(waiting) == STEPS_PER_LOG or self.state.step == stop:
+                values = global_losses(waiting)
+                sums += values.sum(axis=0)
+                seconds = time.monotonic() - started
+                self._log_steps(values, (self.state.step - first) / seconds)
+                waiting = []
+        self.progress.trained_seconds += time.monotonic() - started
+        return sums / max(stop - first, 1)
+
+    def _log_steps(self, values: np.ndarray, steps_per_second: float) -> None:
+        if self.logger is None:
+            return
+        rate = np.full((len(values), 1), steps_per_second * self.batches.batch_size)
+        loss = (values * self.objective.weights).sum(axis=1, keepdims=True)
+        names = [f"loss/{name}" for name in ("total", *self.objective.terms)]
+        self.logger.log(
+            [*names, "throughput/queries_per_s"], np.hstack([loss, values, rate]), self.state.step
+        )
+
+    def _validate(self) -> dict[str, float]:
+        metrics, _ = self._evaluate(self.encoder, "validation")
+        score = metrics[self.config.training.selection_metric]
+        self.progress.validations_since_best += 1
+        if score > self.progress.best:
+            self.progress.best = score
+            self.progress.validations_since_best = 0
+        return metrics
+
+    def _evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], Any]:
+        evaluation = self.config.evaluation
+        propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
+        return evaluate(encoder, self.data, split, propensity, self.use_bf16)
+
+    def _tell(self, epoch: int, step: int, losses: np.ndarray, metrics: dict[str, float]) -> None:
+        if self.logger is None:
+            return
+        named = zip(self.objective.terms, losses, strict=True)
+        parts = [f"{name} {value:.4f}" for name, value in named]
+        parts += [f"{k} {100 * metrics[k]:.2f}" for k in ("P@1", "R@10") if k in metrics]
+        epochs = self.config.training.epochs
+        print(f"epoch {epoch}/{epochs} step {step}/{self.total_steps}: {', '.join(parts)}")  # noqa: T201
+
+    def _report(self, step: int, metrics: dict[str, float]) -> None:
+        """Write a checkpoint, and wait until Ray Train would come back to it."""
+        named = {VALIDATION + name: value for name, value in metrics.items()}
+        if self.logger is not None and metrics:
+            self.logger.log_once(named, step)
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if world()[0] == 0:
+                max_length = self.config.encoder.max_length
+                save_checkpoint(
+                    Path(folder), self.encoder, self.state, max_length, self.progress.values
+                )
+                write_config(self.config, Path(folder) / CONFIG_FILE)
+                checkpoint = Checkpoint.from_directory(folder)
+            ray.train.report(
+                {"step": step, **named},
+                checkpoint=checkpoint,
+                checkpoint_dir_name=f"checkpoint_{step:09d}",
+            )
+        ray.train.get_all_reported_checkpoints(
+            consistency_mode=CheckpointConsistencyMode.COMMITTED
+        )
+
+    def evaluate_best(self) -> dict[str, Any]:
+        """Measure the best encoder and the untrained one on validation and test."""
+        key = VALIDATION + self.config.training.selection_metric
+        reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
+        best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
+        with best.checkpoint.as_directory() as folder:
+            trained = load_encoder(Path(folder) / ENCODER_FOLDER).to(self.device)
+        rows = {"untrained": build_encoder(self.config.encoder).to(self.device), "trained": trained}
+        metrics: dict[str, dict[str, dict[str, float]]] = {}
+        for row, encoder in rows.items():
+            metrics[row] = {}
+            for split in ("validation", "test"):
+                metrics[row][split], topk = self._evaluate(encoder, split)
+        sample = np.random.default_rng(self.config.seed).permutation(len(topk[0]))[:SAMPLE_QUERIES]
+        return {
+            "metrics": metrics,
+            "sample": {
+                "queries": np.sort(sample).tolist(),
+                "ads": topk[0][np.sort(sample), :SAMPLE_ADS].tolist(),
+                "scores": topk[1][np.sort(sample), :SAMPLE_ADS].tolist(),
+            },
+            "best_checkpoint": best.checkpoint.path,
+            "best_step": best.metrics["step"],
+            "trained_seconds": self.progress.trained_seconds,
+        }

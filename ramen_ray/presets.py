@@ -1,0 +1,74 @@
+"""Settings that are worth a name; each is a function that returns a whole configuration."""
+
+from collections.abc import Callable
+
+from ramen_ray.config import (
+    EncoderConfig,
+    LossConfig,
+    OptimizerConfig,
+    RegularizationConfig,
+    RunConfig,
+    TrainingConfig,
+)
+
+
+def foldoc() -> RunConfig:
+    """The built-in dictionary of computing, within six minutes on two cores."""
+    weights = {"links": 0.1, "categories": 0.0}
+    return RunConfig(
+        dataset="datasets/foldoc",
+        encoder=EncoderConfig(kind="bag"),
+        optimizer=OptimizerConfig(lr=5e-3),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        training=TrainingConfig(epochs=20, global_batch_size=256),
+    )
+
+
+def debian() -> RunConfig:
+    """The built-in package archive."""
+    weights = {"depends": 0.1, "tags": 0.0}
+    return RunConfig(
+        dataset="datasets/debian",
+        encoder=EncoderConfig(kind="bag"),
+        optimizer=OptimizerConfig(lr=5e-3),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        training=TrainingConfig(epochs=12, global_batch_size=256),
+    )
+
+
+def tiny() -> RunConfig:
+    """A minute's run through every part, for tests and for looking around."""
+    weights = {"links": 0.1, "categories": 0.1}
+    return RunConfig(
+        dataset="datasets/foldoc",
+        encoder=EncoderConfig(kind="bag", max_length=16),
+        optimizer=OptimizerConfig(lr=5e-3),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        training=TrainingConfig(epochs=2, global_batch_size=256),
+    )
+
+
+def lf_wikiseealsotitles_320k() -> RunConfig:
+    """RAMEN's public benchmark with the values of the paper's Table 10 and of NGAME's code.
+
+    The paper gives no λ; 1.0 follows OAK, whose analogous weight is 1.
+    """
+    weights = {"hyper_link": 1.0, "category": 1.0}
+    return RunConfig(
+        dataset="datasets/lf-wikiseealsotitles-320k",
+        encoder=EncoderConfig(
+            pretrained="sentence-transformers/msmarco-distilbert-base-v4", max_length=32
+        ),
+        optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.01, warmup_fraction=0.0025),
+        loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        training=TrainingConfig(epochs=300, global_batch_size=1024, validate_every=10),
+    )
+
+
+PRESETS: dict[str, Callable[[], RunConfig]] = {
+    "foldoc": foldoc,
+    "debian": debian,
+    "tiny": tiny,
+    "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
+}

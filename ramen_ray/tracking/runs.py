@@ -1,0 +1,167 @@
+"""MLflow runs: one per training, continued when the training is."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mlflow.entities import Metric, Param, Run
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from numpy.typing import NDArray
+
+LOGGED_STEPS = "ramen_ray.logged_steps"
+MAX_METRICS_PER_BATCH = 1000
+SECONDS_BETWEEN_FLUSHES = 5.0
+
+
+class TrackingError(RuntimeError):
+    """The MLflow store cannot be used."""
+
+
+def tracking_uri(output: Path) -> str:
+    """Return MLFLOW_TRACKING_URI, or else the address of a sqlite store in ``output``."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.absolute()}/mlflow.db"
+
+
+def open_run(uri: str, experiment: str, name: str, output: Path, run_id: str | None) -> str:
+    """Create a run, or reopen ``run_id``; returns its id.
+
+    An experiment that is new keeps its artifacts in ``output``, unless a server keeps them.
+
+    Raises:
+        TrackingError: the store cannot be read or written.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        if run_id is not None:
+            client.update_run(run_id, status="RUNNING")
+            return run_id
+        known = client.get_experiment_by_name(experiment)
+        local = uri.startswith("sqlite:")
+        artifacts = (output.absolute() / "mlartifacts").as_uri() if local else None
+        experiment_id = (
+            known.experiment_id
+            if known is not None
+            else client.create_experiment(experiment, artifact_location=artifacts)
+        )
+        return str(client.create_run(experiment_id, run_name=name).info.run_id)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"cannot use the MLflow store {uri}: {_first_line(error)}") from error
+
+
+def log_parameters(
+    uri: str, run_id: str, parameters: Mapping[str, Any], tags: Mapping[str, str]
+) -> None:
+    """Log the flat configuration and tags; parameters that the run has already are left."""
+    client = MlflowClient(tracking_uri=uri)
+    known = client.get_run(run_id).data.params
+    new = [Param(key, str(value)) for key, value in parameters.items() if key not in known]
+    client.log_batch(run_id, params=new)
+    for key, value in tags.items():
+        client.set_tag(run_id, key, value)
+
+
+def log_metrics(uri: str, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
+    """Log ``metrics`` at one step; names may hold ``@``, which MLflow does not allow."""
+    now = int(time.time() * 1000)
+    batch = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
+    MlflowClient(tracking_uri=uri).log_batch(run_id, metrics=batch)
+
+
+def log_artifacts(uri: str, run_id: str, path: Path, folder: str | None = None) -> None:
+    """Upload a file, or what lies in a folder, into the run's artifact ``folder``."""
+    client = MlflowClient(tracking_uri=uri)
+    if path.is_dir():
+        client.log_artifacts(run_id, str(path), folder)
+    else:
+        client.log_artifact(run_id, str(path), folder)
+
+
+def close_run(uri: str, run_id: str, status: str) -> None:
+    """End a run as FINISHED, FAILED or KILLED."""
+    MlflowClient(tracking_uri=uri).set_terminated(run_id, status)
+
+
+def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[float]]:
+    """Return a metric's steps and values in step order."""
+    history = MlflowClient(tracking_uri=uri).get_metric_history(run_id, metric_name(metric))
+    points = sorted((point.step, point.value) for point in history)
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def read_run(uri: str, run_id: str) -> Run:
+    """Return the MLflow run."""
+    return MlflowClient(tracking_uri=uri).get_run(run_id)
+
+
+def metric_name(name: str) -> str:
+    """Spell a metric as MLflow allows: ``P@1`` becomes ``P_at_1``."""
+    return name.replace("@", "_at_")
+
+
+class StepLogger:
+    """Logs per-step values in batches, and each step once even when it is trained twice.
+
+    A run that goes on from a checkpoint repeats the steps after it; the steps that the store has
+    already are passed over, for they are the same.
+    """
+
+    def __init__(self, uri: str, run_id: str) -> None:
+        """Attach to a run."""
+        self._client = MlflowClient(tracking_uri=uri)
+        self._run_id = run_id
+        tags = self._client.get_run(run_id).data.tags
+        self._logged_steps = int(tags.get(LOGGED_STEPS, 0))
+        self._flushed_at = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to hand over values, so that curves stay live."""
+        return time.monotonic() - self._flushed_at > SECONDS_BETWEEN_FLUSHES
+
+    def log(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
+        """Log ``values`` (steps, names), the last row being of step ``last_step`` (from 1)."""
+        now = int(time.time() * 1000)
+        first = last_step - len(values) + 1
+        fresh = max(self._logged_steps - first + 1, 0)
+        metrics = [
+            Metric(metric_name(name), float(value), now, first + row)
+            for row, step_values in enumerate(np.asarray(values)[fresh:], start=fresh)
+            for name, value in zip(names, step_values, strict=True)
+        ]
+        self._logged_steps = max(self._logged_steps, last_step)
+        for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+            chunk = metrics[start : start + MAX_METRICS_PER_BATCH]
+            self._client.log_batch(self._run_id, metrics=chunk)
+        self._client.set_tag(self._run_id, LOGGED_STEPS, str(self._logged_steps))
+        self._flushed_at = time.monotonic()
+
+    def log_once(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log ``metrics`` of a validation; call it before the step's losses are logged."""
+        if step > self._logged_steps:
+            now = int(time.time() * 1000)
+            batch = [Metric(metric_name(k), float(v), now, step) for k, v in metrics.items()]
+            self._client.log_batch(self._run_id, metrics=batch)
+
+
+def ui_command(uri: str) -> str:
+    """Return the command that shows the store in a browser."""
+    if uri.startswith("http"):
+        return f"open {uri}"
+    return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"
+
+
+def disable_telemetry() -> None:
+    """Turn MLflow's usage reporting off for this process and those that it starts."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
