@@ -69,9 +69,7 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
             name: (str(preset.__doc__).splitlines()[0], preset())
             for name, preset in PRESETS.items()
         }
-        return tyro.extras.overridable_config_cli(
-            presets, description=description, args=arguments
-        )
+        return tyro.extras.overridable_config_cli(presets, description=description, args=arguments)
     try:
         return tyro.cli(
             RunConfig, default=_for_dataset(base, rest), args=rest, description=description

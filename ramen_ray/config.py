@@ -153,7 +153,7 @@ ConfigType = TypeVar("ConfigType", bound=Section)
 
 
 def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
-    """Return ``config`` with dotted keys changed, such as ``{"optimizer.lr": 1e-4}``, validated anew.
+    """Return ``config`` with dotted keys changed (``{"optimizer.lr": 1e-4}``) and validated anew.
 
     Raises:
         ConfigError: a key is unknown or a value is bad.

@@ -52,7 +52,9 @@ class Dataset:
     @property
     def anchor_sets(self) -> list[str]:
         """Names of the anchor sets, sorted."""
-        return [name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")]
+        return [
+            name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")
+        ]
 
     def has(self, table: str) -> bool:
         """Say whether the directory holds ``table``."""

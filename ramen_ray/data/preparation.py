@@ -143,20 +143,14 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         )
         for table in pc.unique(parts["table"]).to_pylist()
     }
-    row_keys = np.empty(0, dtype=np.int64)
-    for table, described in by_table.items():
-        if table.startswith("edges/"):
-            continue
-        keys = _join_texts(table, described, folder, token_type)
-        if table == SHUFFLED:
-            row_keys = keys
+    texts = [table for table in by_table if not table.startswith("edges/")]
+    keys = {table: _join_texts(table, by_table[table], folder, token_type) for table in texts}
+    for table in texts:
         if table.startswith("queries/"):
-            _join_clicks(table, described, folder, num_rows)
-    for table, described in by_table.items():
-        if table.startswith("edges/"):
-            node_table = SHUFFLED if table.endswith("/query") else "ads"
-            keys = row_keys if table.endswith("/query") else None
-            _join_edges(table, described, folder, keys, num_rows[node_table])
+            _join_clicks(table, by_table[table], folder, num_rows)
+    for table in by_table.keys() - texts:
+        node_table = SHUFFLED if table.endswith("/query") else "ads"
+        _join_edges(table, by_table[table], folder, keys[node_table])
 
 
 def _join_texts(
@@ -169,9 +163,7 @@ def _join_texts(
     token_ids = open_memmap(target / "token_ids.npy", "w+", token_type, (num_tokens,))
     offsets = open_memmap(target / "offsets.npy", "w+", np.int64, (num_texts + 1,))
     hashes = open_memmap(target / "hashes.npy", "w+", np.uint64, (num_texts,))
-    ids = open_memmap(folder / "query_ids.npy", "w+", np.int64, (num_texts,)) if (
-        table == SHUFFLED
-    ) else None
+    ids = np.empty(num_texts, dtype=np.int64)
     keys = np.empty(num_texts, dtype=np.int64)
     row = token = 0
     for part in _open(parts):
@@ -182,12 +174,13 @@ def _join_texts(
         offsets[row + 1 : rows.stop + 1] = token + starts[1:]
         hashes[rows] = hash_texts(part["tokens"], starts)
         keys[rows] = part["key"]
-        if ids is not None:
-            ids[rows] = part["id"]
+        ids[rows] = part["id"]
         row, token = rows.stop, token + int(starts[-1])
-    repeated = keys[1:][np.diff(keys) <= 0] if ids is None else ids[1:][keys[1:] == keys[:-1]]
+    repeated = ids[1:][keys[1:] == keys[:-1]]
     if len(repeated):
-        raise DatasetError(f"{table}: ids are repeated, for example {int(repeated[0])}")
+        raise DatasetError(f"{table}: id {repeated[0]} stands there more than once")
+    if table == SHUFFLED:
+        np.save(folder / "query_ids.npy", ids)
     return keys
 
 
@@ -196,9 +189,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     target.mkdir(parents=True)
     num_clicks = pc.sum(parts["num_clicks"]).as_py()
     indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
-    indices = open_memmap(
-        target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,)
-    )
+    indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
     row = entry = 0
     for part in _open(parts):
@@ -218,13 +209,11 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
         np.save(folder / "train_click_counts.npy", counts)
 
 
-def _join_edges(
-    table: str, parts: pa.Table, folder: Path, row_keys: NDArray[np.int64] | None, num_nodes: int
-) -> None:
+def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np.int64]) -> None:
     target = folder / table
     target.mkdir(parents=True)
     num_edges = pc.sum(parts["num_rows"]).as_py()
-    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_nodes + 1,))
+    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (len(node_keys) + 1,))
     indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
     low, high = pc.min_max(pc.list_flatten(parts["weight_range"])).values()
     cumulative = None
@@ -233,13 +222,11 @@ def _join_edges(
         cumulative = open_memmap(file, "w+", np.float64, (num_edges + 1,))
     entry, last = 0, (-1, -1)
     for part in _open(parts):
-        nodes = part["key"] if row_keys is None else np.searchsorted(row_keys, part["key"])
+        nodes = np.searchsorted(node_keys, part["key"])
         anchors, stop = part["anchor_id"], entry + len(nodes)
         twice = (np.diff(nodes, prepend=last[0]) == 0) & (np.diff(anchors, prepend=last[1]) == 0)
         if twice.any():
-            raise DatasetError(
-                f"{table}: the edge to anchor_id {anchors[twice][0]} stands there twice for one node"
-            )
+            raise DatasetError(f"{table}: one node has two edges to anchor_id {anchors[twice][0]}")
         last = int(nodes[-1]), int(anchors[-1])
         span = slice(nodes[0] + 1, nodes[-1] + 2)
         indptr[span] += np.bincount(nodes - nodes[0])
@@ -253,7 +240,7 @@ def _join_edges(
 
 
 def write_filters(folder: Path, split: str, pairs: pa.Table | None) -> None:
-    """Write a split's filter pairs as (pairs, 2) int64; none where the dataset has no such table."""
+    """Write a split's filter pairs as (pairs, 2) int64; without a table there are none."""
     empty = np.empty((0, 2), dtype=np.int64)
     array = empty if pairs is None else np.stack([c.to_numpy() for c in pairs.columns], axis=1)
     (folder / "filters").mkdir(exist_ok=True)

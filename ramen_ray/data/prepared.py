@@ -18,8 +18,8 @@ from ramen_ray.data.tokens import TokenTable
 class Prepared:
     """A folder of prepared arrays; each is mapped when first used and shared by a node's workers.
 
-    Train queries lie in globally shuffled order: ``query_ids`` maps their rows to ids. Validation and
-    test queries, ads and anchors lie in the order of their ids.
+    Train queries lie in globally shuffled order: ``query_ids`` maps their rows to ids. Validation
+    and test queries, ads and anchors lie in the order of their ids.
     """
 
     path: Path
@@ -43,7 +43,9 @@ class Prepared:
     @cached_property
     def queries(self) -> dict[str, TokenTable]:
         """Token tables of the queries by split."""
-        return {split: TokenTable.open(self.path / "tokens" / "queries" / split) for split in SPLITS}
+        return {
+            split: TokenTable.open(self.path / "tokens" / "queries" / split) for split in SPLITS
+        }
 
     @cached_property
     def ads(self) -> TokenTable:
@@ -64,7 +66,7 @@ class Prepared:
         return TokenTable.open(self.path / "tokens" / "anchors" / anchor_set)
 
     def edges(self, anchor_set: str, side: str) -> Csr:
-        """Edges of an anchor set: ``query`` is train query rows x anchors, ``ad`` is ads x anchors."""
+        """Edges of an anchor set: train query rows x anchors, or, on side ``ad``, ads x anchors."""
         return Csr.open(self.path / "edges" / anchor_set / side)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Checks of a dataset directory: what is there, and what its rows say."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -81,17 +81,29 @@ def row_problems(table: str, rows: pa.Table, num_rows: dict[str, int]) -> list[s
             problems.append(
                 f"{table}: column {column!r} has ids outside 0..{limit - 1}: {_examples(outside)}"
             )
-    if "text" in rows.column_names:
-        blank = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(rows["text"])), 0)
-        problems += _flagged(table, rows, blank, key, "has an empty text")
-    if "ad_ids" in rows.column_names:
-        bare = pc.equal(pc.list_value_length(rows["ad_ids"]), 0)
-        problems += _flagged(table, rows, bare, key, "has no ads; leave such queries out")
-    if "weight" in rows.column_names:
-        weights = rows["weight"].to_numpy()
-        bad = pa.array(~(np.isfinite(weights) & (weights > 0)))
-        problems += _flagged(table, rows, bad, key, "has an edge whose weight is not positive")
+    for column, flag, message in _ROW_RULES:
+        if column in rows.column_names:
+            problems += _flagged(table, rows, flag(rows[column]), key, message)
     return problems
+
+
+_ROW_RULES: list[tuple[str, Callable[[pa.ChunkedArray], pa.Array], str]] = [
+    (
+        "text",
+        lambda texts: pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0),
+        "has an empty text",
+    ),
+    (
+        "ad_ids",
+        lambda ad_ids: pc.equal(pc.list_value_length(ad_ids), 0),
+        "has no ads; leave such queries out",
+    ),
+    (
+        "weight",
+        lambda weights: pc.invert(pc.and_(pc.is_finite(weights), pc.greater(weights, 0))),
+        "has an edge whose weight is not a positive number",
+    ),
+]
 
 
 def validate(dataset: Dataset) -> list[str]:
@@ -170,7 +182,9 @@ def _repeated_ids(table: str, rows: pa.Table, seen: np.ndarray) -> list[str]:
     seen[unique] = True
     if not len(repeated):
         return []
-    return [f"{table}: column {rows.column_names[0]!r} repeats ids: {_examples(pa.array(repeated))}"]
+    return [
+        f"{table}: column {rows.column_names[0]!r} repeats ids: {_examples(pa.array(repeated))}"
+    ]
 
 
 def _flagged(table: str, rows: pa.Table, flags: pa.Array, key: str, message: str) -> list[str]:

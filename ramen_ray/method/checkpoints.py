@@ -1,4 +1,4 @@
-"""A checkpoint: the encoder as a deployable folder, and the rest of the training state beside it."""
+"""A checkpoint: the encoder as a deployable folder, and the other training state beside it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The few collectives that training and evaluation need; without a process group there is one worker."""
+"""The collectives of training and evaluation; without a process group there is one worker."""
 
 from typing import Any
 
@@ -34,10 +34,10 @@ def sum_over_workers(values: Tensor) -> Tensor:
 
 
 def gather_embeddings(embeddings: Tensor) -> Tensor:
-    """Stack every worker's ``embeddings`` (n, D) as (workers, n, D), with gradients to their owners."""
+    """Stack the workers' ``embeddings`` (n, D) as (workers, n, D); gradients go to their owners."""
     if world()[1] == 1:
         return embeddings[None]
-    return _GatherWithGradient.apply(embeddings)  # type: ignore[no-any-return]
+    return _GatherWithGradient.apply(embeddings)
 
 
 class _GatherWithGradient(torch.autograd.Function):
@@ -69,6 +69,6 @@ def gather_arrays(array: NDArray[Any], device: torch.device) -> list[NDArray[Any
 
 
 def own_range(num_rows: int) -> NDArray[np.int64]:
-    """Return this worker's consecutive share of ``num_rows`` rows; the shares differ by one at most."""
+    """Return this worker's consecutive share of ``num_rows`` rows; shares differ by one at most."""
     rank, num_workers = world()
     return np.arange(rank * num_rows // num_workers, (rank + 1) * num_rows // num_workers)

@@ -1,21 +1,21 @@
 """The encoders: a transformer with pooling, and a bag of token embeddings.
 
-Both map a :class:`~ramen_ray.method.texts.TokenBatch` to unit-norm embeddings, and both are saved as
-sentence-transformers folders. Dropout stays off, as in NGAME's training: an encoder is always in
-evaluation mode.
+Both map a :class:`~ramen_ray.method.texts.TokenBatch` to unit-norm embeddings, and both are saved
+as sentence-transformers folders. Dropout stays off, as in NGAME's training: an encoder is always
+in evaluation mode.
 
 Shapes: N texts, T tokens of a bucket's longest text, D width of an embedding.
 """
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from ramen_ray.method.pretrained import (
     EncoderError,
@@ -34,7 +34,10 @@ class TransformerEncoder(nn.Module):
     add_special_tokens = True
 
     def __init__(
-        self, backbone: nn.Module, tokenizer: PreTrainedTokenizerFast, pooling: Pooling = "mean"
+        self,
+        backbone: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        pooling: Pooling = "mean",
     ) -> None:
         """Wrap a ``transformers`` encoder model."""
         super().__init__()
@@ -116,7 +119,9 @@ class BagEncoder(nn.Module):
         self.tokenizer.save_pretrained(folder)
         static = folder / "0_StaticEmbedding"
         static.mkdir(exist_ok=True)
-        save_file({"embedding.weight": self.embedding.weight.detach()}, static / "model.safetensors")
+        save_file(
+            {"embedding.weight": self.embedding.weight.detach()}, static / "model.safetensors"
+        )
         backend = self.tokenizer.backend_tokenizer
         backend.enable_truncation(max_length)
         backend.no_padding()
@@ -149,21 +154,23 @@ def build_transformer(
             )
         config.num_hidden_layers = num_layers
     try:
-        backbone = AutoModel.from_pretrained(resolve_pretrained(pretrained), config=config)
+        backbone: Any = AutoModel.from_pretrained(
+            resolve_pretrained(pretrained), config=config, dtype=torch.float32
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
     tokenizer = load_tokenizer(pretrained)
     _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
-    return TransformerEncoder(backbone.float(), tokenizer, pooling)
+    return TransformerEncoder(backbone, tokenizer, pooling)
 
 
 def build_bag(pretrained: str) -> BagEncoder:
     """Start a bag of token embeddings from a transformer's input embeddings."""
     transformer = build_transformer(pretrained)
-    weights = transformer.backbone.get_input_embeddings().weight.detach().clone()
-    return BagEncoder(weights, transformer.tokenizer)
+    embeddings: Any = transformer.backbone.get_input_embeddings()
+    return BagEncoder(embeddings.weight.detach().clone(), transformer.tokenizer)
 
 
 def load_encoder(folder: Path) -> Encoder:
@@ -198,7 +205,12 @@ def _write_modules(folder: Path, kinds: list[str]) -> None:
         path = own_folder.get(kind, f"{row}_{kind}")
         (folder / path).mkdir(exist_ok=True)
         modules.append(
-            {"idx": row, "name": str(row), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            {
+                "idx": row,
+                "name": str(row),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
         )
     _write_json(folder / "modules.json", modules)
 

@@ -77,8 +77,6 @@ def evaluate(
     k = max(KS) + most_filters(filter_pairs)
     ads, scores = search(query_embeddings, ad_embeddings, k)
     ads = np.where(ads >= 0, ads + own_ads[:1], -1)
-    results = zip(
-        gather_arrays(ads, device), gather_arrays(scores, device), strict=True
-    )
+    results = zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True)
     topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))
     return score(topk, data, split, propensity), topk

@@ -1,6 +1,6 @@
 """Ranking metrics of the extreme-classification literature, vectorised.
 
-A metric's value per query is an array (queries,), so that two models can be compared query by query.
+A metric's values are an array (queries,), so that two models can be compared query by query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def propensity_scored(
 
 
 def _best_gains(truth: Csr, inverse: Floats, k: int) -> Floats:
-    """Return the k largest inverse propensities of each query's clicks (queries, k), zero-padded."""
+    """Return each query's k largest inverse propensities (queries, k), zero-padded."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
     order = np.lexsort((-inverse[ads], rows))
     rank = np.arange(len(rows)) - np.repeat(truth.indptr[:-1], np.diff(truth.indptr))

@@ -51,7 +51,7 @@ class TokenBatch:
     lengths: NDArray[np.int64]
 
     def buckets(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (token ids (texts, longest), lengths (texts,)), zero-padded to the bucket's longest.
+        """Yield (token ids (texts, longest), lengths (texts,)), padded to the bucket's longest.
 
         A bucket ends where the length changes and it holds enough texts to keep the device busy.
         """
@@ -60,7 +60,9 @@ class TokenBatch:
             lengths = self.lengths[start:stop]
             first = ends[start] - lengths[0]
             padded = np.zeros((stop - start, lengths[-1]), dtype=np.int64)
-            padded[np.arange(lengths[-1]) < lengths[:, None]] = self.token_ids[first : ends[stop - 1]]
+            padded[np.arange(lengths[-1]) < lengths[:, None]] = self.token_ids[
+                first : ends[stop - 1]
+            ]
             yield padded, lengths
 
 

@@ -71,7 +71,7 @@ class Batches:
         self._order = np.empty((0, 0), dtype=np.int64)
 
     def draw(self, step: int) -> Int64s:
-        """Return this worker's draws (b, C) of a step; see :func:`~ramen_ray.method.sampling.draw`."""
+        """Return this worker's :func:`~ramen_ray.method.sampling.draw` (b, C) of a step."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             rank, num_workers = world()
@@ -124,7 +124,7 @@ def distinct_texts(draws: Int64s, tables: list[TokenTable]) -> DistinctTexts:
 
 
 def gather_tokens(columns: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:
-    """Collect texts (u,) from several tables; ``columns`` says which table each row is of."""
+    """Collect texts (u,) from several tables; ``columns`` says of which each row is."""
     by_column = np.argsort(columns, kind="stable")
     parts, lengths = [], np.empty(len(rows), dtype=np.int64)
     for column, table in enumerate(tables):
@@ -156,7 +156,7 @@ def encode_distinct(
 
 @dataclass(frozen=True)
 class Pool:
-    """The distinct candidates of a global batch: ids ascending, and where their embeddings stand."""
+    """The distinct candidates of a global batch: ascending ids, and where their texts stand."""
 
     ids: Int64s
     positions: Int64s
@@ -187,8 +187,8 @@ def step_losses(
 ) -> Tensor:
     """Return this worker's share of a step's loss terms (terms,) in ``objective.terms``' order.
 
-    Each term is a sum over this worker's rows divided by the global batch size, so that the sum over
-    the workers is the mean over the global batch, whatever their number.
+    Each term is a sum over this worker's rows divided by the global batch size, so that the sum
+    over the workers is the mean over the global batch, whatever their number.
     """
     device = next(encoder.parameters()).device
     local = batches.draw(step)

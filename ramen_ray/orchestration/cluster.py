@@ -14,10 +14,10 @@ class ClusterError(RuntimeError):
 
 
 def start_ray() -> None:
-    """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one for this process.
+    """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
-    Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that a
-    checkpoint counts soon after it is written.
+    Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that
+    a checkpoint counts soon after it is written.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer.

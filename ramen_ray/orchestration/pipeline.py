@@ -37,7 +37,7 @@ GROUPS_PER_TASK = 4
 
 
 def prepare(dataset: Dataset, cache: Path, encoder: EncoderConfig) -> Prepared:
-    """Return the prepared form of ``dataset`` for ``encoder``'s tokenizer, made if not in ``cache``.
+    """Return ``dataset`` prepared for ``encoder``'s tokenizer, made if not in ``cache``.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings.
 
@@ -108,8 +108,8 @@ def _run(
 ) -> pa.Table:
     """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns the parts' list.
 
-    The unit of reading is a parquet row group, of whichever table, so that one execution, whose start
-    costs seconds, serves all tables.
+    The unit of reading is a parquet row group, of whichever table, so that one execution, whose
+    start costs seconds, serves all tables.
     """
     groups = [
         {"table": table, "file": str(file), "row_group": row_group}

@@ -1,5 +1,6 @@
 """Train one configuration: prepare the data, run the workers, put everything into MLflow."""
 
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from ramen_ray.tracking.runs import (
     tracking_uri,
 )
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -54,8 +57,8 @@ def fit(config: RunConfig) -> TrainResult:
     """Train, or go on with a run that was cut off, and evaluate its best encoder.
 
     Raises:
-        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input, the
-            store or the cluster is not usable; nothing half-written is left.
+        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
+            the store or the cluster is not usable; nothing half-written is left.
     """
     config = _with_absolute_paths(config)
     dataset = Dataset(config.dataset)
@@ -69,7 +72,7 @@ def fit(config: RunConfig) -> TrainResult:
         try:
             start_ray()
             check_resources(config.workers)
-            print(f"run {directory.name}: preparing {dataset.path}", flush=True)
+            logger.info("run %s: preparing %s", directory.name, dataset.path)
             data = prepare(dataset, output / "prepared", config.encoder)
             _log_inputs(uri, run_id, config, data)
             task = WorkerTask(config, str(data.path), uri, run_id)
@@ -114,7 +117,9 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
             f"training.global_batch_size {batch}"
         )
     known = [f"{name}@{k}" for name in ("P", "N", "R", "PSP", "PSN") for k in KS]
-    known += [f"{g}/{name}@{k}" for g in ("head", "torso", "tail") for name in "PR" for k in GROUP_KS]
+    known += [
+        f"{g}/{name}@{k}" for g in ("head", "torso", "tail") for name in "PR" for k in GROUP_KS
+    ]
     if config.training.selection_metric not in known:
         raise ConfigError(
             f"training.selection_metric {config.training.selection_metric!r} is not one of "
@@ -126,7 +131,10 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make paths absolute, for Ray's workers have another working directory."""
-    paths = {"dataset": str(Path(config.dataset).absolute()), "output": str(Path(config.output).absolute())}
+    paths = {
+        "dataset": str(Path(config.dataset).absolute()),
+        "output": str(Path(config.output).absolute()),
+    }
     return config.model_copy(update=paths)
 
 

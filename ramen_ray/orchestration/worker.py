@@ -243,9 +243,7 @@ class Worker:
                 checkpoint=checkpoint,
                 checkpoint_dir_name=f"checkpoint_{step:09d}",
             )
-        ray.train.get_all_reported_checkpoints(
-            consistency_mode=CheckpointConsistencyMode.COMMITTED
-        )
+        ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
 
     def evaluate_best(self) -> dict[str, Any]:
         """Measure the best encoder and the untrained one on validation and test."""

@@ -164,4 +164,3 @@ def disable_telemetry() -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-

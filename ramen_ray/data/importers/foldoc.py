@@ -72,8 +72,8 @@ def read_entries(source: Path) -> list[Entry]:
         if not headword.startswith("00database"):
             spans.add((_from_base64(offset), _from_base64(length)))
     entries: dict[str, Entry] = {}
-    for offset, length in sorted(spans):
-        entry = _parse_entry(text[offset : offset + length].decode("utf-8", errors="replace"))
+    for start, size in sorted(spans):
+        entry = _parse_entry(text[start : start + size].decode("utf-8", errors="replace"))
         if entry is not None:
             entries.setdefault(entry.title.casefold(), entry)
     return list(entries.values())
