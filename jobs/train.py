@@ -12,6 +12,7 @@ The same command goes on with a run that was cut off.
 """
 
 import json
+import logging
 import sys
 
 from rich.console import Console
@@ -24,6 +25,7 @@ from ramen_ray.tracking.runs import ui_command
 
 def main() -> None:
     """Parse, train, and say what was learned and where to see it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     config = parse_run_config(__doc__ or "")
     print(json.dumps(config.model_dump(), indent=2))
     result = fit(config)

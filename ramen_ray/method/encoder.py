@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from ramen_ray.method.pretrained import (
     EncoderError,
@@ -26,6 +27,8 @@ from ramen_ray.method.pretrained import (
 from ramen_ray.method.texts import TokenBatch
 
 Pooling = Literal["mean", "cls"]
+
+disable_progress_bar()
 
 
 class TransformerEncoder(nn.Module):

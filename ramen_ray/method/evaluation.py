@@ -1,5 +1,6 @@
 """Encode, search, filter, measure: one split of a prepared dataset with one encoder."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,25 @@ def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dic
     truth = data.clicks[split]
     metrics = ranking_metrics(topk[0], truth, inverse, KS)
     return metrics | group_metrics(topk[0], truth, popularity_groups(counts), GROUP_KS)
+
+
+def retrieve(
+    query_embeddings: NDArray[np.float32],
+    ad_parts: Iterable[NDArray[np.float32]],
+    filter_pairs: NDArray[np.int64],
+) -> TopK:
+    """Search ads that come in consecutive parts (ads, D), and drop the filter pairs.
+
+    Memory holds one part and the best ads so far, however many parts there are.
+    """
+    k = max(KS) + most_filters(filter_pairs)
+    best: list[TopK] = []
+    first = 0
+    for part in ad_parts:
+        ads, scores = search(query_embeddings, part, k)
+        best = [merge_topk([*best, (np.where(ads >= 0, ads + first, -1), scores)], k)]
+        first += len(part)
+    return drop_filtered(best[0], filter_pairs, max(KS))
 
 
 def evaluate(

@@ -2,9 +2,11 @@
 
 import logging
 import os
+import sys
 import time
 
 import ray
+from ray.data import DataContext
 
 from ramen_ray.config import WorkersConfig
 
@@ -25,12 +27,18 @@ def start_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "RAY_ADDRESS" not in os.environ:  # one machine: there is no preemption to watch for
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if ray.is_initialized():
         return
     try:
         ray.init(logging_level=logging.WARNING)
     except (ConnectionError, ValueError) as error:
         raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+    context = DataContext.get_current()
+    context.enable_progress_bars = sys.stderr.isatty()
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
 
 
 def check_resources(workers: WorkersConfig) -> None:

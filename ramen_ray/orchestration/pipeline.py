@@ -7,9 +7,7 @@ edges, and write parts; a task joins the parts. Rows never pass through the driv
 
 import hashlib
 import json
-import logging
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
@@ -66,10 +64,6 @@ def prepare(dataset: Dataset, cache: Path, encoder: EncoderConfig) -> Prepared:
 def _prepare_into(
     folder: Path, dataset: Dataset, encoder: EncoderConfig, num_rows: dict[str, int]
 ) -> None:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = sys.stderr.isatty()
-    context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
     tables = [table for table in read_tables(dataset) if not table.startswith("filters/")]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]

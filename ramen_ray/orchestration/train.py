@@ -2,11 +2,14 @@
 
 import logging
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
@@ -70,13 +73,19 @@ def fit(config: RunConfig) -> TrainResult:
         run_id = open_run(uri, config.experiment, directory.name, output, known)
         directory.note(mlflow_run_id=run_id)
         try:
-            start_ray()
-            check_resources(config.workers)
+            seconds = {}
+            with _timed(seconds, "ray"):
+                start_ray()
+                check_resources(config.workers)
             logger.info("run %s: preparing %s", directory.name, dataset.path)
-            data = prepare(dataset, output / "prepared", config.encoder)
+            with _timed(seconds, "prepare"):
+                data = prepare(dataset, output / "prepared", config.encoder)
             _log_inputs(uri, run_id, config, data)
             task = WorkerTask(config, str(data.path), uri, run_id)
+            called = time.time()
             outcome = _train(config, directory, task)
+            seconds["workers"] = outcome["entered_at"] - called
+            seconds["first_step"] = outcome["first_step_at"] - outcome["entered_at"]
             result = TrainResult(
                 outcome["metrics"],
                 Path(outcome["best_checkpoint"]) / ENCODER_FOLDER,
@@ -84,6 +93,7 @@ def fit(config: RunConfig) -> TrainResult:
                 uri,
                 run_id,
             )
+            log_metrics(uri, run_id, {f"startup/{name}_s": s for name, s in seconds.items()})
             _log_outcome(result, outcome, dataset)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
@@ -129,6 +139,13 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
     load_tokenizer(config.encoder.pretrained)
 
 
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make paths absolute, for Ray's workers have another working directory."""
     paths = {
@@ -150,6 +167,7 @@ def _train(config: RunConfig, directory: RunDirectory, task: WorkerTask) -> dict
         ),
         run_config=RayRunConfig(
             name=directory.name,
+            logging_config=LoggingConfig(log_level="WARNING"),
             storage_path=str(directory.path.parent),
             failure_config=FailureConfig(
                 max_failures=workers.max_failures, controller_failure_limit=workers.max_failures

@@ -1,5 +1,6 @@
 """What every Ray Train worker runs: train, validate, checkpoint, go on where a lost worker was."""
 
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,6 +41,8 @@ VALIDATION = "validation/"
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
 STEPS_PER_LOG = 50
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,13 @@ class Worker:
 
     task: WorkerTask
     progress: Progress = field(default_factory=Progress)
+    entered_at: float = field(default_factory=time.time)
+    first_step_at: float | None = None
 
     def __post_init__(self) -> None:
         config = self.task.config
+        logging.getLogger().setLevel(logging.WARNING)  # Ray Train tells every report otherwise
+        logging.getLogger("ramen_ray").setLevel(logging.INFO)
         torch.set_num_threads(config.workers.cpus_per_worker)
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
         self.config = config
@@ -181,6 +188,8 @@ class Worker:
             max_gradient_norm=self.config.optimizer.max_gradient_norm,
         )
         for terms in steps:
+            if self.first_step_at is None:
+                self.first_step_at = time.time()
             waiting.append(terms)
             if len(waiting) == STEPS_PER_LOG or self.state.step == stop:
                 values = global_losses(waiting)
@@ -222,7 +231,8 @@ class Worker:
         parts = [f"{name} {value:.4f}" for name, value in named]
         parts += [f"{k} {100 * metrics[k]:.2f}" for k in ("P@1", "R@10") if k in metrics]
         epochs = self.config.training.epochs
-        print(f"epoch {epoch}/{epochs} step {step}/{self.total_steps}: {', '.join(parts)}")  # noqa: T201
+        told = f"epoch {epoch}/{epochs} step {step}/{self.total_steps}"
+        logger.info("%s: %s", told, ", ".join(parts))
 
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         """Write a checkpoint, and wait until Ray Train would come back to it."""
@@ -269,4 +279,6 @@ class Worker:
             "best_checkpoint": best.checkpoint.path,
             "best_step": best.metrics["step"],
             "trained_seconds": self.progress.trained_seconds,
+            "entered_at": self.entered_at,
+            "first_step_at": self.first_step_at or self.entered_at,
         }

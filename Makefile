@@ -1,0 +1,25 @@
+PYTHON ?= python3.11
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: train test clean
+
+train: $(INSTALLED)
+	$(VENV)/bin/python jobs/train.py foldoc
+
+test: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pytest
+
+# torch first and alone, so that a CPU build that pip finds is taken before anything asks for torch
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs

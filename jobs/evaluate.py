@@ -1,0 +1,48 @@
+"""Evaluate a checkpoint on the validation or test split.
+
+Examples:
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+
+from ramen_ray.command_line import run_job
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.tracking.report import metrics_table
+
+
+def evaluate(
+    checkpoint: Path,
+    split: Literal["validation", "test"] = "test",
+    dataset: str | None = None,
+    json_file: Path | None = None,
+) -> None:
+    """Evaluate a checkpoint and print its metrics.
+
+    Args:
+        checkpoint: Folder that training wrote, with the encoder and its configuration.
+        split: Split to evaluate on.
+        dataset: Another dataset directory than the one trained on.
+        json_file: Also write all metrics there, as JSON.
+    """
+    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset)
+    Console(width=110).print(metrics_table({checkpoint.name: {split: metrics}}))
+    if json_file is not None:
+        json_file.write_text(json.dumps(metrics, indent=2) + "\n")
+        print(f"all metrics: {json_file}")
+
+
+def main() -> None:
+    """Parse and evaluate."""
+    tyro.cli(evaluate, description=__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,112 @@
+"""Evaluate a checkpoint: Ray Data encodes its share by share, a task searches and measures."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+import torch
+from numpy.typing import NDArray
+
+from ramen_ray.config import ConfigError, RunConfig, read_config
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.checkpoints import ENCODER_FOLDER, CheckpointError
+from ramen_ray.method.encoder import load_encoder
+from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
+from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.pipeline import prepare
+from ramen_ray.orchestration.run_directory import CONFIG_FILE
+
+ROWS_PER_SHARE = 8192
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, split: str, dataset: str | None = None
+) -> dict[str, float]:
+    """Return the metrics of a checkpoint's encoder on a split.
+
+    Args:
+        checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``.
+        split: ``validation`` or ``test``.
+        dataset: another dataset directory than the one trained on.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint.
+        DatasetError: the dataset directory is not usable.
+    """
+    config = _read_checkpoint_config(checkpoint)
+    start_ray()
+    check_resources(config.workers)
+    opened = Dataset(dataset or config.dataset)
+    cache = Path(config.output) / "prepared"
+    data = prepare(opened, cache, config.encoder)
+    shares = Path(tempfile.mkdtemp(prefix=".embeddings-", dir=cache))
+    try:
+        _encode(checkpoint / ENCODER_FOLDER, data, split, shares, config)
+        evaluation = config.evaluation
+        propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
+        measure = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker)
+        metrics: dict[str, float] = ray.get(measure.remote(data, split, shares, propensity))
+    finally:
+        shutil.rmtree(shares, ignore_errors=True)
+    return metrics
+
+
+def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
+    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
+        )
+    try:
+        return read_config(checkpoint / CONFIG_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
+
+
+def _encode(encoder: Path, data: Prepared, split: str, shares: Path, config: RunConfig) -> None:
+    """Write the embeddings of all ads and of the split's queries into ``shares``."""
+    tables = {"ads": len(data.ads), "queries": len(data.queries[split])}
+    items = [
+        {"table": table, "start": start, "stop": min(start + ROWS_PER_SHARE, num_rows)}
+        for table, num_rows in tables.items()
+        for start in range(0, num_rows, ROWS_PER_SHARE)
+    ]
+    workers = config.workers
+    ray.data.from_items(items).map_batches(
+        _ShareEncoder,
+        fn_constructor_args=(encoder, data, split, shares, workers.cpus_per_worker),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=workers.num_workers),
+        num_cpus=workers.cpus_per_worker,
+        num_gpus=int(workers.use_gpu),
+    ).materialize()
+
+
+class _ShareEncoder:
+    """Holds the encoder in an actor and encodes one share of a table after the other."""
+
+    def __init__(
+        self, encoder: Path, data: Prepared, split: str, shares: Path, num_threads: int
+    ) -> None:
+        torch.set_num_threads(num_threads)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.encoder = load_encoder(encoder).to(device)
+        self.tables: dict[str, TokenTable] = {"ads": data.ads, "queries": data.queries[split]}
+        self.shares = shares
+
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        table, start, stop = batch["table"][0], int(batch["start"][0]), int(batch["stop"][0])
+        embeddings = encode_rows(self.encoder, self.tables[table], np.arange(start, stop))
+        np.save(self.shares / f"{table}-{start:015d}.npy", embeddings)
+        return {"rows": np.array([stop - start])}
+
+
+def _measure(data: Prepared, split: str, shares: Path, propensity: Propensity) -> dict[str, float]:
+    queries = np.concatenate([np.load(file) for file in sorted(shares.glob("queries-*.npy"))])
+    ads = (np.load(file) for file in sorted(shares.glob("ads-*.npy")))
+    return score(retrieve(queries, ads, data.filters(split)), data, split, propensity)

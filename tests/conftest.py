@@ -1,0 +1,142 @@
+"""The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from support import MAX_LENGTH, node_edges, prepare_in_process, query_table, text_table
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from ramen_ray.data.dataset import Dataset, write_dataset
+from ramen_ray.data.prepared import Prepared
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TOPICS = {
+    "birds": ["robin", "heron", "finch", "raven", "egret", "stork", "crane"],
+    "ships": ["sloop", "yawl", "ketch", "barge", "ferry", "punt", "canoe"],
+    "trees": ["maple", "alder", "birch", "cedar", "larch", "rowan", "aspen"],
+    "tools": ["chisel", "lathe", "anvil", "rasp", "plane", "auger", "mallet"],
+    "stones": ["agate", "basalt", "chert", "flint", "gneiss", "marl", "shale"],
+    "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
+}
+COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
+NUM_LINKS = 30
+NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
+
+
+def _pick(draw: np.random.Generator, values: Iterable[Any], how_many: int) -> list[Any]:
+    return draw.choice(list(values), size=how_many, replace=False).tolist()
+
+
+def _make_ads(draw: np.random.Generator) -> list[list[str]]:
+    """Three words of the ad's topic and a common one; ads 33, 38 and 39 have the same text."""
+    topic_words = list(TOPICS.values())
+    ads = [_pick(draw, topic_words[j % 6], 3) + _pick(draw, COMMON_WORDS, 1) for j in range(40)]
+    ads[38] = ads[39] = ads[33]
+    return ads
+
+
+def _make_queries(
+    draw: np.random.Generator, ads: list[list[str]], topics: list[int]
+) -> tuple[list[str], list[list[int]]]:
+    """Two words of a first ad, at times a common one, and up to two more ads of its topic."""
+    texts, clicks = [], []
+    for topic in topics:
+        ad_ids = _pick(draw, range(topic, len(ads), 6), int(draw.integers(1, 4)))
+        words = _pick(draw, ads[ad_ids[0]][:3], 2) + _pick(draw, COMMON_WORDS, 1)
+        texts.append(" ".join(words[: draw.integers(2, 4)]))
+        clicks.append(ad_ids)
+    return texts, clicks
+
+
+def _make_links(
+    draw: np.random.Generator, topics: list[int]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Up to four weighted anchors of the node's topic; some nodes have none."""
+    degrees = [0 if n % 7 == 3 else int(draw.integers(1, 5)) for n in range(len(topics))]
+    links = [_pick(draw, range(t, NUM_LINKS, 6), d) for t, d in zip(topics, degrees, strict=True)]
+    return links, [draw.uniform(0.5, 4.0, size=degree).tolist() for degree in degrees]
+
+
+@pytest.fixture(scope="session")
+def dataset_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset directory in which a query shares words with its ads and their common anchors."""
+    draw = np.random.default_rng(11)
+    ads = _make_ads(draw)
+    tables = {"ads": text_table("ad_id", [" ".join(ad) for ad in ads])}
+    topics = {side: [n % 6 for n in range(count)] for side, count in (("query", 60), ("ad", 40))}
+    for split, count in NUM_QUERIES.items():
+        texts, clicks = _make_queries(draw, ads, [n % 6 for n in range(count)])
+        if split == "train":
+            texts[0] = " ".join(ads[clicks[0][0]])
+        tables[f"queries/{split}"] = query_table(texts, clicks)
+        if split != "train":
+            pairs = [(q, ad) for q in range(8) for ad in (q, q + 6) if ad not in clicks[q]]
+            columns = zip(("query_id", "ad_id"), zip(*pairs, strict=True), strict=True)
+            tables[f"filters/{split}"] = pa.table(dict(columns))
+    links = [" ".join(_pick(draw, list(TOPICS.values())[j % 6], 2)) for j in range(NUM_LINKS)]
+    tables["anchors/links"] = text_table("anchor_id", links)
+    tables["anchors/topics"] = text_table("anchor_id", list(TOPICS))
+    for side, of_node in topics.items():
+        tables[f"edges/links/{side}"] = node_edges(f"{side}_id", *_make_links(draw, of_node))
+        topic_edges = [[] if node % 9 == 5 else [topic] for node, topic in enumerate(of_node)]
+        tables[f"edges/topics/{side}"] = node_edges(f"{side}_id", topic_edges)
+    path = tmp_path_factory.mktemp("datasets") / "handmade"
+    return write_dataset(path, tables, name="handmade").path
+
+
+@pytest.fixture(scope="session")
+def encoder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer BERT over the dataset's words, as transformers saves it."""
+    words = [*COMMON_WORDS, *TOPICS, *(word for topic in TOPICS.values() for word in topic)]
+    vocabulary = [*SPECIAL_TOKENS, *words, "##s", "-"]
+    path = tmp_path_factory.mktemp("encoders") / "tiny"
+    tokenizer = BertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(5)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
+    BertModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def prepared(
+    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Prepared:
+    """The dataset prepared for the transformer kind of encoder."""
+    folder = tmp_path_factory.mktemp("prepared") / "transformer"
+    return prepare_in_process(
+        Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=True
+    )
+
+
+@pytest.fixture(scope="session")
+def prepared_bag(
+    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Prepared:
+    """The dataset prepared for the bag kind of encoder."""
+    folder = tmp_path_factory.mktemp("prepared") / "bag"
+    return prepare_in_process(
+        Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=False
+    )

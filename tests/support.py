@@ -1,0 +1,107 @@
+"""What several tests build from: tables, truths, and preparation without Ray."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.data.csr import Csr
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.statistics import dataset_statistics
+from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
+from ramen_ray.method.pretrained import load_tokenizer
+from ramen_ray.method.texts import tokenize
+
+MAX_LENGTH = 16
+
+
+def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:
+    """Number ``texts`` from 0."""
+    return pa.table({id_column: range(len(texts)), "text": list(texts)})
+
+
+def query_table(texts: Sequence[str], clicks: Sequence[Sequence[int]]) -> pa.Table:
+    """Number queries from 0 and give each the ads of ``clicks``."""
+    ad_ids = pa.array([list(ads) for ads in clicks], pa.list_(pa.int64()))
+    return text_table("query_id", texts).append_column("ad_ids", ad_ids)
+
+
+def node_edges(
+    id_column: str, anchors: Sequence[Sequence[int]], weights: Sequence[Any] | None = None
+) -> pa.Table:
+    """List the edges of nodes 0, 1, ... to their ``anchors``; without ``weights`` all weigh 1."""
+    nodes = [node for node, linked in enumerate(anchors) for _ in linked]
+    flat = [int(anchor) for linked in anchors for anchor in linked]
+    weight = [1.0] * len(flat) if weights is None else [float(w) for row in weights for w in row]
+    return pa.table({id_column: nodes, "anchor_id": flat, "weight": weight})
+
+
+def csr_of(rows: Sequence[Sequence[int]]) -> Csr:
+    """Build the CSR form of ``rows`` of distinct column ids."""
+    pairs = [(row, column) for row, columns in enumerate(rows) for column in columns]
+    row_ids, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return Csr.from_pairs(row_ids, columns, len(rows))
+
+
+def rows_of(csr: Csr) -> list[list[int]]:
+    """Read every row of ``csr`` with plain slices."""
+    return [csr.indices[a:b].tolist() for a, b in pairwise(csr.indptr.tolist())]
+
+
+def prepare_in_process(
+    dataset: Dataset,
+    folder: Path,
+    pretrained: str,
+    max_length: int,
+    add_special_tokens: bool,
+    *,
+    num_blocks: int = 1,
+    vocab_size: int | None = None,
+) -> Prepared:
+    """Do what the data pipeline does, without Ray.
+
+    The sorted rows of all tables are cut into ``num_blocks`` blocks that are written last to first,
+    as tasks may finish in any order.
+    """
+    num_rows = check_structure(dataset)
+    tokenizer = load_tokenizer(pretrained)
+
+    def to_tokens(texts: list[str]) -> Any:
+        return tokenize(tokenizer, texts, max_length, add_special_tokens)
+
+    text_tables, edge_tables = [], []
+    for table in read_tables(dataset):
+        rows = dataset.read(table)
+        raise_if_any(dataset, row_problems(table, rows, num_rows))
+        if table.startswith("edges/"):
+            edge_tables.append(edge_rows(table, rows))
+        elif not table.startswith("filters/"):
+            text_tables.append(text_rows(table, rows, to_tokens))
+    blocks = _sorted_blocks(text_tables, ["table", "key"], num_blocks)
+    if edge_tables:
+        blocks += _sorted_blocks(edge_tables, ["table", "key", "anchor_id"], num_blocks)
+    parts = [write_parts(block, folder / "parts") for block in reversed(blocks)]
+    join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or len(tokenizer))
+    for split in ("validation", "test"):
+        filters = f"filters/{split}"
+        write_filters(folder, split, dataset.read(filters) if dataset.has(filters) else None)
+    description = {
+        "dataset": str(dataset.path),
+        "name": dataset.name,
+        "anchor_sets": dataset.anchor_sets,
+        "statistics": dataset_statistics(dataset),
+    }
+    (folder / "prepared.json").write_text(json.dumps(description))
+    return Prepared(folder)
+
+
+def _sorted_blocks(tables: list[pa.Table], keys: list[str], num_blocks: int) -> list[pa.Table]:
+    rows = pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys])
+    cuts = np.linspace(0, len(rows), num_blocks + 1).astype(int)
+    return [rows[a:b] for a, b in pairwise(cuts.tolist()) if b > a]

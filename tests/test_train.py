@@ -1,0 +1,175 @@
+"""Whole runs on a real Ray: what they leave behind, and that a killed one ends like an unharmed one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from mlflow.tracking import MlflowClient
+
+from ramen_ray.config import RunConfig, overlay, read_config
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.presets import tiny
+
+ROOT = Path(__file__).parent.parent
+MID_EPOCH_CHECKPOINT = "checkpoint_000000009"  # an epoch of the made dataset has 7 steps
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
+    weights = {"links": 0.1, "topics": 0.2}
+    return overlay(
+        tiny(),
+        {
+            "dataset": str(dataset_path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "encoder.kind": "transformer",
+            "encoder.pretrained": str(encoder_path),
+            "regularization.lambda_x": weights,
+            "regularization.lambda_z": weights,
+            "optimizer.lr": 1e-3,
+            "training.epochs": 4,
+            "training.global_batch_size": 8,
+            "training.checkpoint_every_steps": 3,
+            "workers.cpus_per_worker": 1,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
+    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
+    run = client.get_run(unharmed.mlflow_run_id)
+    steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss/R_z/links")]
+    artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
+    plots = {file.path for file in client.list_artifacts(run.info.run_id, "plots")}
+    assert run.info.status == "FINISHED"
+    assert run.data.params["regularization.lambda_x.links"] == "0.1"
+    assert float(run.data.params["dataset.num_train_queries"]) == 60
+    assert steps == list(range(1, 29))
+    assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
+    assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
+    assert {"config.json", "encoder", "plots", "sample_predictions.json"} <= artifacts
+    assert plots == {"plots/losses.png", "plots/validation.png", "plots/head_torso_tail.png"}
+    assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
+    assert read_config(unharmed.run_directory / "config.json").training == config.training
+
+
+def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:
+    from ramen_ray.data.dataset import Dataset
+
+    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
+    file = client.download_artifacts(unharmed.mlflow_run_id, "sample_predictions.json")
+    table = json.loads(Path(file).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    dataset = Dataset(dataset_path)
+    ads = dataset.read("ads")["text"].to_pylist()
+    clicked = {
+        (row["text"], ads[ad]) for row in dataset.read("queries/test").to_pylist() for ad in row["ad_ids"]
+    }
+    assert rows
+    for row in rows:
+        assert (row["hit"] == "hit") == ((row["query"], row["ad"]) in clicked)
+
+
+def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
+    kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
+    assert "checkpoint_000000028" in kept
+    assert unharmed.encoder.parent.name in kept
+    assert len(kept) <= 2
+
+
+def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
+    metrics = evaluate_checkpoint(unharmed.encoder.parent, "test")
+    assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
+
+
+def test_a_killed_worker_changes_nothing(config: RunConfig, unharmed: TrainResult) -> None:
+    run_directory = Path(config.output) / "runs" / "worker-killed"
+    killed: list[int] = []
+    killer = threading.Thread(target=_kill_worker_after, args=(run_directory, killed))
+    killer.start()
+    result = fit(overlay(config, {"name": "worker-killed"}))
+    killer.join()
+    assert killed
+    _assert_same_run(result, unharmed)
+
+
+def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> None:
+    result = fit(overlay(config, {"name": "two-workers", "workers.num_workers": 2}))
+    for split in ("validation", "test"):
+        for name, value in unharmed.metrics["trained"][split].items():
+            assert result.metrics["trained"][split][name] == pytest.approx(value, abs=0.02), name
+    assert _losses(result) == pytest.approx(_losses(unharmed), abs=1e-4)
+
+
+def test_a_killed_driver_goes_on_with_the_same_command(
+    config: RunConfig, unharmed: TrainResult, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+    command += ["--name", "driver-killed"]
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    run_directory = Path(config.output) / "runs" / "driver-killed"
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
+    _wait_for(run_directory / MID_EPOCH_CHECKPOINT)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = json.loads((run_directory / "run.json").read_text())
+    assert not before.get("finished")
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert second.returncode == 0, second.stderr
+    after = json.loads((run_directory / "run.json").read_text())
+    assert after == {"mlflow_run_id": before["mlflow_run_id"], "finished": True}
+    run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
+    for name, value in unharmed.metrics["trained"]["test"].items():
+        assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name
+
+
+def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
+    assert result.metrics == unharmed.metrics
+    assert _losses(result) == _losses(unharmed)
+
+
+def _losses(result: TrainResult) -> list[tuple[int, float]]:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    history = client.get_metric_history(result.mlflow_run_id, "loss/total")
+    return [value for _, value in sorted((point.step, point.value) for point in history)]
+
+
+def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:
+    _wait_for(run_directory / MID_EPOCH_CHECKPOINT)
+    for process in psutil.Process().children(recursive=True):
+        if "RayTrainWorker" in " ".join(process.cmdline()):
+            process.kill()
+            killed.append(process.pid)
+            return
+
+
+def _wait_for(path: Path, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
