@@ -1,14 +1,16 @@
 """From the command line to a configuration and an exit code."""
 
 import argparse
+import io
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import tyro
-from pydantic import ValidationError
 
-from ramen_ray.config import ConfigError, RegularizationConfig, RunConfig, describe, read_config
+from ramen_ray.config import ConfigError, RegularizationConfig, RunConfig, read_config
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.method.checkpoints import CheckpointError
 from ramen_ray.method.pretrained import EncoderError
@@ -48,9 +50,9 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
     ``lambda_z``, with the preset's weight or else 0.1.
 
     Raises:
-        ConfigError: a saved file or a value is bad.
+        ConfigError: a preset or flag is unknown, or a value or a saved file is bad.
         DatasetError: the dataset directory that ``--dataset`` names is missing.
-        SystemExit: with code 2 for unknown presets and flags, and 0 after ``--help``.
+        SystemExit: with code 0 after ``--help``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = arguments[0] if arguments else ""
@@ -69,13 +71,28 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
             name: (str(preset.__doc__).splitlines()[0], preset())
             for name, preset in PRESETS.items()
         }
-        return tyro.extras.overridable_config_cli(presets, description=description, args=arguments)
+        with _errors_in_one_line():
+            return tyro.extras.overridable_config_cli(
+                presets, description=description, args=arguments
+            )
+    default = _for_dataset(base, rest)
+    with _errors_in_one_line():
+        return tyro.cli(RunConfig, default=default, args=rest, description=description)
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Turn the box that tyro draws around an error into a ConfigError of one line."""
+    shown = io.StringIO()
     try:
-        return tyro.cli(
-            RunConfig, default=_for_dataset(base, rest), args=rest, description=description
-        )
-    except ValidationError as error:
-        raise ConfigError(describe(error)) from error
+        with redirect_stderr(shown):
+            yield
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        words = re.sub(r"[─│╭╮╰╯]+", " ", shown.getvalue())
+        words = re.sub(r"\[type=.*?For further information visit \S+", "", words, flags=re.DOTALL)
+        raise ConfigError(" ".join(words.split())) from None
 
 
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:

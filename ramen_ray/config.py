@@ -201,7 +201,7 @@ def experiment_hash(config: RunConfig) -> str:
     return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
-def describe(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     """Say in one line which keys are wrong, and how."""
     return "; ".join(
         f"{'.'.join(map(str, finding['loc'])) or 'config'}: {finding['msg']}"
@@ -213,7 +213,7 @@ def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(describe(error)) from error
+        raise ConfigError(_describe(error)) from error
 
 
 def _leaves(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

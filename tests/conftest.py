@@ -13,6 +13,7 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,6 +23,10 @@ from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.data.dataset import Dataset, write_dataset
 from ramen_ray.data.prepared import Prepared
+
+# Repeatable, and nothing is left outside of tmp_path.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TOPICS = {

@@ -73,7 +73,7 @@ def fit(config: RunConfig) -> TrainResult:
         run_id = open_run(uri, config.experiment, directory.name, output, known)
         directory.note(mlflow_run_id=run_id)
         try:
-            seconds = {}
+            seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()
                 check_resources(config.workers)

@@ -206,7 +206,7 @@ class Worker:
         rate = np.full((len(values), 1), steps_per_second * self.batches.batch_size)
         loss = (values * self.objective.weights).sum(axis=1, keepdims=True)
         names = [f"loss/{name}" for name in ("total", *self.objective.terms)]
-        self.logger.log(
+        self.logger.log_losses(
             [*names, "throughput/queries_per_s"], np.hstack([loss, values, rate]), self.state.step
         )
 
@@ -238,7 +238,7 @@ class Worker:
         """Write a checkpoint, and wait until Ray Train would come back to it."""
         named = {VALIDATION + name: value for name, value in metrics.items()}
         if self.logger is not None and metrics:
-            self.logger.log_once(named, step)
+            self.logger.log_validation(named, step)
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if world()[0] == 0:

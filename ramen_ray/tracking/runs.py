@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from numpy.typing import NDArray
 
-LOGGED_STEPS = "ramen_ray.logged_steps"
+LAST_LOSSES = "ramen_ray.last_losses_step"
+LAST_VALIDATION = "ramen_ray.last_validation_step"
 MAX_METRICS_PER_BATCH = 1000
-SECONDS_BETWEEN_FLUSHES = 5.0
 
 
 class TrackingError(RuntimeError):
@@ -106,10 +105,10 @@ def metric_name(name: str) -> str:
 
 
 class StepLogger:
-    """Logs per-step values in batches, and each step once even when it is trained twice.
+    """Logs losses and validations as they come, and each once even when it is computed twice.
 
-    A run that goes on from a checkpoint repeats the steps after it; the steps that the store has
-    already are passed over, for they are the same.
+    A run that goes on from a checkpoint repeats the steps after it; what the store has already is
+    passed over, for it is the same.
     """
 
     def __init__(self, uri: str, run_id: str) -> None:
@@ -117,37 +116,35 @@ class StepLogger:
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id = run_id
         tags = self._client.get_run(run_id).data.tags
-        self._logged_steps = int(tags.get(LOGGED_STEPS, 0))
-        self._flushed_at = time.monotonic()
+        self._last = {tag: int(tags.get(tag, 0)) for tag in (LAST_LOSSES, LAST_VALIDATION)}
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time to hand over values, so that curves stay live."""
-        return time.monotonic() - self._flushed_at > SECONDS_BETWEEN_FLUSHES
-
-    def log(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
+    def log_losses(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
         """Log ``values`` (steps, names), the last row being of step ``last_step`` (from 1)."""
         now = int(time.time() * 1000)
         first = last_step - len(values) + 1
-        fresh = max(self._logged_steps - first + 1, 0)
+        fresh = max(self._last[LAST_LOSSES] - first + 1, 0)
         metrics = [
             Metric(metric_name(name), float(value), now, first + row)
-            for row, step_values in enumerate(np.asarray(values)[fresh:], start=fresh)
+            for row, step_values in enumerate(values[fresh:], start=fresh)
             for name, value in zip(names, step_values, strict=True)
         ]
-        self._logged_steps = max(self._logged_steps, last_step)
+        self._log(metrics, LAST_LOSSES, last_step)
+
+    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log a validation's metrics after ``step`` steps."""
+        if step > self._last[LAST_VALIDATION]:
+            now = int(time.time() * 1000)
+            batch = [Metric(metric_name(k), float(v), now, step) for k, v in metrics.items()]
+            self._log(batch, LAST_VALIDATION, step)
+
+    def _log(self, metrics: list[Metric], tag: str, step: int) -> None:
+        if not metrics:
+            return
         for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
             chunk = metrics[start : start + MAX_METRICS_PER_BATCH]
             self._client.log_batch(self._run_id, metrics=chunk)
-        self._client.set_tag(self._run_id, LOGGED_STEPS, str(self._logged_steps))
-        self._flushed_at = time.monotonic()
-
-    def log_once(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log ``metrics`` of a validation; call it before the step's losses are logged."""
-        if step > self._logged_steps:
-            now = int(time.time() * 1000)
-            batch = [Metric(metric_name(k), float(v), now, step) for k, v in metrics.items()]
-            self._client.log_batch(self._run_id, metrics=batch)
+        self._client.set_tag(self._run_id, tag, str(step))
+        self._last[tag] = step
 
 
 def ui_command(uri: str) -> str:

@@ -1,0 +1,115 @@
+"""What the benchmarks share: rounds, prepared data, fresh processes and the closing JSON line."""
+
+import json
+import multiprocessing
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from ramen_ray.config import EncoderConfig
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+
+ROOT = Path(__file__).parent.parent
+NUM_THREADS = 2
+CACHE = Path(tempfile.gettempdir()) / "ramen_ray_benchmarks"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "OMP_NUM_THREADS": str(NUM_THREADS),
+    "RAY_ADDRESS": "local",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+T = TypeVar("T")
+
+_LOAD_BEFORE = os.getloadavg()[0]
+
+
+def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """Run the sides one after the other, ``rounds`` times (A B A B ...); returns what they gave."""
+    results: dict[str, list[T]] = {side: [] for side in sides}
+    for number in range(1, rounds + 1):
+        for side, run in sides.items():
+            started = time.monotonic()
+            results[side].append(run())
+            seconds = time.monotonic() - started
+            print(f"round {number}/{rounds} {side}: took {seconds:.1f} s", flush=True)
+    return results
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median over the rounds of each figure."""
+    return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def finish(ratio: float, figures: Mapping[str, Any]) -> None:
+    """Print the figures and, as the last line, everything as one JSON object."""
+    for name, value in figures.items():
+        print(f"{name}: {_rounded(value)}")
+    print(f"ratio: {ratio:.3f}")
+    content = {"ratio": ratio, **figures, "machine": machine()}
+    print(json.dumps(_rounded(content)), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine: processor, cores, memory, load beforehand, and versions that matter."""
+    import torch
+
+    names = [line for line in _cpuinfo() if line.startswith("model name")]
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": pages / 1e9,
+        "load_before": _LOAD_BEFORE,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function`` in a new interpreter, so that it shares neither memory nor imports."""
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:
+    """Prepare a dataset directory with the project's pipeline, in another process, or reuse it."""
+    return Prepared(in_fresh_process(_prepare, dataset, encoder))
+
+
+def _prepare(dataset: str, encoder: EncoderConfig) -> Path:
+    from ramen_ray.orchestration.cluster import start_ray
+    from ramen_ray.orchestration.pipeline import prepare
+
+    start_ray()
+    return prepare(Dataset(dataset), CACHE / "prepared", encoder).path
+
+
+def _cpuinfo() -> list[str]:
+    file = Path("/proc/cpuinfo")
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _rounded(value: Any) -> Any:
+    """Keep four significant digits of every number within ``value``."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return value

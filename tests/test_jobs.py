@@ -1,0 +1,146 @@
+"""The commands as people and clusters run them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from jobs import train
+from ramen_ray.command_line import run_job
+
+ROOT = Path(__file__).parent.parent
+PORT, DASHBOARD_PORT = 6399, 8299
+
+
+def _flags(encoder_path: Path, output: Path) -> list[str]:
+    return [
+        *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
+        *("--training.global-batch-size", "8", "--training.epochs", "1"),
+        *("--workers.cpus-per-worker", "1", "--output", str(output)),
+    ]
+
+
+def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "train.py"), *arguments],
+        env={**os.environ, "RAY_ADDRESS": "local", **environment},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+    )
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """A head node of its own, on loopback."""
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
+    command += [f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}", "--num-cpus=2"]
+    command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    yield f"http://127.0.0.1:{DASHBOARD_PORT}"
+    started = psutil.Process(process.pid).children(recursive=True)
+    for child in [*started, process]:
+        child.kill()
+    process.wait(timeout=30)
+
+
+def _client(address: str) -> JobSubmissionClient:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return JobSubmissionClient(address)
+        except (ConnectionError, RuntimeError):
+            assert time.monotonic() < deadline, f"no job server at {address}"
+            time.sleep(0.5)
+
+
+def test_a_submitted_job_trains_and_is_tracked(
+    head: str, dataset_path: Path, encoder_path: Path, tmp_path: Path
+) -> None:
+    client = _client(head)
+    flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
+    job = client.submit_job(
+        entrypoint=f"{sys.executable} jobs/train.py tiny --name submitted {flags}",
+        runtime_env={"working_dir": str(ROOT)},
+    )
+    deadline = time.monotonic() + 200
+    while not client.get_job_status(job).is_terminal():
+        assert time.monotonic() < deadline, client.get_job_logs(job)
+        time.sleep(0.5)
+    logs = client.get_job_logs(job)
+    assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
+    run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
+    run = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").get_run(run_id)
+    assert run.info.status == "FINISHED"
+    shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
+    assert shown is not None, logs
+    assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
+
+
+def test_the_upload_leaves_outputs_and_environments_behind() -> None:
+    ignored = (ROOT / ".rayignore").read_text().split()
+    assert {".venv/", "outputs/", ".git/"} <= set(ignored)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonesuch"], "nonesuch"),
+        (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
+        (["tiny", "--optimizer.lr", "-1"], "Input should be greater than 0"),
+        (["tiny", "--dataset", "no/such/folder"], "no dataset directory at"),
+        (["--config", "no/such/file.json"], "cannot read the config file no/such/file.json"),
+        (["tiny", "--encoder.pretrained", "./no/encoder"], "no encoder folder at ./no/encoder"),
+        (
+            ["tiny", "--training.global-batch-size", "100000"],
+            "fewer than training.global_batch_size 100000",
+        ),
+        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
+        (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
+        (["tiny", "--output", "/proc/nowhere"], "cannot write"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments[0] == "tiny" and "--output" not in arguments:
+        arguments = [*arguments, "--output", str(tmp_path / "outputs")]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    assert run_job(train.main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+    assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
+
+
+def test_too_few_cpus_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
+    done = _train(
+        *("tiny", "--output", str(tmp_path), "--workers.num-workers", "64"),
+        *("--workers.startup-timeout-s", "1"),
+    )
+    assert done.returncode == 2
+    assert "needs 128 CPUs" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_help_shows_examples_and_flags() -> None:
+    done = _train("--help")
+    assert done.returncode == 0
+    assert "ray job submit --working-dir . -- python jobs/train.py" in done.stdout

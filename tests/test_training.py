@@ -1,0 +1,311 @@
+"""The training step against loops, one worker against two, and a resumed run against a whole one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import rows_of
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn import functional
+
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.checkpoints import (
+    ENCODER_FOLDER,
+    CheckpointError,
+    read_state,
+    restore_state,
+    save_checkpoint,
+)
+from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
+from ramen_ray.method.evaluation import Propensity, evaluate
+from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.texts import TokenBatch
+from ramen_ray.method.training import (
+    Batches,
+    Objective,
+    TrainState,
+    global_losses,
+    step_losses,
+    train_steps,
+)
+
+LAMBDA_X = {"links": 0.5, "topics": 0.2}
+LAMBDA_Z = {"links": 0.3, "topics": 0.1}
+OBJECTIVE = Objective(0.3, 4, False, LAMBDA_X, LAMBDA_Z)
+SOFT = Objective(0.3, 30, True, LAMBDA_X, LAMBDA_Z)
+MARGIN = 0.3
+KINDS = ["transformer", "bag"]
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def _build(kind: str, folder: Path) -> Encoder:
+    return build_bag(str(folder)) if kind == "bag" else build_transformer(str(folder))
+
+
+def _batches(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Batches:
+    return Batches(data, objective.anchor_sets, batch_size, seed=3)
+
+
+def _state(encoder: nn.Module, lr: float = 5e-3, total_steps: int = 40) -> TrainState:
+    optimizer = build_optimizer(encoder, lr, weight_decay=0.01)
+    return TrainState(encoder, optimizer, build_schedule(optimizer, 4, total_steps))
+
+
+def _losses(state: TrainState, batches: Batches, stop: int) -> list[list[float]]:
+    return global_losses(list(train_steps(state, batches, OBJECTIVE, stop))).tolist()
+
+
+@pytest.fixture
+def data(request: pytest.FixtureRequest, kind: str) -> Prepared:
+    """The dataset prepared for the test's kind of encoder."""
+    return request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
+
+
+class Recorder(nn.Module):
+    """Stands in for an encoder and remembers the texts that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Embedding(100, 4)
+        self.texts: list[tuple[int, ...]] = []
+
+    def forward(self, texts: TokenBatch) -> Tensor:
+        ends = np.cumsum(texts.lengths)
+        split = np.split(texts.token_ids, ends[:-1])
+        self.texts += [tuple(ids.tolist()) for ids in split]
+        means = [self.weights(torch.from_numpy(ids)).mean(dim=0) for ids in split]
+        return functional.normalize(torch.stack(means), dim=-1)
+
+
+def _drawn_texts(batches: Batches, step: int) -> list[list[tuple[int, ...] | None]]:
+    def text(column: int, row: int) -> tuple[int, ...] | None:
+        return tuple(batches.tables[column].gather(np.array([row])).tolist()) if row >= 0 else None
+
+    return [[text(c, row) for c, row in enumerate(rows)] for rows in batches.draw(step).tolist()]
+
+
+def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: Prepared):
+    batches, recorder = _batches(prepared), Recorder()
+    for step in range(batches.steps_per_epoch):
+        recorder.texts.clear()
+        step_losses(recorder, batches, step, OBJECTIVE)
+        drawn = [text for row in _drawn_texts(batches, step) for text in row if text]
+        assert sorted(recorder.texts) == sorted(set(drawn))
+        assert len(recorder.texts) < len(drawn)
+        lengths = [len(text) for text in recorder.texts]
+        assert lengths == sorted(lengths)
+
+
+def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
+    objective = Objective(0.3, 4, False, {"links": 0.0, "topics": 0.0}, {"links": 0.1})
+    assert objective.terms == ["task", "R_x/links", "R_z/links"]
+    assert objective.weights == [1.0, 0.0, 0.1]
+    batches, recorder = _batches(prepared, objective), Recorder()
+    step_losses(recorder, batches, 0, objective)
+    topics = prepared.anchors("topics")
+    texts = {tuple(topics.gather(np.array([row])).tolist()) for row in range(len(topics))}
+    assert recorder.texts
+    assert not texts & set(recorder.texts)
+
+
+def _naive_terms(
+    encoder: nn.Module, batches: Batches, step: int, objective: Objective
+) -> dict[str, Tensor]:
+    draws = batches.draw(step).tolist()
+    embedded = [
+        [
+            None if ids is None else encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
+            for ids in row
+        ]
+        for row in _drawn_texts(batches, step)
+    ]
+
+    def term(
+        row_column: int, own_column: int, columns: list[int], truth: list[list[int]]
+    ) -> Tensor:
+        pool = {
+            row[c]: embedded[i][c] for i, row in enumerate(draws) for c in columns if row[c] >= 0
+        }
+        total = torch.zeros(())
+        for row, vectors in zip(draws, embedded, strict=True):
+            if row[own_column] < 0:
+                continue
+            own = vectors[row_column] @ vectors[own_column]
+            known = truth[row[row_column]]
+            similar = [vectors[row_column] @ pool[c] for c in pool if c not in known]
+            similar = sorted(similar, key=float, reverse=True)[: objective.num_negatives]
+            violators = [s for s in similar if s - own + MARGIN > 0]
+            norm = sum(torch.exp(s / 0.1) for s in violators)
+            for s in violators:
+                weight = torch.exp(s / 0.1) / norm if objective.softmax_weighting else 1.0
+                count = min(objective.num_negatives, len(pool))
+                total = total + weight * (s - own + MARGIN) / count / len(draws)
+        return total
+
+    terms = {"task": term(0, 1, [1], rows_of(batches.clicks))}
+    for number, (name, graph) in enumerate(zip(objective.anchor_sets, batches.graphs, strict=True)):
+        columns = [2 + 2 * number, 3 + 2 * number]
+        terms[f"R_x/{name}"] = term(0, columns[0], columns, rows_of(graph.query))
+        terms[f"R_z/{name}"] = term(1, columns[1], columns, rows_of(graph.ad))
+    return terms
+
+
+def _gradients(encoder: nn.Module, loss: Tensor) -> list[Tensor]:
+    encoder.zero_grad()
+    loss.backward()
+    return [parameter.grad.clone() for parameter in encoder.parameters()]
+
+
+@pytest.mark.parametrize("objective", [OBJECTIVE, SOFT], ids=["hinge", "softmax"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
+    kind: str, data: Prepared, encoder_path: Path, objective: Objective
+):
+    encoder, batches = _build(kind, encoder_path), _batches(data, objective)
+    weights = torch.tensor([1.0, 0.5, 0.3, 0.2, 0.1])
+    for step in (0, batches.steps_per_epoch + 1):
+        found = step_losses(encoder, batches, step, objective)
+        by_name = _naive_terms(encoder, batches, step, objective)
+        expected = torch.stack(list(by_name.values()))
+        assert list(by_name) == objective.terms
+        assert (expected > 0).all()
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+        torch.testing.assert_close(
+            _gradients(encoder, (found * weights).sum()),
+            _gradients(encoder, (expected * weights).sum()),
+            **TOLERANCE,
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_terms_are_close_to_fp32(kind: str, data: Prepared, encoder_path: Path):
+    encoder, batches = _build(kind, encoder_path), _batches(data)
+    full = step_losses(encoder, batches, 0, OBJECTIVE)
+    half = step_losses(encoder, batches, 0, OBJECTIVE, use_bf16=True)
+    torch.testing.assert_close(half, full, rtol=0.05, atol=0.02)
+
+
+def _three_steps(encoder: nn.Module, data: Prepared) -> dict[str, object]:
+    """Three steps of plain SGD, and an evaluation."""
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
+    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, 100))
+    losses, gradients = [], []
+    for terms in train_steps(state, _batches(data), OBJECTIVE, stop=3):
+        losses.append(terms)
+        gradients.append([parameter.grad.clone() for parameter in encoder.parameters()])
+    metrics, topk = evaluate(encoder, data, "test", Propensity())
+    return {
+        "losses": global_losses(losses).tolist(),
+        "gradients": gradients,
+        "parameters": [parameter.detach().clone() for parameter in encoder.parameters()],
+        "metrics": metrics,
+        "ads": topk[0].tolist(),
+    }
+
+
+def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: dict[str, Path]) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    for kind, path in prepared.items():
+        model = nn.parallel.DistributedDataParallel(_build(kind, encoder_path))
+        torch.save(_three_steps(model, Prepared(path)), folder / f"{kind}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_workers(
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The folder in which each of two processes left what its three steps gave."""
+    folder = tmp_path_factory.mktemp("workers")
+    paths = {"transformer": prepared.path, "bag": prepared_bag.path}
+    multiprocessing.spawn(_two_workers, (folder, encoder_path, paths), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_workers_train_and_evaluate_as_one(
+    kind: str, data: Prepared, encoder_path: Path, two_workers: Path
+):
+    expected = _three_steps(_build(kind, encoder_path), data)
+    for rank in range(2):
+        found = torch.load(two_workers / f"{kind}-{rank}.pt")
+        for name in ("losses", "gradients", "parameters"):
+            torch.testing.assert_close(found[name], expected[name], **TOLERANCE)
+        assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
+        assert found["ads"] == expected["ads"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_lowers_the_task_loss(kind: str, data: Prepared, encoder_path: Path):
+    losses = np.array(_losses(_state(_build(kind, encoder_path)), _batches(data), 40))
+    assert losses[-6:, 0].mean() < 0.5 * losses[:3, 0].mean()
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    kind: str, data: Prepared, encoder_path: Path, tmp_path: Path
+):
+    whole = _state(_build(kind, encoder_path))
+    expected = _losses(whole, _batches(data), 9)
+
+    first = _state(_build(kind, encoder_path))
+    before = _losses(first, _batches(data), 4)
+    save_checkpoint(tmp_path, first.encoder, first, 16, {"best": 0.25, "validations_since_best": 2})
+
+    second = _state(load_encoder(tmp_path / ENCODER_FOLDER))
+    content = read_state(tmp_path)
+    restore_state(second, content)
+    assert content["progress"] == {"best": 0.25, "validations_since_best": 2}
+    assert second.step == 4
+    after = _losses(second, _batches(data), 9)
+
+    assert before + after == expected
+    for found, wanted in zip(second.encoder.parameters(), whole.encoder.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_a_folder_without_training_state_is_no_checkpoint(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        read_state(tmp_path)
+
+
+def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path: Path):
+    encoder = build_bag(str(encoder_path))
+    before = encoder.embedding.weight.detach().clone()
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
+    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, 1000))
+    steps = train_steps(state, _batches(prepared_bag), OBJECTIVE, 1, max_gradient_norm=0.01)
+    assert len(list(steps)) == 1
+    assert (encoder.embedding.weight - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_learning_rate_rises_and_falls_linearly():
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    optimizer = torch.optim.SGD([parameter], lr=8.0)
+    schedule = build_schedule(optimizer, 4, 12)
+    rates = []
+    for _ in range(13):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0, 2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+
+
+def test_only_matrices_are_decayed(encoder_path: Path):
+    encoder = build_transformer(str(encoder_path))
+    optimizer = build_optimizer(encoder, lr=0.1, weight_decay=0.5)
+    before = {name: value.detach().clone() for name, value in encoder.named_parameters()}
+    for parameter in encoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, value in encoder.named_parameters():
+        kept = 1.0 if value.ndim < 2 else 1 - 0.1 * 0.5
+        torch.testing.assert_close(value.detach(), before[name] * kept)
