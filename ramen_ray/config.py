@@ -195,10 +195,14 @@ def read_config(file: Path) -> RunConfig:
     return _validate(RunConfig, tree)
 
 
-def experiment_hash(config: RunConfig) -> str:
-    """Hash what decides a run's result: all but where it runs and what it is called."""
-    tree = config.model_dump(exclude={"name", "output", "experiment", "workers"})
-    return hashlib.blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=4).hexdigest()
+WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
+
+
+def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
+    """Hash what decides a run's result: the data's content and all settings but where it runs."""
+    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
+    content = f"{settings}{dataset_fingerprint}".encode()
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _describe(error: ValidationError) -> str:

@@ -280,7 +280,7 @@ def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_p
     (source / "Packages").unlink()
     packed = source / f"Packages{suffix}"
     packed.write_bytes(compress(PACKAGES.encode()))
-    assert import_debian(source, tmp_path / "packed").fingerprint() == plain.fingerprint()
+    assert import_debian(source, tmp_path / "packed").fingerprint == plain.fingerprint
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DatasetError, match=f"Packages{suffix} cannot be read"):
         import_debian(source, tmp_path / "truncated")
@@ -312,7 +312,7 @@ def test_import_repeats(importer: Callable[[Path], Dataset], tmp_path: Path) -> 
     """Two imports of one source give equal tables."""
     first, second = importer(tmp_path / "first"), importer(tmp_path / "second")
     assert first.tables == second.tables
-    assert first.fingerprint() == second.fingerprint()
+    assert first.fingerprint == second.fingerprint
 
 
 def test_import_keeps_existing_output(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(
     second = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert second.returncode == 0, second.stderr
     after = json.loads((run_directory / "run.json").read_text())
-    assert after == {"mlflow_run_id": before["mlflow_run_id"], "finished": True}
+    assert after == {**before, "finished": True}
     run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name

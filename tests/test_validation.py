@@ -299,6 +299,6 @@ def test_some_rows_are_read_from_the_parts_that_hold_them(copied: Path, dataset_
 
 
 def test_the_fingerprint_changes_with_content_only(copied: Path, dataset_path: Path):
-    assert Dataset(copied).fingerprint() == Dataset(dataset_path).fingerprint()
+    assert Dataset(copied).fingerprint == Dataset(dataset_path).fingerprint
     _set("ads", "text", 3, "another text")(copied)
-    assert Dataset(copied).fingerprint() != Dataset(dataset_path).fingerprint()
+    assert Dataset(copied).fingerprint != Dataset(dataset_path).fingerprint

@@ -92,8 +92,9 @@ class Dataset:
                 first += len(batch)
         return pa.Table.from_batches(chosen)
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of the content of all tables, read as a stream."""
+        """A hash of the content of all tables, read as a stream."""
         digest = hashlib.blake2b(digest_size=16)
         for table in self.tables:
             for file in self.files(table):

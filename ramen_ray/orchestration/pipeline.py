@@ -167,7 +167,7 @@ def _cache_key(dataset: Dataset, encoder: EncoderConfig) -> str:
     digest = hashlib.blake2b(digest_size=8)
     tokenizer = _tokenizer(encoder.pretrained).backend_tokenizer.to_str()
     settings = (PREPARED_VERSION, encoder.kind, encoder.max_length)
-    digest.update(f"{dataset.fingerprint()}{tokenizer}{settings}".encode())
+    digest.update(f"{dataset.fingerprint}{tokenizer}{settings}".encode())
     return f"{dataset.name}-{digest.hexdigest()}"
 
 

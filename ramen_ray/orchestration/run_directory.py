@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import RunConfig, experiment_hash, flatten, read_config, write_config
+from ramen_ray.config import (
+    WHERE_IT_RUNS,
+    RunConfig,
+    experiment_hash,
+    flatten,
+    read_config,
+    write_config,
+)
+from ramen_ray.data.dataset import Dataset
 
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
@@ -31,7 +39,7 @@ class RunDirectory:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is noted about the run: ``mlflow_run_id`` and ``finished``."""
+        """What is noted about the run: ``identity``, ``mlflow_run_id``, ``finished``."""
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
@@ -43,23 +51,20 @@ class RunDirectory:
 
 
 @contextmanager
-def open_run_directory(config: RunConfig) -> Iterator[RunDirectory]:
+def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirectory]:
     """Find the run that ``config`` starts or continues, and hold it while the caller works on it.
 
-    The same configuration continues a run that was cut off, and begins a new one (with a number
-    behind its name) when all earlier ones are finished or being worked on.
+    The same configuration on the same data continues a run that was cut off, and begins a new one
+    (with a number behind its name) when all earlier ones are finished or being worked on.
 
     Raises:
         RunError: the name is taken by a finished or active run, or by one with another
             configuration; the message lists the keys that differ.
     """
     runs = Path(config.output).absolute() / "runs"
-    if config.name is not None:
-        candidates = iter([config.name])
-    else:
-        stem = f"{Path(config.dataset).name}-{experiment_hash(config)}"
-        candidates = _numbered(stem)
-    for name in candidates:
+    identity = experiment_hash(config, dataset.fingerprint)
+    names = _numbered(f"{dataset.name}-{identity}") if config.name is None else iter([config.name])
+    for name in names:
         directory = RunDirectory(runs / name)
         _create(directory.path)
         with (directory.path / ".lock").open("w") as lock:
@@ -68,7 +73,7 @@ def open_run_directory(config: RunConfig) -> Iterator[RunDirectory]:
             elif directory.facts.get("finished"):
                 reason = "is finished"
             else:
-                _check_config(directory, config)
+                _claim(directory, config, identity)
                 yield directory
                 return
         if config.name is not None:
@@ -98,20 +103,22 @@ def _take(descriptor: int) -> bool:
     return True
 
 
-def _check_config(directory: RunDirectory, config: RunConfig) -> None:
+def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
+    """Note whose run this is, or refuse if it is another's."""
     file = directory.path / CONFIG_FILE
     if not file.exists():
         write_config(config, file)
+        directory.note(identity=identity)
         return
-    if experiment_hash(read_config(file)) == experiment_hash(config):
+    if directory.facts.get("identity") == identity:
         return
     before, now = flatten(read_config(file)), flatten(config)
     changed = sorted(
         f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
         for key in {*before, *now}
-        if before.get(key) != now.get(key) and not key.startswith("workers.")
+        if before.get(key) != now.get(key) and key.split(".")[0] not in WHERE_IT_RUNS
     )
     raise RunError(
         f"the checkpoints in {directory.path} come from another configuration: "
-        f"{'; '.join(changed)}; choose another --name"
+        f"{'; '.join(changed) or 'the content of the dataset differs'}; choose another --name"
     )

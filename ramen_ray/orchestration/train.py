@@ -67,7 +67,7 @@ def fit(config: RunConfig) -> TrainResult:
     dataset = Dataset(config.dataset)
     check_config(config, dataset)
     output = Path(config.output)
-    with open_run_directory(config) as directory:
+    with open_run_directory(config, dataset) as directory:
         uri = tracking_uri(output)
         known = directory.facts.get("mlflow_run_id")
         run_id = open_run(uri, config.experiment, directory.name, output, known)
