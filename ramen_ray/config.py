@@ -44,6 +44,8 @@ class OptimizerConfig(Section):
 
     lr: PositiveFloat = 2e-4
     """Peak learning rate, reached after the warm-up."""
+    embedding_lr: PositiveFloat | None = None
+    """Peak learning rate of the token embeddings; None takes lr."""
     weight_decay: NotNegative = 0.01
     """Decay of the weight matrices."""
     warmup_fraction: Fraction = 0.1

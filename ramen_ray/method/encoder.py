@@ -54,6 +54,12 @@ class TransformerEncoder(nn.Module):
         """Width of an embedding."""
         return int(self.backbone.config.hidden_size)
 
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The token embeddings (vocabulary, width), a parameter."""
+        embeddings: Any = self.backbone.get_input_embeddings()
+        return embeddings.weight
+
     def forward(self, texts: TokenBatch) -> Tensor:
         """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
         device = next(self.parameters()).device
@@ -107,6 +113,11 @@ class BagEncoder(nn.Module):
     def dim(self) -> int:
         """Width of an embedding."""
         return self.embedding.embedding_dim
+
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The token embeddings (vocabulary, D), a parameter."""
+        return self.embedding.weight
 
     def forward(self, texts: TokenBatch) -> Tensor:
         """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
@@ -172,8 +183,7 @@ def build_transformer(
 def build_bag(pretrained: str) -> BagEncoder:
     """Start a bag of token embeddings from a transformer's input embeddings."""
     transformer = build_transformer(pretrained)
-    embeddings: Any = transformer.backbone.get_input_embeddings()
-    return BagEncoder(embeddings.weight.detach().clone(), transformer.tokenizer)
+    return BagEncoder(transformer.token_embeddings.detach().clone(), transformer.tokenizer)
 
 
 def load_encoder(folder: Path) -> Encoder:

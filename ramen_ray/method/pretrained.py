@@ -5,6 +5,8 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
 
+from ramen_ray.method.texts import TextTokenizer
+
 PACKAGE_PREFIX = "package:"
 
 
@@ -60,6 +62,18 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     return tokenizer
+
+
+def text_tokenizer(name: str, max_length: int, add_special_tokens: bool) -> TextTokenizer:
+    """Load the tokenizer of ``name`` as a :class:`~ramen_ray.method.texts.TextTokenizer`."""
+    tokenizer = load_tokenizer(name)
+    return TextTokenizer(
+        definition=tokenizer.backend_tokenizer.to_str(),
+        max_length=max_length,
+        add_special_tokens=add_special_tokens,
+        placeholder=tokenizer.unk_token_id or tokenizer.pad_token_id or 0,
+        vocab_size=len(tokenizer),
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -2,40 +2,51 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 MIN_TEXTS_PER_BUCKET = 64
 
 
-def tokenize(
-    tokenizer: PreTrainedTokenizerFast,
-    texts: Sequence[str],
-    max_length: int,
-    add_special_tokens: bool,
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Tokenise ``texts``, each cut to ``max_length`` tokens.
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer and its settings as plain values: tasks rebuild it without transformers.
 
-    Returns:
-        token ids (tokens,) int32 of all texts in order, and the token counts (texts,) int64. A text
-        that gives no token at all is represented by the tokenizer's unknown (or padding) token.
+    Attributes:
+        definition: the tokenizer as ``tokenizers`` JSON.
+        max_length: longer texts are cut to this many tokens, special ones included.
+        add_special_tokens: whether texts get the tokens that a transformer expects around them.
+        placeholder: token id that stands for a text without any token.
+        vocab_size: number of token ids.
     """
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=add_special_tokens,
-        truncation=True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )["input_ids"]
-    placeholder = [tokenizer.unk_token_id or tokenizer.pad_token_id or 0]
-    rows = [ids or placeholder for ids in encoded]
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    flat = np.fromiter((i for row in rows for i in row), dtype=np.int32, count=lengths.sum())
-    return flat, lengths
+
+    definition: str
+    max_length: int
+    add_special_tokens: bool
+    placeholder: int
+    vocab_size: int
+
+    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
+        backend = _build_tokenizer(self.definition, self.max_length)
+        encoded = backend.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens)
+        rows = [encoding.ids or [self.placeholder] for encoding in encoded]
+        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
+        return flat, lengths
+
+
+@lru_cache(maxsize=2)
+def _build_tokenizer(definition: str, max_length: int) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.enable_truncation(max_length)
+    tokenizer.no_padding()
+    return tokenizer
 
 
 @dataclass(frozen=True)

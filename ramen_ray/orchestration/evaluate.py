@@ -21,6 +21,7 @@ from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
+from ramen_ray.orchestration.train import encoder_tokenizer
 
 ROWS_PER_SHARE = 8192
 
@@ -44,7 +45,7 @@ def evaluate_checkpoint(
     check_resources(config.workers)
     opened = Dataset(dataset or config.dataset)
     cache = Path(config.output) / "prepared"
-    data = prepare(opened, cache, config.encoder)
+    data = prepare(opened, cache, encoder_tokenizer(config.encoder))
     shares = Path(tempfile.mkdtemp(prefix=".embeddings-", dir=cache))
     try:
         _encode(checkpoint / ENCODER_FOLDER, data, split, shares, config)

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,23 +19,21 @@ import ray
 import ray.data
 from ray.exceptions import RayTaskError
 
-from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.schemas import schema_of
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
-from ramen_ray.method.pretrained import load_tokenizer
-from ramen_ray.method.texts import tokenize
+from ramen_ray.method.texts import TextTokenizer
 
 PREPARED_VERSION = 1
 ROWS_PER_BATCH = 16_384
 GROUPS_PER_TASK = 4
 
 
-def prepare(dataset: Dataset, cache: Path, encoder: EncoderConfig) -> Prepared:
-    """Return ``dataset`` prepared for ``encoder``'s tokenizer, made if not in ``cache``.
+def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
+    """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings.
 
@@ -43,14 +41,14 @@ def prepare(dataset: Dataset, cache: Path, encoder: EncoderConfig) -> Prepared:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
     """
     num_rows = check_structure(dataset)
-    target = cache / _cache_key(dataset, encoder)
+    target = cache / _cache_key(dataset, tokenizer)
     if target.is_dir():
         return Prepared(target)
     cache.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
     aside.chmod(0o755)
     try:
-        _prepare_into(aside, dataset, encoder, num_rows)
+        _prepare_into(aside, dataset, tokenizer, num_rows)
         _rename(aside, target)
     except RayTaskError as error:
         if isinstance(error.cause, DatasetError):
@@ -62,19 +60,18 @@ def prepare(dataset: Dataset, cache: Path, encoder: EncoderConfig) -> Prepared:
 
 
 def _prepare_into(
-    folder: Path, dataset: Dataset, encoder: EncoderConfig, num_rows: dict[str, int]
+    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
 ) -> None:
     tables = [table for table in read_tables(dataset) if not table.startswith("filters/")]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    to_text_rows = partial(_text_rows, encoder=encoder)
+    to_text_rows = partial(text_rows, tokenize=tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
     if edges:
         keys = ["table", "key", "anchor_id"]
         parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
-    vocab_size = len(_tokenizer(encoder.pretrained))
     join = ray.remote(join_parts).options(num_cpus=1)
-    ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, vocab_size))
+    ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
     statistics = ray.remote(dataset_statistics).options(num_cpus=1)
     for split in ("validation", "test"):
@@ -152,22 +149,9 @@ def _num_cpus() -> int:
     return max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
 
-def _text_rows(table: str, rows: pa.Table, encoder: EncoderConfig) -> pa.Table:
-    tokenizer = _tokenizer(encoder.pretrained)
-    special = encoder.kind == "transformer"
-    return text_rows(
-        table, rows, lambda texts: tokenize(tokenizer, texts, encoder.max_length, special)
-    )
-
-
-_tokenizer = lru_cache(maxsize=1)(load_tokenizer)
-
-
-def _cache_key(dataset: Dataset, encoder: EncoderConfig) -> str:
+def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    tokenizer = _tokenizer(encoder.pretrained).backend_tokenizer.to_str()
-    settings = (PREPARED_VERSION, encoder.kind, encoder.max_length)
-    digest.update(f"{dataset.fingerprint}{tokenizer}{settings}".encode())
+    digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
     return f"{dataset.name}-{digest.hexdigest()}"
 
 

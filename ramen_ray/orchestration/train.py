@@ -13,13 +13,14 @@ from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingCon
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
-from ramen_ray.config import ConfigError, RunConfig, flatten
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, flatten
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.evaluation import GROUP_KS, KS
-from ramen_ray.method.pretrained import load_config, load_tokenizer
+from ramen_ray.method.pretrained import load_config, text_tokenizer
+from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
@@ -65,7 +66,7 @@ def fit(config: RunConfig) -> TrainResult:
     """
     config = _with_absolute_paths(config)
     dataset = Dataset(config.dataset)
-    check_config(config, dataset)
+    tokenizer = check_config(config, dataset)
     output = Path(config.output)
     with open_run_directory(config, dataset) as directory:
         uri = tracking_uri(output)
@@ -79,7 +80,7 @@ def fit(config: RunConfig) -> TrainResult:
                 check_resources(config.workers)
             logger.info("run %s: preparing %s", directory.name, dataset.path)
             with _timed(seconds, "prepare"):
-                data = prepare(dataset, output / "prepared", config.encoder)
+                data = prepare(dataset, output / "prepared", tokenizer)
             _log_inputs(uri, run_id, config, data)
             task = WorkerTask(config, str(data.path), uri, run_id)
             called = time.time()
@@ -104,8 +105,8 @@ def fit(config: RunConfig) -> TrainResult:
     return result
 
 
-def check_config(config: RunConfig, dataset: Dataset) -> None:
-    """Check what can be known before anything is started.
+def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
+    """Check what can be known before anything is started, and return the encoder's tokenizer.
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
@@ -136,7 +137,13 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
             f"{', '.join(known)}"
         )
     load_config(config.encoder.pretrained)
-    load_tokenizer(config.encoder.pretrained)
+    return encoder_tokenizer(config.encoder)
+
+
+def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
+    """Load the tokenizer that goes with an encoder; a bag of tokens takes no special ones."""
+    special = encoder.kind == "transformer"
+    return text_tokenizer(encoder.pretrained, encoder.max_length, special)
 
 
 @contextmanager

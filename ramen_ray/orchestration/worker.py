@@ -140,7 +140,9 @@ class Worker:
                 self.encoder = load_encoder(Path(folder) / ENCODER_FOLDER)
                 content = read_state(Path(folder))
         model = ray.train.torch.prepare_model(self.encoder)
-        built = build_optimizer(model, optimizer.lr, optimizer.weight_decay)
+        built = build_optimizer(
+            self.encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr
+        )
         warmup = round(optimizer.warmup_fraction * self.total_steps)
         self.state = TrainState(model, built, build_schedule(built, warmup, self.total_steps))
         if content is not None:
