@@ -14,13 +14,15 @@ from ramen_ray.config import (
 
 def foldoc() -> RunConfig:
     """The built-in dictionary of computing, within six minutes on two cores."""
-    weights = {"links": 0.1, "categories": 0.0}
     return RunConfig(
         dataset="datasets/foldoc",
-        encoder=EncoderConfig(kind="bag"),
-        optimizer=OptimizerConfig(lr=5e-3),
-        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
-        training=TrainingConfig(epochs=20, global_batch_size=256),
+        encoder=EncoderConfig(num_layers=1),
+        optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3),
+        regularization=RegularizationConfig(
+            lambda_x={"links": 0.1, "categories": 0.03},
+            lambda_z={"links": 0.0, "categories": 0.0},
+        ),
+        training=TrainingConfig(epochs=10, global_batch_size=256),
     )
 
 

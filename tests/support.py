@@ -15,8 +15,7 @@ from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_f
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
-from ramen_ray.method.pretrained import load_tokenizer
-from ramen_ray.method.texts import tokenize
+from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16
 
@@ -70,11 +69,7 @@ def prepare_in_process(
     as tasks may finish in any order.
     """
     num_rows = check_structure(dataset)
-    tokenizer = load_tokenizer(pretrained)
-
-    def to_tokens(texts: list[str]) -> Any:
-        return tokenize(tokenizer, texts, max_length, add_special_tokens)
-
+    tokenizer = text_tokenizer(load_tokenizer(pretrained), max_length, add_special_tokens)
     text_tables, edge_tables = [], []
     for table in read_tables(dataset):
         rows = dataset.read(table)
@@ -82,12 +77,12 @@ def prepare_in_process(
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
         elif not table.startswith("filters/"):
-            text_tables.append(text_rows(table, rows, to_tokens))
+            text_tables.append(text_rows(table, rows, tokenizer))
     blocks = _sorted_blocks(text_tables, ["table", "key"], num_blocks)
     if edge_tables:
         blocks += _sorted_blocks(edge_tables, ["table", "key", "anchor_id"], num_blocks)
     parts = [write_parts(block, folder / "parts") for block in reversed(blocks)]
-    join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or len(tokenizer))
+    join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or tokenizer.vocab_size)
     for split in ("validation", "test"):
         filters = f"filters/{split}"
         write_filters(folder, split, dataset.read(filters) if dataset.has(filters) else None)

@@ -13,8 +13,13 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
-from ramen_ray.method.pretrained import EncoderError, load_tokenizer, resolve_pretrained
-from ramen_ray.method.texts import TokenBatch, tokenize
+from ramen_ray.method.pretrained import (
+    EncoderError,
+    load_tokenizer,
+    resolve_pretrained,
+    text_tokenizer,
+)
+from ramen_ray.method.texts import TokenBatch
 
 MAX_LENGTH = 6
 TEXTS = [
@@ -36,7 +41,8 @@ def _build(kind: str, folder: Path) -> Encoder:
 
 
 def _table(encoder: Encoder, texts: list[str]) -> TokenTable:
-    token_ids, lengths = tokenize(encoder.tokenizer, texts, MAX_LENGTH, encoder.add_special_tokens)
+    tokenizer = text_tokenizer(encoder.tokenizer, MAX_LENGTH, encoder.add_special_tokens)
+    token_ids, lengths = tokenizer(texts)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return TokenTable(token_ids, offsets, np.arange(len(texts), dtype=np.uint64))
 

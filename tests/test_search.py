@@ -1,12 +1,22 @@
 """Search, merging and filtering against argsort and plain loops."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import build_transformer
+from ramen_ray.method.evaluation import Propensity, encode_rows, evaluate
+from ramen_ray.method.metrics import (
+    group_metrics,
+    inverse_propensities,
+    popularity_groups,
+    ranking_metrics,
+)
 from ramen_ray.method.search import drop_filtered, merge_topk, most_filters, search
 
 WIDTH = 8
@@ -84,3 +94,27 @@ def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
 )
 def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
     assert most_filters(_as_pairs(pairs)) == expected
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
+    prepared: Prepared, encoder_path: Path, split: str
+):
+    encoder = build_transformer(str(encoder_path))
+    metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))
+    queries = encode_rows(encoder, prepared.queries[split], np.arange(12))
+    similarity = queries @ encode_rows(encoder, prepared.ads, np.arange(40)).T
+    dropped = {tuple(pair) for pair in prepared.filters(split).tolist()}
+    assert dropped
+    for query, row in enumerate(ads.tolist()):
+        allowed = [ad for ad in range(40) if (query, ad) not in dropped]
+        shown = row[: len(allowed)]
+        assert sorted(shown) == allowed
+        assert set(row[len(allowed) :]) == {-1}
+        np.testing.assert_allclose(scores[query, : len(shown)], similarity[query, shown], atol=1e-5)
+        assert (np.diff(similarity[query, shown]) < 1e-5).all()
+    counts = prepared.train_click_counts
+    truth, inverse = prepared.clicks[split], inverse_propensities(counts, 60, 0.6, 2.6)
+    expected = ranking_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
+    expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
+    assert metrics == pytest.approx(expected)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertTokenizer
 
-from ramen_ray.method.texts import MIN_TEXTS_PER_BUCKET, TokenBatch, bucket_bounds, tokenize
+from ramen_ray.method.pretrained import text_tokenizer
+from ramen_ray.method.texts import MIN_TEXTS_PER_BUCKET, TokenBatch, bucket_bounds
 
 lengths_strategy = st.lists(st.integers(1, 5), min_size=1, max_size=400).map(sorted)
 
@@ -55,7 +56,7 @@ def test_tokenize_equals_one_text_at_a_time(encoder_path: Path, special: bool):
     expected = [row[: limit - 2 if special else limit] for row in expected]
     if special:
         expected = [[tokenizer.cls_token_id, *row, tokenizer.sep_token_id] for row in expected]
-    token_ids, lengths = tokenize(tokenizer, texts, limit, special)
+    token_ids, lengths = text_tokenizer(tokenizer, limit, special)(texts)
     assert token_ids.dtype == np.int32
     assert lengths.tolist() == [len(row) for row in expected]
     assert token_ids.tolist() == [token for row in expected for token in row]
@@ -65,7 +66,7 @@ def test_tokenize_equals_one_text_at_a_time(encoder_path: Path, special: bool):
 @pytest.mark.parametrize("special", [True, False])
 def test_no_text_is_longer_than_max_length(encoder_path: Path, max_length: int, special: bool):
     tokenizer = AutoTokenizer.from_pretrained(encoder_path)
-    _, lengths = tokenize(tokenizer, ["heron " * 40, "old"], max_length, special)
+    _, lengths = text_tokenizer(tokenizer, max_length, special)(["heron " * 40, "old"])
     assert lengths.max() <= max_length
 
 
@@ -74,6 +75,6 @@ def test_a_text_without_tokens_becomes_the_unknown_token(unknown: int):
     special = ["[UNK]", "[PAD]"] if unknown == 0 else ["[PAD]", "[UNK]"]
     words = [*special, "[CLS]", "[SEP]", "[MASK]", "robin"]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    token_ids, lengths = tokenize(tokenizer, ["\u200b", "robin", "\u00ad"], 4, False)
+    token_ids, lengths = text_tokenizer(tokenizer, 4, False)(["\u200b", "robin", "\u00ad"])
     assert lengths.tolist() == [1, 1, 1]
     assert token_ids.tolist() == [unknown, 5, unknown]

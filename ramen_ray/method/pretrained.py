@@ -64,14 +64,16 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def text_tokenizer(name: str, max_length: int, add_special_tokens: bool) -> TextTokenizer:
-    """Load the tokenizer of ``name`` as a :class:`~ramen_ray.method.texts.TextTokenizer`."""
-    tokenizer = load_tokenizer(name)
+def text_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, max_length: int, add_special_tokens: bool
+) -> TextTokenizer:
+    """Describe ``tokenizer`` and its settings as plain values."""
+    candidates = (tokenizer.unk_token_id, tokenizer.pad_token_id, 0)
     return TextTokenizer(
         definition=tokenizer.backend_tokenizer.to_str(),
         max_length=max_length,
         add_special_tokens=add_special_tokens,
-        placeholder=tokenizer.unk_token_id or tokenizer.pad_token_id or 0,
+        placeholder=next(token for token in candidates if token is not None),
         vocab_size=len(tokenizer),
     )
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,11 +74,24 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             elif directory.facts.get("finished"):
                 reason = "is finished"
             else:
-                _claim(directory, config, identity)
-                yield directory
+                with _removed_if_nothing_came_of_it(directory.path):
+                    _claim(directory, config, identity)
+                    yield directory
                 return
         if config.name is not None:
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
+
+
+@contextmanager
+def _removed_if_nothing_came_of_it(path: Path) -> Iterator[None]:
+    """Take the folder away when the work in it fails before a first checkpoint."""
+    is_new = not (path / CONFIG_FILE).exists()
+    try:
+        yield
+    except BaseException:
+        if is_new and not any(path.glob("checkpoint_*")):
+            shutil.rmtree(path)
+        raise
 
 
 def _numbered(stem: str) -> Iterator[str]:

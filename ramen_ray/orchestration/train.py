@@ -19,7 +19,7 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.evaluation import GROUP_KS, KS
-from ramen_ray.method.pretrained import load_config, text_tokenizer
+from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
@@ -143,7 +143,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load the tokenizer that goes with an encoder; a bag of tokens takes no special ones."""
     special = encoder.kind == "transformer"
-    return text_tokenizer(encoder.pretrained, encoder.max_length, special)
+    return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
 
 
 @contextmanager

@@ -1,1 +1,6 @@
 """The only part that imports MLflow."""
+
+import os
+
+# MLflow decides on usage reporting when it is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -154,10 +154,5 @@ def ui_command(uri: str) -> str:
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"
 
 
-def disable_telemetry() -> None:
-    """Turn MLflow's usage reporting off for this process and those that it starts."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
