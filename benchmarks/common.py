@@ -94,9 +94,10 @@ def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:
 def _prepare(dataset: str, encoder: EncoderConfig) -> Path:
     from ramen_ray.orchestration.cluster import start_ray
     from ramen_ray.orchestration.pipeline import prepare
+    from ramen_ray.orchestration.train import encoder_tokenizer
 
     start_ray()
-    return prepare(Dataset(dataset), CACHE / "prepared", encoder).path
+    return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path
 
 
 def _cpuinfo() -> list[str]:

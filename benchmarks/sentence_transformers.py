@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset as Pairs
 from datasets.utils.logging import disable_progress_bar
 from sentence_transformers import (
     SentenceTransformer,
@@ -32,6 +31,7 @@ from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
+from datasets import Dataset as Pairs
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.method.encoder import build_transformer
@@ -130,7 +130,9 @@ def run_theirs(pairs: Pairs) -> dict[str, float]:
         )
         trainer.train()
     steps = range(0, len(pairs), BATCH_SIZE)
-    batches = [trainer.data_collator(pairs.select(range(s, s + BATCH_SIZE)).to_list()) for s in steps]
+    batches = [
+        trainer.data_collator(pairs.select(range(s, s + BATCH_SIZE)).to_list()) for s in steps
+    ]
     real, encoded = np.mean([count_theirs(batch) for batch in batches], axis=0)
     return _figures(clock.ends, real, encoded, 2.0 * BATCH_SIZE)
 

@@ -35,8 +35,8 @@ class EncoderConfig(Section):
     """How a transformer's token states become one embedding."""
     num_layers: Positive | None = None
     """Keep only a transformer's first layers; None keeps all."""
-    max_length: Positive = 32
-    """Longer texts are cut to this many tokens."""
+    max_length: Annotated[int, Field(ge=4)] = 32
+    """Longer texts are cut to this many tokens, special tokens included."""
 
 
 class OptimizerConfig(Section):

@@ -62,7 +62,7 @@ def test_tokenize_equals_one_text_at_a_time(encoder_path: Path, special: bool):
     assert token_ids.tolist() == [token for row in expected for token in row]
 
 
-@pytest.mark.parametrize("max_length", [1, 2, 3, 16])
+@pytest.mark.parametrize("max_length", [4, 5, 16])
 @pytest.mark.parametrize("special", [True, False])
 def test_no_text_is_longer_than_max_length(encoder_path: Path, max_length: int, special: bool):
     tokenizer = AutoTokenizer.from_pretrained(encoder_path)

@@ -69,7 +69,10 @@ def row_problems(table: str, rows: pa.Table, num_rows: dict[str, int]) -> list[s
     ids_below = _id_ranges(table, num_rows)
     key = rows.column_names[0]
     for column in rows.column_names:
-        nulls = rows[column].null_count
+        values = rows[column]
+        nulls = values.null_count
+        if pa.types.is_list(values.type):
+            nulls += pc.list_flatten(values).null_count
         if nulls:
             problems.append(f"{table}: column {column!r} has {nulls} nulls")
     for column, limit in ids_below.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -171,7 +172,7 @@ def build_transformer(
         backbone: Any = AutoModel.from_pretrained(
             resolve_pretrained(pretrained), config=config, dtype=torch.float32
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None  # never used here, and DDP refuses parameters without gradients

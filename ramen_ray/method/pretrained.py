@@ -61,6 +61,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
     return tokenizer
 
 

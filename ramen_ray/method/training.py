@@ -56,19 +56,42 @@ class Objective:
 class Batches:
     """The batches of a run: which texts each step encodes and what is positive to what."""
 
-    def __init__(self, data: Prepared, anchor_sets: list[str], batch_size: int, seed: int) -> None:
-        """Map the tables that training draws from."""
+    def __init__(
+        self,
+        query_ids: NDArray[np.int64],
+        clicks: Csr,
+        graphs: list[Graph],
+        tables: list[TokenTable],
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        """Draw from clicks and graphs whose rows are those of ``query_ids``.
+
+        Args:
+            query_ids: (train queries,) the ids of the query rows.
+            clicks: query rows x ads.
+            graphs: one per anchor set.
+            tables: texts of queries and ads, then each anchor set's twice (query's and ad's anchor).
+            batch_size: queries of a global batch.
+            seed: of all draws.
+        """
+        self.query_ids = query_ids
+        self.clicks = clicks
+        self.graphs = graphs
+        self.tables = tables
         self.batch_size = batch_size
         self.seed = seed
-        self.query_ids = data.query_ids
-        self.clicks = data.clicks["train"]
-        self.graphs = [Graph(data.edges(s, "query"), data.edges(s, "ad")) for s in anchor_sets]
-        anchors = [data.anchors(s) for s in anchor_sets]
-        self.tables: list[TokenTable] = [data.queries["train"], data.ads]
-        self.tables += [table for table in anchors for _ in ("query", "ad")]
-        self.steps_per_epoch = num_steps(len(self.query_ids), batch_size)
+        self.steps_per_epoch = num_steps(len(query_ids), batch_size)
         self._epoch = -1
         self._order = np.empty((0, 0), dtype=np.int64)
+
+    @classmethod
+    def of(cls, data: Prepared, anchor_sets: list[str], batch_size: int, seed: int) -> "Batches":
+        """Map the tables of a prepared dataset."""
+        graphs = [Graph(data.edges(s, "query"), data.edges(s, "ad")) for s in anchor_sets]
+        anchors = [data.anchors(s) for s in anchor_sets]
+        tables = [data.queries["train"], data.ads, *(t for t in anchors for _ in ("query", "ad"))]
+        return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
 
     def draw(self, step: int) -> Int64s:
         """Return this worker's :func:`~ramen_ray.method.sampling.draw` (b, C) of a step."""

@@ -117,7 +117,7 @@ class Worker:
             config.regularization.lambda_x,
             config.regularization.lambda_z,
         )
-        self.batches = Batches(
+        self.batches = Batches.of(
             self.data,
             self.objective.anchor_sets,
             config.training.global_batch_size,

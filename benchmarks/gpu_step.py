@@ -1,0 +1,133 @@
+"""The training step on a GPU: tokens/s, share of the bf16 matmul rate, memory. Needs no Ray.
+
+A DistilBERT-size encoder with random weights, batch 1024, made texts of 3 to 12 tokens, two anchor
+sets, bf16 autocast. The step's useful operations (6 per token and encoder weight, plus attention)
+over its time are set against a large bf16 matrix product, measured in turns with it: `ratio`.
+
+    python -m benchmarks.gpu_step [--rounds 3] [--steps 20]
+"""
+
+import argparse
+import sys
+import time
+
+import numpy as np
+import torch
+from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
+
+from benchmarks.common import alternate, finish, medians
+from ramen_ray.data.csr import Csr
+from ramen_ray.data.hashing import hash_texts
+from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.encoder import TransformerEncoder
+from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.sampling import Graph
+from ramen_ray.method.training import Batches, Objective, TrainState, distinct_texts, train_steps
+
+NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
+SETS = ("links", "categories")
+WEIGHTS = dict.fromkeys(SETS, 0.1)
+OBJECTIVE = Objective(0.3, 10, False, WEIGHTS, WEIGHTS)
+
+
+def main() -> int:
+    """Alternate steps and matrix products."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, on the CPU")
+    options = parser.parse_args()
+    if not options.smoke and not torch.cuda.is_available():
+        print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
+        return 2
+    device = torch.device("cpu" if options.smoke else "cuda")
+    state, batches = _build(device, options.smoke)
+    sides = {
+        "step": lambda: _steps(state, batches, options.steps, device),
+        "matmul": lambda: _matmul(512 if options.smoke else 8192, device),
+    }
+    found = {side: medians(rows) for side, rows in alternate(options.rounds, sides).items()}
+    if not options.smoke:
+        found["step"]["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    finish(found["step"]["flops_per_s"] / found["matmul"]["flops_per_s"], found)
+    return 0
+
+
+def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Batches]:
+    num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
+    sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}
+    backbone = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    encoder = TransformerEncoder(backbone, tokenizer).to(device)
+    optimizer = build_optimizer(encoder, 2e-4, 0.01)
+    draw = np.random.default_rng(0)
+    graphs = [Graph(_pairs(draw, num_texts), _pairs(draw, num_texts)) for _ in SETS]
+    tables = [_texts(draw, num_texts) for _ in range(2 + 2 * len(SETS))]
+    clicks = _pairs(draw, num_texts)
+    batches = Batches(np.arange(num_texts), clicks, graphs, tables, batch, seed=0)
+    return TrainState(encoder, optimizer, build_schedule(optimizer, 10, 10_000)), batches
+
+
+def _pairs(draw: np.random.Generator, num_rows: int) -> Csr:
+    columns = draw.integers(0, num_rows, (num_rows, 3)).reshape(-1)
+    rows = np.repeat(np.arange(num_rows), 3)
+    distinct = np.unique(rows * num_rows + columns)
+    return Csr.from_pairs(distinct // num_rows, distinct % num_rows, num_rows)
+
+
+def _texts(draw: np.random.Generator, count: int) -> TokenTable:
+    offsets = np.concatenate([[0], np.cumsum(draw.integers(3, 13, count))])
+    token_ids = draw.integers(5, VOCABULARY, offsets[-1]).astype(np.uint16)
+    return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+
+
+def _steps(
+    state: TrainState, batches: Batches, steps: int, device: torch.device
+) -> dict[str, float]:
+    """Time ``steps`` steps after two more, and count what the encoder has to do in them."""
+    list(train_steps(state, batches, OBJECTIVE, state.step + 2, use_bf16=True))
+    drawn = range(state.step, state.step + steps)
+    started = time.perf_counter()
+    texts = [distinct_texts(batches.draw(step), batches.tables) for step in drawn]
+    host_seconds = time.perf_counter() - started
+    tokens = sum(int(t.lengths.sum()) for t in texts)
+    squares = sum(int((t.lengths**2).sum()) for t in texts)
+    _wait(device)
+    started = time.perf_counter()
+    list(train_steps(state, batches, OBJECTIVE, state.step + steps, use_bf16=True))
+    _wait(device)
+    seconds = time.perf_counter() - started
+    encoder = state.encoder
+    embeddings = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" in n)
+    weights = sum(p.numel() for p in encoder.parameters()) - embeddings
+    config = encoder.backbone.config
+    flops = 6 * weights * tokens + 12 * config.num_hidden_layers * config.hidden_size * squares
+    return {
+        "ms_per_step": 1000 * seconds / steps,
+        "host_ms_per_step": 1000 * host_seconds / steps,
+        "tokens_per_s": tokens / seconds,
+        "texts_per_step": sum(len(t.lengths) for t in texts) / steps,
+        "flops_per_s": flops / seconds,
+    }
+
+
+def _matmul(size: int, device: torch.device, repeats: int = 10) -> dict[str, float]:
+    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        left @ right
+    _wait(device)
+    started = time.perf_counter()
+    for _ in range(repeats):
+        left @ right
+    _wait(device)
+    return {"flops_per_s": repeats * 2 * size**3 / (time.perf_counter() - started)}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
