@@ -1,8 +1,8 @@
 """Memory of the driver while the data pipeline prepares ever larger data.
 
-Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks a query, one anchor set with 5
-edges a query and an ad, texts of 3 to 8 words) are generated and prepared, each in a process of its
-own; its memory is sampled meanwhile, and that of its Ray processes (shared memory not counted).
+Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks a query, one anchor set with
+5 edges a query and an ad, texts of 3 to 8 words) are generated and prepared, each in a process of
+its own; its memory is sampled meanwhile, and that of its Ray processes (shared memory not counted).
 `ratio` is the driver's peak at 1M over that at 10K.
 
     python -m benchmarks.data_scale [--sizes 10000 100000 1000000]

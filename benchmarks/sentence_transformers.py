@@ -71,7 +71,7 @@ def main() -> None:
 def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
-    batches = Batches(prepared(str(dataset.path), ENCODER), [], BATCH_SIZE, seed=0)
+    batches = Batches.of(prepared(str(dataset.path), ENCODER), [], BATCH_SIZE, seed=0)
     pairs = same_pairs(dataset, batches, WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
     results = alternate(

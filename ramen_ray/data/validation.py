@@ -69,10 +69,7 @@ def row_problems(table: str, rows: pa.Table, num_rows: dict[str, int]) -> list[s
     ids_below = _id_ranges(table, num_rows)
     key = rows.column_names[0]
     for column in rows.column_names:
-        values = rows[column]
-        nulls = values.null_count
-        if pa.types.is_list(values.type):
-            nulls += pc.list_flatten(values).null_count
+        nulls = _num_nulls(rows[column])
         if nulls:
             problems.append(f"{table}: column {column!r} has {nulls} nulls")
     for column, limit in ids_below.items():
@@ -88,6 +85,11 @@ def row_problems(table: str, rows: pa.Table, num_rows: dict[str, int]) -> list[s
         if column in rows.column_names:
             problems += _flagged(table, rows, flag(rows[column]), key, message)
     return problems
+
+
+def _num_nulls(values: pa.ChunkedArray) -> int:
+    within = pc.list_flatten(values).null_count if pa.types.is_list(values.type) else 0
+    return int(values.null_count + within)
 
 
 _ROW_RULES: list[tuple[str, Callable[[pa.ChunkedArray], pa.Array], str]] = [

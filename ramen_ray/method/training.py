@@ -71,7 +71,7 @@ class Batches:
             query_ids: (train queries,) the ids of the query rows.
             clicks: query rows x ads.
             graphs: one per anchor set.
-            tables: texts of queries and ads, then each anchor set's twice (query's and ad's anchor).
+            tables: texts of queries and ads, then each anchor set's twice (of query and of ad).
             batch_size: queries of a global batch.
             seed: of all draws.
         """
