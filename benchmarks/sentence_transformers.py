@@ -6,6 +6,7 @@ and no graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRank
 saving, evaluation, logging and gradient clipping off. Rounds alternate; the first steps of each
 round are not timed. `ratio` is our queries per second over theirs on foldoc; the figures for debian
 (longer texts) stand beside it, and so do the tokens that each side encodes, which explain it.
+`--precision bf16` puts both sides under bf16 autocast instead.
 
     python -m benchmarks.sentence_transformers [--rounds 3] [--steps 6] [--no-debian]
 """
@@ -59,23 +60,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a round")
     parser.add_argument("--no-debian", action="store_true")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     disable_progress_bar()
-    figures = {"foldoc": compare("foldoc", options.rounds, options.steps)}
+    use_bf16 = options.precision == "bf16"
+    figures = {"foldoc": compare("foldoc", options.rounds, options.steps, use_bf16)}
     if not options.no_debian:
-        figures["debian"] = compare("debian", options.rounds, max(options.steps // 2, 1))
-    finish(figures["foldoc"]["ratio"], figures)
+        steps = max(options.steps // 2, 1)
+        figures["debian"] = compare("debian", options.rounds, steps, use_bf16)
+    finish(figures["foldoc"]["ratio"], {"precision": options.precision, **figures})
 
 
-def compare(name: str, rounds: int, steps: int) -> dict[str, float]:
+def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
     batches = Batches.of(prepared(str(dataset.path), ENCODER), [], BATCH_SIZE, seed=0)
     pairs = same_pairs(dataset, batches, WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
     results = alternate(
-        rounds, {"ours": lambda: run_ours(batches, steps), "theirs": lambda: run_theirs(pairs)}
+        rounds,
+        {
+            "ours": lambda: run_ours(batches, steps, use_bf16),
+            "theirs": lambda: run_theirs(pairs, use_bf16),
+        },
     )
     ours, theirs = medians(results["ours"]), medians(results["theirs"])
     return {
@@ -96,13 +104,13 @@ def same_pairs(dataset: Dataset, batches: Batches, steps: int) -> Pairs:
     return Pairs.from_dict(columns)
 
 
-def run_ours(batches: Batches, steps: int) -> dict[str, float]:
+def run_ours(batches: Batches, steps: int, use_bf16: bool) -> dict[str, float]:
     """Train one round with the project's step."""
     encoder = build_transformer(ENCODER.pretrained)
     optimizer = build_optimizer(encoder, LEARNING_RATE, weight_decay=0.0)
     state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, WARMUP_STEPS + steps))
     ends = []
-    for _ in train_steps(state, batches, OBJECTIVE, WARMUP_STEPS + steps):
+    for _ in train_steps(state, batches, OBJECTIVE, WARMUP_STEPS + steps, use_bf16=use_bf16):
         ends.append(time.perf_counter())
     real, encoded, texts = np.mean([count_ours(batches, s) for s in range(len(ends))], axis=0)
     return _figures(ends, real, encoded, texts)
@@ -115,7 +123,7 @@ def count_ours(batches: Batches, step: int) -> tuple[int, int, int]:
     return len(batch.token_ids), sum(ids.size for ids, _ in batch.buckets()), len(texts.rows)
 
 
-def run_theirs(pairs: Pairs) -> dict[str, float]:
+def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
     """Train one round with sentence-transformers."""
     model = SentenceTransformer(resolve_pretrained(ENCODER.pretrained), device="cpu")
     model.max_seq_length = ENCODER.max_length
@@ -123,7 +131,7 @@ def run_theirs(pairs: Pairs) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
-            args=_their_arguments(folder),
+            args=_their_arguments(folder, use_bf16),
             train_dataset=pairs,
             loss=MultipleNegativesRankingLoss(model),
             callbacks=[clock],
@@ -137,7 +145,7 @@ def run_theirs(pairs: Pairs) -> dict[str, float]:
     return _figures(clock.ends, real, encoded, 2.0 * BATCH_SIZE)
 
 
-def _their_arguments(folder: str) -> SentenceTransformerTrainingArguments:
+def _their_arguments(folder: str, use_bf16: bool) -> SentenceTransformerTrainingArguments:
     return SentenceTransformerTrainingArguments(
         output_dir=str(Path(folder) / "theirs"),
         num_train_epochs=1,
@@ -148,6 +156,7 @@ def _their_arguments(folder: str) -> SentenceTransformerTrainingArguments:
         optim="adamw_torch_fused",
         max_grad_norm=0.0,
         use_cpu=True,
+        bf16=use_bf16,
         save_strategy="no",
         eval_strategy="no",
         logging_strategy="no",

@@ -98,7 +98,7 @@ def _errors_in_one_line() -> Iterator[None]:
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
     """Give ``config`` the anchor sets of the dataset that ``arguments`` name, if they name one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset")
+    parser.add_argument("--dataset", nargs="?")  # a missing value is for tyro to report
     path = parser.parse_known_args(arguments)[0].dataset
     if path is None:
         return config

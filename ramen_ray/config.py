@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A part of the tree: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class EncoderConfig(Section):

@@ -27,7 +27,7 @@ TEXTS = [
     "northern sloops and ketch",
     "heron",
     "漢字",
-    "rare heron " * 20,
+    "rare heron " + "crane stork " * 20,
     "great maple - small alder",
     "tango 漢 waltz",
 ]

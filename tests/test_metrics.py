@@ -5,7 +5,7 @@ from math import log, log2
 import numpy as np
 import pytest
 import pytrec_eval
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import csr_of
 
@@ -39,6 +39,7 @@ def predictions_and_truths(draw):
     return np.array(topk), [sorted(draw(clicks)) for _ in range(num_queries)]
 
 
+many_counts = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(np.array)
 counts_strategy = st.lists(st.integers(0, 40), min_size=NUM_ADS, max_size=NUM_ADS).map(np.array)
 
 
@@ -155,7 +156,9 @@ def test_group_metrics_add_up_to_precision_and_equal_a_loop(case, counts):
             assert found[f"{name}/R@{k}"] == pytest.approx(expected)
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=30).map(np.array))
+@given(many_counts)
+@example(np.array([0, 0]))
+@example(np.array([0, 2, 1, 1, 1]))
 def test_popularity_groups_split_the_ads_by_clicks(counts):
     groups = popularity_groups(counts)
     assert (np.stack(list(groups.values())).sum(axis=0) == 1).all()
@@ -166,7 +169,9 @@ def test_popularity_groups_split_the_ads_by_clicks(counts):
     assert len(set(by_count)) == len(set(counts.tolist()))
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30).map(np.array))
+@given(many_counts.filter(np.any))
+@example(np.array([2, 1, 1, 1]))
+@example(np.array([5, 4, 1, 0]))
 def test_head_and_torso_are_the_fewest_click_counts_that_cover_a_third_and_two_thirds(counts):
     groups = popularity_groups(counts)
     for part, share in ((groups["head"], 1 / 3), (groups["head"] | groups["torso"], 2 / 3)):

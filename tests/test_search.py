@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.encoder import build_transformer
-from ramen_ray.method.evaluation import Propensity, encode_rows, evaluate
+from ramen_ray.method.evaluation import Propensity, encode_rows, evaluate, retrieve
 from ramen_ray.method.metrics import (
     group_metrics,
     inverse_propensities,
@@ -94,6 +94,24 @@ def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
 )
 def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
     assert most_filters(_as_pairs(pairs)) == expected
+
+
+@given(
+    st.integers(1, 250),
+    st.lists(st.integers(1, 249), max_size=3),
+    pairs_strategy,
+    st.integers(0, 9),
+)
+def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pairs, seed):
+    queries, ads = _embeddings(5, seed), _embeddings(num_ads, seed + 1)
+    bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
+    parts = (ads[start:stop] for start, stop in pairwise(bounds))
+    found, scores = retrieve(queries, parts, _as_pairs(pairs))
+    similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
+    assert found.shape[1] == scores.shape[1] == 100
+    for query, row in enumerate(found.tolist()):
+        best = [ad for ad in np.argsort(-similarity[query]) if (query, ad) not in pairs]
+        assert row == [*best, *[-1] * 100][:100]
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

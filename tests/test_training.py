@@ -45,7 +45,7 @@ def _build(kind: str, folder: Path) -> Encoder:
 
 
 def _batches(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Batches:
-    return Batches(data, objective.anchor_sets, batch_size, seed=3)
+    return Batches.of(data, objective.anchor_sets, batch_size, seed=3)
 
 
 def _state(encoder: nn.Module, lr: float = 5e-3, total_steps: int = 40) -> TrainState:

@@ -302,3 +302,24 @@ def test_the_fingerprint_changes_with_content_only(copied: Path, dataset_path: P
     assert Dataset(copied).fingerprint == Dataset(dataset_path).fingerprint
     _set("ads", "text", 3, "another text")(copied)
     assert Dataset(copied).fingerprint != Dataset(dataset_path).fingerprint
+
+
+def test_repeated_clicks_and_edges_are_found(copied: Path):
+    queries = pq.read_table(copied / "queries" / "train.parquet")
+    ad_ids = queries["ad_ids"].to_pylist()
+    ad_ids[4] = [7, 2, 7]
+    doubled = queries.set_column(2, "ad_ids", pa.array(ad_ids, pa.list_(pa.int64())))
+    pq.write_table(doubled, copied / "queries" / "train.parquet")
+    edges = pq.read_table(copied / "edges" / "links" / "ad.parquet")
+    again = pa.concat_tables([edges, edges.slice(3, 1)])
+    pq.write_table(again, copied / "edges" / "links" / "ad.parquet")
+    found = validate(Dataset(copied))
+    ad_id = edges["ad_id"][3].as_py()
+    assert "queries/train: query_id 4 names an ad twice in ad_ids" in found
+    assert f"edges/links/ad: ad_id {ad_id} has an edge twice to one anchor_id" in found
+
+
+def test_edges_without_anchors_are_found(copied: Path):
+    (copied / "anchors" / "links.parquet").unlink()
+    with pytest.raises(DatasetError, match="edges/links belongs to no anchor set"):
+        check_structure(Dataset(copied))

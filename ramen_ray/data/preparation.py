@@ -134,7 +134,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         vocab_size: number of token ids; decides between uint16 and int32.
 
     Raises:
-        DatasetError: ids are repeated or missing, or a click or an edge stands there twice.
+        DatasetError: an id or an edge stands there twice.
     """
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
@@ -194,13 +194,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
-        ads, query = part["ad_ids"], np.repeat(part["id"], part["degrees"])
-        twice = (np.diff(ads) == 0) & (np.diff(query) == 0)
-        if twice.any():
-            place = int(np.flatnonzero(twice)[0])
-            raise DatasetError(
-                f"{table}: query_id {query[place]} names ad {ads[place]} twice in ad_ids"
-            )
+        ads = part["ad_ids"]
         indptr[row + 1 : row + 1 + len(ends)] = ends
         indices[entry : entry + len(ads)] = ads
         counts += np.bincount(ads, minlength=len(counts))

@@ -1,5 +1,6 @@
 """Checks of a dataset directory: what is there, and what its rows say."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -47,8 +48,21 @@ def check_structure(dataset: Dataset) -> dict[str, int]:
         if not num_rows[table] and not table.startswith("filters/"):
             hint = _EMPTY_HINTS.get(table.split("/")[0], "")
             problems.append(f"{dataset.path}: table {table!r} is empty{hint}")
-    raise_if_any(dataset, problems)
+    raise_if_any(dataset, problems + _anchor_set_problems(dataset))
     return num_rows
+
+
+def _anchor_set_problems(dataset: Dataset) -> list[str]:
+    with_edges = {table.split("/")[1] for table in dataset.tables if table.startswith("edges/")}
+    problems = [
+        f"{dataset.path}: edges/{name} belongs to no anchor set (there is no anchors/{name})"
+        for name in sorted(with_edges - set(dataset.anchor_sets))
+    ]
+    return problems + [
+        f"{dataset.path}: anchor set {name!r} may hold letters, digits, '_' and '-' only"
+        for name in dataset.anchor_sets
+        if not re.fullmatch(r"[\w-]+", name)
+    ]
 
 
 _EMPTY_HINTS = {
@@ -103,6 +117,7 @@ _ROW_RULES: list[tuple[str, Callable[[pa.ChunkedArray], pa.Array], str]] = [
         lambda ad_ids: pc.equal(pc.list_value_length(ad_ids), 0),
         "has no ads; leave such queries out",
     ),
+    ("ad_ids", lambda ad_ids: _repeats(ad_ids), "names an ad twice in ad_ids"),
     (
         "weight",
         lambda weights: pc.invert(pc.and_(pc.is_finite(weights), pc.greater(weights, 0))),
@@ -126,6 +141,8 @@ def validate(dataset: Dataset) -> list[str]:
             problems += found
             if "text" in batch.column_names and not found:
                 problems += _repeated_ids(table, batch, seen)
+        if table.startswith("edges/"):
+            problems += _repeated_edges(dataset, table)
     return problems
 
 
@@ -190,6 +207,27 @@ def _repeated_ids(table: str, rows: pa.Table, seen: np.ndarray) -> list[str]:
     return [
         f"{table}: column {rows.column_names[0]!r} repeats ids: {_examples(pa.array(repeated))}"
     ]
+
+
+def _repeated_edges(dataset: Dataset, table: str) -> list[str]:
+    node, anchor = schema_of(table).names[:2]
+    pairs = pa.concat_tables(batch.select([node, anchor]) for batch in _batches(dataset, table))
+    counts = pairs.group_by([node, anchor]).aggregate([([], "count_all")])
+    repeated = counts.filter(pc.greater(counts["count_all"], 1)).sort_by(node)
+    if not len(repeated):
+        return []
+    return [f"{table}: {node} {_examples(repeated[node])} has an edge twice to one {anchor}"]
+
+
+def _repeats(lists: pa.ChunkedArray) -> pa.Array:
+    """Flag the lists (rows,) that hold a value twice."""
+    lists = lists.combine_chunks()
+    rows, values = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists).to_numpy(False)
+    order = np.lexsort((values, rows))
+    twice = (np.diff(rows[order]) == 0) & (np.diff(values[order]) == 0)
+    flags = np.zeros(len(lists), dtype=bool)
+    flags[rows[order][1:][twice]] = True
+    return pa.array(flags)
 
 
 def _flagged(table: str, rows: pa.Table, flags: pa.Array, key: str, message: str) -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.distributed import gather_arrays, own_range
+from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.metrics import (
     group_metrics,
     inverse_propensities,
@@ -36,9 +36,11 @@ class Propensity:
 
 @torch.inference_mode()
 def encode_rows(
-    encoder: nn.Module, table: TokenTable, rows: NDArray[Any], use_bf16: bool = False
+    encoder: Encoder, table: TokenTable, rows: NDArray[Any], use_bf16: bool = False
 ) -> NDArray[np.float32]:
     """Encode the texts ``rows`` (n,) of ``table``; returns unit-norm embeddings (n, D) float32."""
+    if not len(rows):
+        return np.empty((0, encoder.dim), dtype=np.float32)
     device = next(encoder.parameters()).device
     by_length = np.argsort(table.lengths(rows), kind="stable")
     parts = []
@@ -81,7 +83,7 @@ def retrieve(
 
 
 def evaluate(
-    encoder: nn.Module, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
+    encoder: Encoder, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
 ) -> tuple[dict[str, float], TopK]:
     """Encode, search and measure one split, shared out over the workers.
 
@@ -96,7 +98,7 @@ def evaluate(
     query_embeddings = np.concatenate(gather_arrays(embedded, device))
     k = max(KS) + most_filters(filter_pairs)
     ads, scores = search(query_embeddings, ad_embeddings, k)
-    ads = np.where(ads >= 0, ads + own_ads[:1], -1)
+    ads = np.where(ads >= 0, ads + own_ads.min(initial=len(data.ads)), -1)
     results = zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True)
     topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))
     return score(topk, data, split, propensity), topk

@@ -136,7 +136,13 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"training.selection_metric {config.training.selection_metric!r} is not one of "
             f"{', '.join(known)}"
         )
-    load_config(config.encoder.pretrained)
+    limit = getattr(load_config(config.encoder.pretrained), "max_position_embeddings", None)
+    too_long = limit is not None and config.encoder.max_length > limit
+    if config.encoder.kind == "transformer" and too_long:
+        raise ConfigError(
+            f"encoder.max_length {config.encoder.max_length} is more than the {limit} positions "
+            f"of {config.encoder.pretrained!r}"
+        )
     return encoder_tokenizer(config.encoder)
 
 

@@ -1,0 +1,133 @@
+"""The hand-written side of `epoch_overhead`: a plain PyTorch loop over batches held in memory.
+
+It imports neither Ray nor MLflow. Token ids, masks, positions and positive masks of every step are
+tensors before the clock starts. What is drawn and which texts share a padded batch follow the
+project, so that both sides do the same steps and end at the same losses.
+
+    python -m benchmarks.bare_epochs PREPARED_FOLDER CONFIG_FILE    (prints one JSON object)
+"""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ramen_ray.config import RunConfig, read_config
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import build_transformer
+from ramen_ray.method.losses import triplet_loss
+from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training import Batches, Pool, distinct_texts, gather_tokens
+
+
+@dataclass
+class Term:
+    """One triplet term: rows and candidates among the distinct texts, positives, weight."""
+
+    rows: Tensor
+    pool: Tensor
+    positive: Tensor
+    is_positive: Tensor
+    weight: float
+
+
+@dataclass
+class Step:
+    """A step's padded token ids with their masks (None where nothing is padded), and its terms."""
+
+    inputs: list[tuple[Tensor, Tensor | None]]
+    terms: list[Term]
+
+
+def main() -> None:
+    """Build all steps, train, and print the seconds and the losses."""
+    data, config = Prepared(Path(sys.argv[1])), read_config(Path(sys.argv[2]))
+    torch.set_num_threads(config.workers.cpus_per_worker)
+    torch.set_float32_matmul_precision("high")
+    regularization = config.regularization
+    sets = sorted({*regularization.lambda_x, *regularization.lambda_z})
+    batches = Batches.of(data, sets, config.training.global_batch_size, config.seed)
+    num_steps = batches.steps_per_epoch * config.training.epochs
+    steps = [build_step(batches, step, sets, config) for step in range(num_steps)]
+    encoder = build_transformer(
+        config.encoder.pretrained, config.encoder.pooling, config.encoder.num_layers
+    )
+    rates = config.optimizer
+    optimizer = build_optimizer(encoder, rates.lr, rates.weight_decay, rates.embedding_lr)
+    warmup = round(rates.warmup_fraction * num_steps)
+    schedule = build_schedule(optimizer, warmup, num_steps)
+    losses = []
+    started = time.perf_counter()
+    for step in steps:
+        loss = step_loss(encoder.backbone, step, config)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    seconds = time.perf_counter() - started
+    print(json.dumps({"seconds": seconds, "losses": losses}))
+
+
+def build_step(batches: Batches, step: int, sets: list[str], config: RunConfig) -> Step:
+    """Draw a step and turn everything it needs into tensors."""
+    drawn = batches.draw(step)
+    texts = distinct_texts(drawn, batches.tables)
+    tokens = gather_tokens(texts.columns, texts.rows, batches.tables)
+    inputs = [_padded(ids, lengths) for ids, lengths in tokens.buckets()]
+
+    def term(row: int, column: int, pool: Pool, truth: Any, weight: float) -> Term:
+        arrays = (
+            texts.position[:, row],
+            pool.positions,
+            pool.find(drawn[:, column]),
+            pool.is_positive(truth, drawn[:, row]),
+        )
+        return Term(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays), weight)
+
+    terms = [term(0, 1, Pool.of(drawn, texts.position, [1]), batches.clicks, 1.0)]
+    for number, (name, graph) in enumerate(zip(sets, batches.graphs, strict=True)):
+        of_query, of_ad = 2 + 2 * number, 3 + 2 * number
+        pool = Pool.of(drawn, texts.position, [of_query, of_ad])
+        lambda_x, lambda_z = config.regularization.lambda_x, config.regularization.lambda_z
+        terms.append(term(0, of_query, pool, graph.query, lambda_x.get(name, 0.0)))
+        terms.append(term(1, of_ad, pool, graph.ad, lambda_z.get(name, 0.0)))
+    return Step(inputs, terms)
+
+
+def step_loss(backbone: PreTrainedModel, step: Step, config: RunConfig) -> Tensor:
+    """Encode, mean-pool, normalise; the weighted sum of the triplet terms."""
+    pooled = []
+    for ids_NT, mask_NT in step.inputs:
+        hidden_NTD = backbone(input_ids=ids_NT, attention_mask=mask_NT).last_hidden_state
+        if mask_NT is None:
+            pooled.append(hidden_NTD.mean(dim=1))
+        else:
+            weights_NT1 = mask_NT[:, :, None].float()
+            pooled.append((hidden_NTD * weights_NT1).sum(dim=1) / weights_NT1.sum(dim=1))
+    embeddings_UD = functional.normalize(torch.cat(pooled), dim=-1)
+    loss = embeddings_UD.new_zeros(())
+    for term in step.terms:
+        similarity = embeddings_UD[term.rows] @ embeddings_UD[term.pool].T
+        constants = (config.loss.margin, config.loss.num_hard_negatives)
+        losses = triplet_loss(similarity, term.positive, term.is_positive, *constants)
+        loss = loss + term.weight * losses.mean()
+    return loss
+
+
+def _padded(ids: Any, lengths: Any) -> tuple[Tensor, Tensor | None]:
+    full = lengths[0] == lengths[-1]
+    mask = np.arange(ids.shape[1]) < lengths[:, None]
+    return torch.from_numpy(ids), None if full else torch.from_numpy(mask.astype(np.int64))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What Ray, MLflow and memory-mapped data cost an epoch, over a bare loop with all in memory.
+
+One side is the whole project: `python jobs/train.py foldoc` with all-MiniLM cut to two layers and
+both anchor sets, batches of 256, one Ray Train worker of two threads, a fresh output folder, every
+step's losses logged to MLflow. Its seconds per epoch are the run's metric `trained_seconds` over
+the epochs; with validations and checkpoints they are the time from the first to the last epoch's
+validation. The other side is `benchmarks.bare_epochs`, a hand-written loop in a fresh process. Both
+sides' losses are compared step by step; if they differ, the benchmark fails. `ratio` is project
+over bare (goal: at most 1.05).
+
+    python -m benchmarks.epoch_overhead [--rounds 3] [--epochs 2]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mlflow.tracking import MlflowClient
+
+from benchmarks.common import ENVIRONMENT, NUM_THREADS, ROOT, alternate, finish, medians
+from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.presets import foldoc
+
+LOSS_TOLERANCE = 1e-3
+WEIGHTS = {"links": 0.1, "categories": 0.1}
+
+
+def main() -> None:
+    """Alternate the two sides and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2, help="two at least")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(Path(folder), options.epochs)
+        file = Path(folder) / "config.json"
+        write_config(config, file)
+        results = alternate(
+            options.rounds,
+            {"project": lambda: run_project(config, file), "bare": lambda: run_bare(config, file)},
+        )
+    difference = largest_difference(results["project"] + results["bare"])
+    print(f"largest relative difference between any two runs' losses: {difference:.2g}")
+    if difference > LOSS_TOLERANCE:
+        sys.exit("the two sides do not do the same steps")
+    sides = {side: medians([run["figures"] for run in runs]) for side, runs in results.items()}
+    project, bare = sides["project"]["seconds_per_epoch"], sides["bare"]["seconds_per_epoch"]
+    whole = sides["project"]["seconds_per_epoch_with_validation"]
+    figures = {
+        "project_seconds_per_epoch": project,
+        "bare_seconds_per_epoch": bare,
+        "project_seconds_per_epoch_with_validation_and_checkpoint": whole,
+        "ratio_with_validation_and_checkpoint": whole / bare,
+        "largest_loss_difference": difference,
+        "rounds": {side: [run["figures"] for run in runs] for side, runs in results.items()},
+    }
+    finish(project / bare, figures)
+
+
+def make_config(output: Path, epochs: int) -> RunConfig:
+    """Return the configuration of both sides."""
+    changes = {
+        "dataset": str(ROOT / "datasets" / "foldoc"),
+        "output": str(output),
+        "encoder.kind": "transformer",
+        "encoder.num_layers": 2,
+        "optimizer.lr": 2e-4,
+        "regularization.lambda_x": WEIGHTS,
+        "regularization.lambda_z": WEIGHTS,
+        "training.epochs": epochs,
+        "training.precision": "fp32",
+        "workers.cpus_per_worker": NUM_THREADS,
+    }
+    return overlay(foldoc(), changes)
+
+
+def run_project(config: RunConfig, file: Path) -> dict[str, Any]:
+    """Train through the project and read the run from MLflow."""
+    _run(str(ROOT / "jobs" / "train.py"), "--config", str(file))
+    client = MlflowClient(tracking_uri=f"sqlite:///{config.output}/mlflow.db")
+    experiment = client.get_experiment_by_name(config.experiment)
+    run = client.search_runs([experiment.experiment_id], max_results=1)[0]
+    losses = client.get_metric_history(run.info.run_id, "loss/total")
+    validated = sorted(
+        point.timestamp for point in client.get_metric_history(run.info.run_id, "validation/P_at_1")
+    )
+    epochs = config.training.epochs
+    figures = {
+        "seconds_per_epoch": run.data.metrics["trained_seconds"] / epochs,
+        "seconds_per_epoch_with_validation": (validated[-1] - validated[0]) / 1000 / (epochs - 1),
+    }
+    in_order = sorted(losses, key=lambda point: point.step)
+    return {"figures": figures, "losses": [point.value for point in in_order]}
+
+
+def run_bare(config: RunConfig, file: Path) -> dict[str, Any]:
+    """Train through the hand-written loop."""
+    (data,) = (Path(config.output) / "prepared").glob("foldoc-*")
+    result = json.loads(_run("-m", "benchmarks.bare_epochs", str(data), str(file)).splitlines()[-1])
+    figures = {"seconds_per_epoch": result["seconds"] / config.training.epochs}
+    return {"figures": figures, "losses": result["losses"]}
+
+
+def largest_difference(runs: list[dict[str, Any]]) -> float:
+    """Return the largest relative difference between any two runs' losses at the same step."""
+    if len({len(run["losses"]) for run in runs}) > 1:
+        sys.exit("the two sides differ in their number of steps")
+    by_step = zip(*(run["losses"] for run in runs), strict=True)
+    return max((max(losses) - min(losses)) / max(losses) for losses in by_step)
+
+
+def _run(*arguments: str) -> str:
+    command, environment = [sys.executable, *arguments], {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
