@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from ramen_ray.method.pretrained import (
     EncoderError,
@@ -28,8 +28,6 @@ from ramen_ray.method.pretrained import (
 from ramen_ray.method.texts import TokenBatch
 
 Pooling = Literal["mean", "cls"]
-
-disable_progress_bar()
 
 
 class TransformerEncoder(nn.Module):
@@ -168,17 +166,38 @@ def build_transformer(
                 f"{config.num_hidden_layers} layers"
             )
         config.num_hidden_layers = num_layers
-    try:
-        backbone: Any = AutoModel.from_pretrained(
-            resolve_pretrained(pretrained), config=config, dtype=torch.float32
-        )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
-    if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
+    backbone = _load_backbone(pretrained, config)
     tokenizer = load_tokenizer(pretrained)
     _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
     return TransformerEncoder(backbone, tokenizer, pooling)
+
+
+def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
+    """Load the weights that ``config`` asks for, without the pooler.
+
+    transformers' own report is kept quiet: layers that are cut off are no news, and missing weights,
+    which it would make up, are an error here.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        backbone, report = AutoModel.from_pretrained(
+            resolve_pretrained(pretrained),
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise EncoderError(f"{pretrained!r} lacks weights: {', '.join(missing[:3])} ...")
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
+    return backbone
 
 
 def build_bag(pretrained: str) -> BagEncoder:

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from ramen_ray.method.texts import TextTokenizer
 
@@ -37,7 +37,7 @@ def resolve_pretrained(name: str) -> str:
     return name
 
 
-def load_config(name: str) -> PretrainedConfig:
+def load_config(name: str) -> PreTrainedConfig:
     """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`)."""
     source = resolve_pretrained(name)
     try:
