@@ -175,8 +175,8 @@ def build_transformer(
 def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
     """Load the weights that ``config`` asks for, without the pooler.
 
-    transformers' own report is kept quiet: layers that are cut off are no news, and missing weights,
-    which it would make up, are an error here.
+    transformers' own report is kept quiet: layers that are cut off are no news, and missing
+    weights, which it would make up, are an error here.
     """
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
