@@ -18,7 +18,7 @@ test: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[cpu,dev]"
 	touch $@
 
 clean:

@@ -2,13 +2,15 @@
 
 Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks a query, one anchor set with
 5 edges a query and an ad, texts of 3 to 8 words) are generated and prepared, each in a process of
-its own; its memory is sampled meanwhile, and that of its Ray processes (shared memory not counted).
+its own; its memory is sampled meanwhile, and so are that of its Ray processes (without what they
+share) and the growth of /dev/shm, where Ray's object store lies.
 `ratio` is the driver's peak at 1M over that at 10K.
 
     python -m benchmarks.data_scale [--sizes 10000 100000 1000000]
 """
 
 import argparse
+import shutil
 import tempfile
 import threading
 import time
@@ -40,7 +42,8 @@ def main() -> None:
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
             rows = in_fresh_process(generate, Path(folder) / "dataset", size)
-            figures[str(size)] = in_fresh_process(measure, Path(folder)) | {"rows": rows}
+            found = in_fresh_process(measure, Path(folder))
+        figures[str(size)] = {**found, "rows": rows, "rows_per_s": rows / found["seconds"]}
         print(f"{size} queries: {figures[str(size)]}", flush=True)
     first, last = figures[str(sizes[0])], figures[str(sizes[-1])]
     finish(last["driver_peak_mb"] / first["driver_peak_mb"], figures)
@@ -103,12 +106,14 @@ def measure(folder: Path) -> dict[str, float]:
         "driver_before_mb": before / 1e6,
         "driver_peak_mb": peaks["driver"] / 1e6,
         "ray_processes_peak_mb": peaks["below"] / 1e6,
+        "object_store_peak_mb": peaks["object_store"] / 1e6,
     }
 
 
 @contextmanager
 def _sampled() -> Iterator[dict[str, int]]:
-    peaks = {"driver": 0, "below": 0}
+    peaks = {"driver": 0, "below": 0, "object_store": 0}
+    stored_before = shutil.disk_usage("/dev/shm").used
     stop = threading.Event()
 
     def sample() -> None:
@@ -117,6 +122,8 @@ def _sampled() -> Iterator[dict[str, int]]:
             peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
             below = sum(_private_bytes(child) for child in me.children(recursive=True))
             peaks["below"] = max(peaks["below"], below)
+            stored = shutil.disk_usage("/dev/shm").used - stored_before
+            peaks["object_store"] = max(peaks["object_store"], stored)
 
     thread = threading.Thread(target=sample)
     thread.start()

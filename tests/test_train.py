@@ -125,6 +125,14 @@ def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> N
     assert _losses(result) == pytest.approx(_losses(unharmed), abs=1e-4)
 
 
+def test_training_stops_early_when_nothing_gets_better(config: RunConfig, cluster: None) -> None:
+    changes = {"name": "early", "optimizer.lr": 1e-12, "training.early_stop_patience": 1}
+    result = fit(overlay(config, changes))
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    validated = client.get_metric_history(result.mlflow_run_id, "validation/P_at_1")
+    assert sorted(point.step for point in validated) == [7, 14]
+
+
 def test_a_killed_driver_goes_on_with_the_same_command(
     config: RunConfig, unharmed: TrainResult, tmp_path: Path
 ) -> None:

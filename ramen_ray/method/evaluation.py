@@ -97,7 +97,7 @@ def evaluate(
     embedded = encode_rows(encoder, queries, own_queries, use_bf16)
     query_embeddings = np.concatenate(gather_arrays(embedded, device))
     k = max(KS) + most_filters(filter_pairs)
-    ads, scores = search(query_embeddings, ad_embeddings, k)
+    ads, scores = search(query_embeddings, ad_embeddings, k, device.index)
     ads = np.where(ads >= 0, ads + own_ads.min(initial=len(data.ads)), -1)
     results = zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True)
     topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))

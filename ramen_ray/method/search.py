@@ -10,7 +10,10 @@ TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def search(
-    query_embeddings: NDArray[np.float32], ad_embeddings: NDArray[np.float32], k: int
+    query_embeddings: NDArray[np.float32],
+    ad_embeddings: NDArray[np.float32],
+    k: int,
+    gpu: int | None = None,
 ) -> TopK:
     """Find each query's k most similar ads by inner product.
 
@@ -18,11 +21,14 @@ def search(
         query_embeddings: (queries, D) float32.
         ad_embeddings: (ads, D) float32.
         k: ads per query; fewer than k ads give -1 and -inf at the end.
+        gpu: search on this GPU if the faiss that is installed can.
 
     Returns:
         ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
     """
     index = faiss.IndexFlatIP(ad_embeddings.shape[1])
+    if gpu is not None and faiss.get_num_gpus() > 0:
+        index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(np.ascontiguousarray(ad_embeddings))
     scores, ads = index.search(np.ascontiguousarray(query_embeddings), k)
     scores[ads < 0] = -np.inf

@@ -41,6 +41,7 @@ VALIDATION = "validation/"
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
 STEPS_PER_LOG = 50
+SECONDS_BETWEEN_LINES = 30
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class Worker:
 
     def _train_until(self, stop: int) -> np.ndarray:
         """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses."""
-        started, first = time.monotonic(), self.state.step
+        started, first, told = time.monotonic(), self.state.step, 0
         waiting: list[Tensor] = []
         sums = np.zeros(len(self.objective.terms))
         steps = train_steps(
@@ -199,6 +200,9 @@ class Worker:
                 seconds = time.monotonic() - started
                 self._log_steps(values, (self.state.step - first) / seconds)
                 waiting = []
+                if seconds > SECONDS_BETWEEN_LINES * (told + 1) and self.logger is not None:
+                    told = int(seconds / SECONDS_BETWEEN_LINES)
+                    logger.info("step %d/%d", self.state.step, self.total_steps)
         self.progress.trained_seconds += time.monotonic() - started
         return sums / max(stop - first, 1)
 
