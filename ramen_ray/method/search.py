@@ -26,7 +26,7 @@ def search(
     Returns:
         ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
     """
-    index = faiss.IndexFlatIP(ad_embeddings.shape[1])
+    index: Any = faiss.IndexFlatIP(ad_embeddings.shape[1])
     if gpu is not None and faiss.get_num_gpus() > 0:
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(np.ascontiguousarray(ad_embeddings))
