@@ -1,8 +1,8 @@
 """The hand-written side of `epoch_overhead`: a plain PyTorch loop over batches held in memory.
 
-It imports neither Ray nor MLflow. Token ids, masks, positions and positive masks of every step are
-tensors before the clock starts. What is drawn and which texts share a padded batch follow the
-project, so that both sides do the same steps and end at the same losses.
+It imports neither Ray nor MLflow. The token ids, positions and positive masks of every step are in
+memory before the clock starts. Encoder, loss, optimiser and draws are the project's, so that both
+sides do the same steps and end at the same losses.
 
     python -m benchmarks.bare_epochs PREPARED_FOLDER CONFIG_FILE    (prints one JSON object)
 """
@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import PreTrainedModel
 
 from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import build_transformer
+from ramen_ray.method.encoder import TransformerEncoder, build_transformer
 from ramen_ray.method.losses import triplet_loss
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.texts import TokenBatch
 from ramen_ray.method.training import Batches, Pool, distinct_texts, gather_tokens
 
 
@@ -41,9 +40,9 @@ class Term:
 
 @dataclass
 class Step:
-    """A step's padded token ids with their masks (None where nothing is padded), and its terms."""
+    """A step's distinct texts and its terms."""
 
-    inputs: list[tuple[Tensor, Tensor | None]]
+    texts: TokenBatch
     terms: list[Term]
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     losses = []
     started = time.perf_counter()
     for step in steps:
-        loss = step_loss(encoder.backbone, step, config)
+        loss = step_loss(encoder, step, config)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -82,7 +81,6 @@ def build_step(batches: Batches, step: int, sets: list[str], config: RunConfig) 
     drawn = batches.draw(step)
     texts = distinct_texts(drawn, batches.tables)
     tokens = gather_tokens(texts.columns, texts.rows, batches.tables)
-    inputs = [_padded(ids, lengths) for ids, lengths in tokens.buckets()]
 
     def term(row: int, column: int, pool: Pool, truth: Any, weight: float) -> Term:
         arrays = (
@@ -100,20 +98,12 @@ def build_step(batches: Batches, step: int, sets: list[str], config: RunConfig) 
         lambda_x, lambda_z = config.regularization.lambda_x, config.regularization.lambda_z
         terms.append(term(0, of_query, pool, graph.query, lambda_x.get(name, 0.0)))
         terms.append(term(1, of_ad, pool, graph.ad, lambda_z.get(name, 0.0)))
-    return Step(inputs, terms)
+    return Step(tokens, terms)
 
 
-def step_loss(backbone: PreTrainedModel, step: Step, config: RunConfig) -> Tensor:
-    """Encode, mean-pool, normalise; the weighted sum of the triplet terms."""
-    pooled = []
-    for ids_NT, mask_NT in step.inputs:
-        hidden_NTD = backbone(input_ids=ids_NT, attention_mask=mask_NT).last_hidden_state
-        if mask_NT is None:
-            pooled.append(hidden_NTD.mean(dim=1))
-        else:
-            weights_NT1 = mask_NT[:, :, None].float()
-            pooled.append((hidden_NTD * weights_NT1).sum(dim=1) / weights_NT1.sum(dim=1))
-    embeddings_UD = functional.normalize(torch.cat(pooled), dim=-1)
+def step_loss(encoder: TransformerEncoder, step: Step, config: RunConfig) -> Tensor:
+    """Encode the texts; return the weighted sum of the triplet terms."""
+    embeddings_UD = encoder(step.texts)
     loss = embeddings_UD.new_zeros(())
     for term in step.terms:
         similarity = embeddings_UD[term.rows] @ embeddings_UD[term.pool].T
@@ -121,12 +111,6 @@ def step_loss(backbone: PreTrainedModel, step: Step, config: RunConfig) -> Tenso
         losses = triplet_loss(similarity, term.positive, term.is_positive, *constants)
         loss = loss + term.weight * losses.mean()
     return loss
-
-
-def _padded(ids: Any, lengths: Any) -> tuple[Tensor, Tensor | None]:
-    full = lengths[0] == lengths[-1]
-    mask = np.arange(ids.shape[1]) < lengths[:, None]
-    return torch.from_numpy(ids), None if full else torch.from_numpy(mask.astype(np.int64))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.common import finish, in_fresh_process
 from ramen_ray.config import EncoderConfig
@@ -74,10 +75,10 @@ def _texts(draw: np.random.Generator, id_column: str, count: int) -> pa.Table:
     """Join 3 to 8 words whose frequencies fall as in Zipf's law."""
     frequencies = 1.0 / np.arange(1, len(WORDS) + 1)
     lengths = draw.integers(3, 9, count)
-    words = draw.choice(WORDS, size=lengths.sum(), p=frequencies / frequencies.sum())
+    words = draw.choice(len(WORDS), size=lengths.sum(), p=frequencies / frequencies.sum())
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(words))
-    return pa.table({id_column: np.arange(count), "text": pa.compute.binary_join(lists, " ")})
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(WORDS.tolist()).take(words))
+    return pa.table({id_column: np.arange(count), "text": pc.binary_join(lists, " ")})
 
 
 def _edges(draw: np.random.Generator, id_column: str, num_nodes: int, num_anchors: int) -> pa.Table:
