@@ -82,7 +82,7 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
     """Call ``function`` in a new interpreter, so that it shares neither memory nor imports."""
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         return pool.submit(function, *arguments).result()
 
 
