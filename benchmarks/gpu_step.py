@@ -22,7 +22,14 @@ from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.encoder import TransformerEncoder
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.sampling import Graph
-from ramen_ray.method.training import Batches, Objective, TrainState, distinct_texts, train_steps
+from ramen_ray.method.training import (
+    Batches,
+    Objective,
+    TrainState,
+    distinct_texts,
+    gather_tokens,
+    train_steps,
+)
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 SETS = ("links", "categories")
@@ -90,6 +97,8 @@ def _steps(
     drawn = range(state.step, state.step + steps)
     started = time.perf_counter()
     texts = [distinct_texts(batches.draw(step), batches.tables) for step in drawn]
+    for step in texts:
+        gather_tokens(step.columns, step.rows, batches.tables)
     host_seconds = time.perf_counter() - started
     tokens = sum(int(t.lengths.sum()) for t in texts)
     squares = sum(int((t.lengths**2).sum()) for t in texts)

@@ -55,25 +55,26 @@ def head() -> Iterator[str]:
     process.wait(timeout=30)
 
 
-def _client(address: str) -> JobSubmissionClient:
-    deadline = time.monotonic() + 60
+def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
+    """Submit a job as soon as the head's job server and its agent are up."""
+    deadline = time.monotonic() + 90
     while True:
         try:
-            return JobSubmissionClient(address)
-        except (ConnectionError, RuntimeError):
-            assert time.monotonic() < deadline, f"no job server at {address}"
+            client = JobSubmissionClient(address)
+            return client, client.submit_job(
+                entrypoint=entrypoint, runtime_env={"working_dir": str(ROOT)}
+            )
+        except (ConnectionError, RuntimeError) as error:
+            assert time.monotonic() < deadline, f"no job server at {address}: {error}"
             time.sleep(0.5)
 
 
 def test_a_submitted_job_trains_and_is_tracked(
     head: str, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ) -> None:
-    client = _client(head)
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
-    job = client.submit_job(
-        entrypoint=f"{sys.executable} jobs/train.py tiny --name submitted {flags}",
-        runtime_env={"working_dir": str(ROOT)},
-    )
+    command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
+    client, job = _submit(head, command)
     deadline = time.monotonic() + 200
     while not client.get_job_status(job).is_terminal():
         assert time.monotonic() < deadline, client.get_job_logs(job)
