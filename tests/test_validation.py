@@ -86,8 +86,8 @@ STRUCTURE: dict[str, tuple[Change, list[str]]] = {
         ["no table 'queries/validation'"],
     ),
     "missing edges": (
-        lambda path: (path / "edges/topics/ad.parquet").unlink(),
-        ["no table 'edges/topics/ad'"],
+        lambda path: shutil.rmtree(path / "edges/topics"),
+        ["anchor set 'topics' has no edges", "edges/topics/query"],
     ),
     "half a file": (_halve, ["anchors/links.parquet", "not a readable parquet file"]),
     "missing column": (
@@ -113,7 +113,7 @@ STRUCTURE: dict[str, tuple[Change, list[str]]] = {
     "empty ads": (_edit("ads", lambda rows: rows[:0]), ["'ads' is empty"]),
     "empty edges": (
         _edit("edges/links/ad", lambda rows: rows[:0]),
-        ["'edges/links/ad' is empty", "remove the anchor set"],
+        ["'edges/links/ad' is empty", "leave the table out"],
     ),
 }
 

@@ -4,7 +4,8 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.schemas import SPLITS, schema_of
+from ramen_ray.data.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
 
 FORMAT_VERSION = 1
 
@@ -76,11 +77,16 @@ class Dataset:
         """Return the table's row count from the parquet footers."""
         return sum(pq.read_metadata(file).num_rows for file in self.files(table))
 
+    def schema(self, table: str) -> pa.Schema:
+        """Return the table's columns: the required ones, then the optional ones that it has."""
+        present = pq.read_schema(self.files(table)[0]).names
+        optional = [field for field in optional_fields(table) if field.name in present]
+        return pa.schema([*schema_of(table), *optional])
+
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
-        return pa.concat_tables(
-            pq.read_table(file, schema=schema_of(table)) for file in self.files(table)
-        )
+        schema = self.schema(table)
+        return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
 
     def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
         """Read some rows (ascending numbers) of a table, streaming over the others."""
@@ -104,10 +110,53 @@ class Dataset:
         return digest.hexdigest()
 
 
-def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: Any) -> Dataset:
-    """Write ``tables`` (name to rows) and ``metadata`` as a dataset directory at ``path``.
+class DatasetWriter:
+    """A dataset directory in the making; see :func:`new_dataset`.
 
-    The directory is built beside its final place and renamed, so that it is whole or absent.
+    Attributes:
+        folder: where the tables are written until the directory is whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Write into ``folder``."""
+        self.folder = folder
+
+    def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
+        """Write a table as one file, from rows in memory or from batches as they come.
+
+        Columns are cast to the table's schema; columns that the format does not know are left out.
+        """
+        batches = [rows] if isinstance(rows, pa.Table) else rows
+        file = self.folder / f"{table}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        writer: pq.ParquetWriter | None = None
+        try:
+            for batch in batches:
+                known = conform(table, batch)
+                writer = writer or pq.ParquetWriter(file, known.schema, compression="zstd")
+                writer.write_table(known)
+            if writer is None:
+                pq.write_table(schema_of(table).empty_table(), file)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def part(self, table: str, number: int) -> Path:
+        """Return the file for one part of a table; parts are read in the order of their numbers.
+
+        Parts may be written by several tasks; :func:`conform` brings rows into the right columns.
+        """
+        folder = self.folder / f"{table}.parquet"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"part-{number:06d}.parquet"
+
+
+@contextmanager
+def new_dataset(path: str | Path, **metadata: Any) -> Iterator[DatasetWriter]:
+    """Build a dataset directory beside its final place and rename it when the block has ended.
+
+    It is whole or absent: an error within the block, or an end of the process, leaves none at
+    ``path``. ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
 
     Raises:
         DatasetError: something lies at ``path`` already.
@@ -118,26 +167,69 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        for name, table in tables.items():
-            file = aside / f"{name}.parquet"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table.cast(schema_of(name)), file, compression="zstd")
-        counts = {name: table.num_rows for name, table in sorted(tables.items())}
-        description = {"format_version": FORMAT_VERSION, **metadata, "num_rows": counts}
-        (aside / "dataset.json").write_text(json.dumps(description, indent=2) + "\n")
+        yield DatasetWriter(aside)
+        write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
         aside.chmod(0o755)
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: Any) -> Dataset:
+    """Write ``tables`` (name to rows) and ``metadata`` as a dataset directory at ``path``.
+
+    Raises:
+        DatasetError: something lies at ``path`` already.
+    """
+    with new_dataset(path, **metadata) as writer:
+        for name, rows in tables.items():
+            writer.write(name, rows)
     return Dataset(path)
 
 
+def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return ``rows`` with the columns of ``table``, required and optional, in their types."""
+    rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    optional = [field for field in optional_fields(table) if field.name in rows.column_names]
+    schema = pa.schema([*schema_of(table), *optional])
+    return rows.select(schema.names).cast(schema)
+
+
+def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole."""
+    counts: dict[str, int] = {}
+    for file in sorted(folder.rglob("*.parquet")):
+        if file.is_file():
+            part_of = file.parent if file.parent.suffix == ".parquet" else file
+            name = str(part_of.relative_to(folder)).removesuffix(".parquet")
+            counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
+    content = {**metadata, "num_rows": dict(sorted(counts.items()))}
+    aside = folder / ".dataset.json"
+    aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    aside.rename(folder / "dataset.json")
+
+
 def required_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that training reads: splits, ads and, per anchor set, texts and edges."""
-    per_set = [f"anchors/{name}" for name in anchor_sets]
-    per_set += [f"edges/{name}/{side}" for name in anchor_sets for side in ("query", "ad")]
-    return [f"queries/{split}" for split in SPLITS] + ["ads", *per_set]
+    """Name the tables without which there is no training: splits, ads and each anchor set."""
+    return [
+        *(f"queries/{split}" for split in SPLITS),
+        "ads",
+        *(f"anchors/{name}" for name in anchor_sets),
+    ]
+
+
+def optional_tables(anchor_sets: list[str]) -> list[str]:
+    """Name the tables that are read where they are: edges, filters, the zero-shot split.
+
+    An anchor set has edges on the query side, on the ad side, or on both.
+    """
+    return [
+        *(f"edges/{name}/{side}" for name in anchor_sets for side in ("query", "ad")),
+        *(f"filters/{split}" for split in ("validation", "test", ZERO_SHOT)),
+        f"queries/{ZERO_SHOT}",
+        "novel_ads",
+    ]
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

@@ -148,9 +148,11 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, by_table[table], folder, num_rows)
-    for table in by_table.keys() - texts:
-        node_table = SHUFFLED if table.endswith("/query") else "ads"
-        _join_edges(table, by_table[table], folder, keys[node_table])
+    for anchors in (table for table in num_rows if table.startswith("anchors/")):
+        for side, node_table in (("query", SHUFFLED), ("ad", "ads")):
+            table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
+            edges = by_table.get(table, parts.slice(0, 0))
+            _join_edges(table, edges, folder, keys[node_table])
 
 
 def _join_texts(
@@ -206,8 +208,11 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
 def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np.int64]) -> None:
     target = folder / table
     target.mkdir(parents=True)
-    num_edges = pc.sum(parts["num_rows"]).as_py()
+    num_edges = pc.sum(parts["num_rows"]).as_py() or 0
     indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (len(node_keys) + 1,))
+    if not num_edges:  # a side without edges; an empty file cannot be mapped
+        np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
+        return
     indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
     low, high = pc.min_max(pc.list_flatten(parts["weight_range"])).values()
     cumulative = None

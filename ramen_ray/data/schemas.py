@@ -3,6 +3,8 @@
 import pyarrow as pa
 
 SPLITS = ("train", "validation", "test")
+ZERO_SHOT = "zero_shot"
+"""An optional split: test queries with their novel ads only, searched among the novel ads."""
 
 QUERIES = pa.schema(
     [("query_id", pa.int64()), ("text", pa.string()), ("ad_ids", pa.list_(pa.int64()))]
@@ -14,16 +16,20 @@ QUERY_EDGES = pa.schema(
 )
 AD_EDGES = pa.schema([("ad_id", pa.int64()), ("anchor_id", pa.int64()), ("weight", pa.float32())])
 FILTERS = pa.schema([("query_id", pa.int64()), ("ad_id", pa.int64())])
+NOVEL_ADS = pa.schema([("ad_id", pa.int64())])
+
+SOURCE_ID = pa.field("source_id", pa.string())
+WEIGHTS = pa.field("weights", pa.list_(pa.float32()))
 
 
 def schema_of(table: str) -> pa.Schema:
-    """Return the Arrow schema of a table named as in the dataset directory.
+    """Return the columns that a table, named as in the dataset directory, must have.
 
     ``table`` is a path without suffix, such as ``queries/train`` or ``edges/links/ad``.
     """
     parts = table.split("/")
     match parts:
-        case ["queries", split] if split in SPLITS:
+        case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
             return QUERIES
         case ["ads"]:
             return ADS
@@ -33,6 +39,22 @@ def schema_of(table: str) -> pa.Schema:
             return QUERY_EDGES
         case ["edges", _, "ad"]:
             return AD_EDGES
-        case ["filters", "validation" | "test"]:
+        case ["filters", split] if split in ("validation", "test", ZERO_SHOT):
             return FILTERS
+        case ["novel_ads"]:
+            return NOVEL_ADS
     raise KeyError(f"the dataset directory has no table named {table!r}")
+
+
+def optional_fields(table: str) -> list[pa.Field]:
+    """Return the columns that a table may have besides those of :func:`schema_of`.
+
+    ``source_id`` is the user's own id of a query, ad or anchor; ``weights`` are click counts or
+    weights, one per entry of ``ad_ids``.
+    """
+    match table.split("/")[0]:
+        case "queries":
+            return [SOURCE_ID, WEIGHTS]
+        case "ads" | "anchors":
+            return [SOURCE_ID]
+    return []

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ramen_ray.data.dataset import Dataset, DatasetError, required_tables
+from ramen_ray.data.dataset import Dataset, DatasetError, optional_tables, required_tables
 from ramen_ray.data.schemas import schema_of
 
 MAX_EXAMPLES = 3
@@ -16,8 +16,8 @@ MAX_EXAMPLES = 3
 
 def read_tables(dataset: Dataset) -> list[str]:
     """Name the dataset's tables that training and evaluation read."""
-    optional = [f"filters/{split}" for split in ("validation", "test")]
-    return required_tables(dataset.anchor_sets) + [name for name in optional if dataset.has(name)]
+    optional = [name for name in optional_tables(dataset.anchor_sets) if dataset.has(name)]
+    return required_tables(dataset.anchor_sets) + optional
 
 
 def check_structure(dataset: Dataset) -> dict[str, int]:
@@ -58,6 +58,11 @@ def _anchor_set_problems(dataset: Dataset) -> list[str]:
         f"{dataset.path}: edges/{name} belongs to no anchor set (there is no anchors/{name})"
         for name in sorted(with_edges - set(dataset.anchor_sets))
     ]
+    problems += [
+        f"{dataset.path}: anchor set {name!r} has no edges (no edges/{name}/query or .../ad)"
+        for name in dataset.anchor_sets
+        if not any(dataset.has(f"edges/{name}/{side}") for side in ("query", "ad"))
+    ]
     return problems + [
         f"{dataset.path}: anchor set {name!r} may hold letters, digits, '_' and '-' only"
         for name in dataset.anchor_sets
@@ -66,7 +71,7 @@ def _anchor_set_problems(dataset: Dataset) -> list[str]:
 
 
 _EMPTY_HINTS = {
-    "edges": "; remove the anchor set or give it edges",
+    "edges": "; leave the table out or give it edges",
     "queries": "; every split needs queries (hold out a part of the train split)",
 }
 
