@@ -1,10 +1,10 @@
-"""Bring data into a dataset directory.
+r"""Bring data into a dataset directory.
 
 Examples:
     python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
-    python jobs/ingest.py tables --clicks 'clicks/*.parquet' --columns.clicks-weight count \\
+    python jobs/ingest.py tables --clicks 'clicks/*.parquet' --columns.clicks-weight count \
         --queries queries.jsonl --ads ads.csv --columns.ad-text title --output datasets/mine
-    python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \\
+    python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \
         --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
