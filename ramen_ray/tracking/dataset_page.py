@@ -1,6 +1,5 @@
 """The description of a dataset as sections of tables and plots."""
 
-from collections.abc import Callable, Mapping
 from textwrap import shorten
 
 import numpy as np
@@ -13,7 +12,6 @@ from ramen_ray.tracking.page import Plot, Section
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
 PLOTTED_VALUES = 100
-GROUP_NAMES = ("head", "torso", "tail")
 
 
 def dataset_sections(description: Description) -> list[Section]:
@@ -38,18 +36,17 @@ def dataset_note(description: Description) -> str:
 
 
 def _summary(description: Description) -> Section:
-    statistics = description.statistics
+    numbers = description.statistics
     counts = [
-        *_numbers(statistics, "num_train_queries", "num_ads", "num_test_queries", form=_count),
-        *_numbers(statistics, "queries_per_ad", "clicks_per_query", form=_average),
+        *(_count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
+        *(_average(numbers[key]) for key in ("queries_per_ad", "clicks_per_query")),
     ]
     rows = [
         [
             name,
-            *_numbers(statistics, f"{name}_num_anchors", form=_count),
-            *_numbers(
-                statistics, f"{name}_anchors_per_query", f"{name}_anchors_per_ad", form=_average
-            ),
+            _count(numbers[f"{name}_num_anchors"]),
+            _average(numbers[f"{name}_anchors_per_query"]),
+            _average(numbers[f"{name}_anchors_per_ad"]),
         ]
         for name in description.edges
     ] or [["none", "", "", ""]]
@@ -92,8 +89,8 @@ def _shares(description: Description) -> Section:
 
 def _popularity(description: Description) -> Section:
     rows = []
-    for group in GROUP_NAMES:
-        clicks = description.clicks["train"].per_ad[description.groups[group]]
+    for group, member in description.groups.items():
+        clicks = description.clicks["train"].per_ad[member]
         span = f"{clicks.min():,} to {clicks.max():,}" if len(clicks) else "no ad"
         shares = description.group_shares(group)
         rows.append(
@@ -227,12 +224,6 @@ def _samples(description: Description) -> Section:
         text_columns=2 + len(names),
         note="Drawn by a fixed seed.",
     )
-
-
-def _numbers(
-    statistics: Mapping[str, float], *keys: str, form: Callable[[float], str]
-) -> list[str]:
-    return [form(statistics[key]) for key in keys]
 
 
 def _count(value: float) -> str:
