@@ -1,11 +1,16 @@
 """Stateless random numbers: a keyed 64-bit mix of integers, vectorised."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 UInt64s = NDArray[np.uint64]
+
+_BYTES_AT_ONCE = 1 << 20
 
 
 def mix(values: NDArray[Any]) -> UInt64s:
@@ -46,3 +51,23 @@ def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     np.cumsum(mixed, out=running[1:])  # wraps around, and differences wrap back
     starts = np.asarray(offsets) - offsets[0]
     return mix(running[starts[1:]] - running[starts[:-1]])
+
+
+def hash_strings(strings: pa.Array) -> UInt64s:
+    """Hash the UTF-8 bytes of ``strings`` (n,); null hashes like the empty string.
+
+    Returns:
+        (n,) uint64.
+    """
+    strings = pc.fill_null(strings, "")
+    _, offsets, content = strings.buffers()
+    hashes = np.empty(len(strings), dtype=np.uint64)
+    if not len(strings):
+        return hashes
+    ends = np.frombuffer(offsets, np.int32)[strings.offset : strings.offset + len(strings) + 1]
+    characters = np.frombuffer(content or b"", np.uint8)
+    cuts = np.searchsorted(ends, np.arange(ends[0], ends[-1], _BYTES_AT_ONCE))
+    for start, stop in pairwise(np.unique([0, *cuts, len(strings)]).tolist()):
+        span = ends[start : stop + 1]
+        hashes[start:stop] = hash_texts(characters[span[0] : span[-1]], span)
+    return hashes
