@@ -16,33 +16,15 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.findings import Finding
 from ramen_ray.data.structure import inspect_structure
 from ramen_ray.data.validation import validate
 
-SEVERITIES = ("error", "warning")
-
-
-def show(dataset: Dataset, findings: list[Finding]) -> None:
-    """Print row counts, then the findings one per line, errors first, and their number."""
-    console = Console()
-    counts = Table("table", "rows")
-    for table, rows in inspect_structure(dataset).num_rows.items():
-        counts.add_row(table, f"{rows:,}")
-    console.print(counts)
-    for finding in findings:
-        console.out(
-            f"{finding.severity}: {finding}".replace(f"{dataset.path}/", ""), highlight=False
-        )
-    num_errors, num_warnings = ([f.severity for f in findings].count(s) for s in SEVERITIES)
-    console.out(f"{num_errors} errors, {num_warnings} warnings", highlight=False)
-
 
 def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None = None) -> int:
-    """Check a dataset directory.
+    """Check a dataset directory; print its tables and what was found, errors first.
 
     Args:
         dataset: Dataset directory.
@@ -51,12 +33,19 @@ def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None
     opened = Dataset(dataset)
     with Console(stderr=True).status("reading") as status:
         findings = validate(opened, lambda stage: status.update(f"checking {stage}"))
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    show(opened, findings)
+    findings.sort(key=lambda finding: finding.severity)
+    counts = Table("table", Column("rows", justify="right"))
+    for table, rows in inspect_structure(opened).num_rows.items():
+        counts.add_row(table, f"{rows:,}")
+    Console().print(counts)
+    for finding in findings:
+        print(f"{finding.severity}: {finding}".replace(f"{opened.path}/", ""))
+    errors = sum(finding.severity == "error" for finding in findings)
+    print(f"{errors} errors, {len(findings) - errors} warnings")
     if json_file is not None:
         content = [asdict(finding) for finding in findings]
-        json_file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    return int(any(finding.severity == "error" for finding in findings))
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 1 if errors else 0
 
 
 def main() -> int:

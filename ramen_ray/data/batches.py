@@ -15,7 +15,7 @@ from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.findings import Finding
 
 ROWS_PER_BATCH = 16_384
-READ_ERRORS = (pa.ArrowException, OSError)
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class UnreadableFileError(DatasetError):
@@ -51,13 +51,17 @@ def read_batches(file: Path, columns: list[str], row_group: int | None = None) -
     try:
         parquet = pq.ParquetFile(file)
         metadata = parquet.metadata
-        first_row = sum(metadata.row_group(group).num_rows for group in range(row_group or 0))
-        groups = None if row_group is None else [row_group]
+        counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        groups = range(len(counts)) if row_group is None else [row_group]
+        first_row = sum(counts[: groups[0]]) if groups else 0
+        last_row = first_row + sum(counts[group] for group in groups)
         for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=groups, columns=columns):
             yield Batch(file, first_row, rows.select(columns))
             first_row += len(rows)
     except READ_ERRORS as error:
         raise UnreadableFileError(unreadable(file, error)) from error
+    if first_row != last_row or sum(counts) != metadata.num_rows:
+        raise UnreadableFileError(unreadable(file, "other number of rows than its footer says"))
 
 
 def table_batches(
@@ -72,12 +76,12 @@ def table_batches(
         yield from read_batches(file, columns or dataset.schema(table).names)
 
 
-def unreadable(file: Path, error: Exception) -> Finding:
+def unreadable(file: Path, why: object) -> Finding:
     """Say that ``file`` cannot be read."""
     return Finding(
         "error",
         str(file),
-        f"not a readable parquet file: {' '.join(str(error).split())}",
+        f"not a readable parquet file: {' '.join(str(why).split())}",
         "it is damaged or cut off; copy or write it again",
     )
 

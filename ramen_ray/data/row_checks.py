@@ -71,7 +71,7 @@ def _rules(table: str, schema: pa.Schema, num_rows: dict[str, int]) -> list[Rule
     ]
     for column, limit in id_limits(table, num_rows).items():
         if column in schema.names:
-            advice = "leave the row out, or add what it names"
+            advice = "drop it, or add what it names"
             if column == own_id:
                 advice = "number the rows from 0 without gaps"
             rules.append(
@@ -160,5 +160,10 @@ _RULES = [
     Rule("ad_ids", "one ad twice", "name each ad once", _ads_twice),
     Rule("weight", "weight that is no positive number", _POSITIVE, _bad_edge_weights),
     Rule("weights", "weight that is no positive number", _POSITIVE, _bad_click_weights),
-    Rule("weights", "not one weight per ad but", "give each ad one", _unpaired_click_weights),
+    Rule(
+        "weights",
+        "other number of weights than of ad_ids",
+        "give each ad one",
+        _unpaired_click_weights,
+    ),
 ]

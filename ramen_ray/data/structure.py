@@ -92,7 +92,7 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
         return findings, None
     path = dataset.path / f"{table}.parquet"
     if not count and not table.startswith("filters/"):
-        advice = _EMPTY_ADVICE.get(table.split("/")[0], "")
+        advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
         findings.append(_finding(path, f"table {table!r} is empty", advice))
     stated = _stated_counts(dataset).get(table, count)
     if stated != count:
@@ -132,7 +132,11 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
     """Check that tables belong together by their names."""
     sets, tables = dataset.anchor_sets, dataset.tables
     findings = [
-        _finding(dataset.path, f"anchor set {name!r} may hold letters, digits, '_' and '-' only")
+        _finding(
+            dataset.path,
+            f"the name of anchor set {name!r} holds more than letters, digits, '_' and '-'",
+            "rename its anchors and edges",
+        )
         for name in sets
         if not re.fullmatch(r"[\w-]+", name)
     ]
