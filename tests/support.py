@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ramen_ray.data.batches import table_batches
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.dataset import Dataset, new_dataset
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -21,9 +22,10 @@ from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks,
 from ramen_ray.data.importers.tables.writing import write_ads, write_queries
 from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
+from ramen_ray.data.structure import check_structure, read_tables
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16
@@ -82,7 +84,8 @@ def prepare_in_process(
     text_tables, edge_tables = [], []
     for table in read_tables(dataset):
         rows = dataset.read(table)
-        raise_if_any(dataset, row_problems(table, rows, num_rows))
+        found = row_findings(table, table_batches(dataset, table), num_rows)
+        raise_errors(str(dataset.path), found)
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
         elif not table.startswith("filters/"):

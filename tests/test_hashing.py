@@ -3,11 +3,12 @@
 from itertools import combinations
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ramen_ray.data.hashing import hash_texts, keyed_hash, mix, uniforms
+from ramen_ray.data.hashing import hash_strings, hash_texts, keyed_hash, mix, uniforms
 
 WORD = 1 << 64
 texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
@@ -63,3 +64,11 @@ def test_texts_hash_equally_exactly_when_they_are_equal(texts, others):
     for text, hashed in zip(texts, here, strict=True):
         for other, other_hashed in zip(others, there, strict=True):
             assert (text == other) == (hashed == other_hashed)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20))
+def test_string_hashes_are_equal_exactly_for_equal_strings(strings):
+    hashes = hash_strings(pa.array(strings, pa.string())).tolist()
+    texts = [text or "" for text in strings]
+    assert len(set(hashes)) == len(set(texts)) == len(set(zip(hashes, texts, strict=True)))
+    assert hash_strings(pa.array(["x", *strings], pa.string())[1:]).tolist() == hashes

@@ -11,7 +11,7 @@ import pytest
 from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
 from transformers import AutoTokenizer
 
-from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.schemas import SPLITS
 from ramen_ray.data.tokens import TokenTable
@@ -178,8 +178,8 @@ def _replace_id_4_by_id_3(rows: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     ("table", "change", "fragments"),
     [
-        ("queries/train", _repeat_ad_of_query_7, ["query_id 7", "an ad twice", "ad_ids"]),
-        ("queries/test", _repeat_ad_of_query_7, ["query_id 7", "an ad twice", "ad_ids"]),
+        ("queries/train", _repeat_ad_of_query_7, ["row 7", "ad_ids", "one ad twice: 5"]),
+        ("queries/test", _repeat_ad_of_query_7, ["row 7", "ad_ids", "one ad twice: 5"]),
         ("queries/train", _replace_id_4_by_id_3, ["id 3"]),
         ("queries/validation", _replace_id_4_by_id_3, ["id 3"]),
         ("ads", _replace_id_4_by_id_3, ["id 3"]),
@@ -200,6 +200,7 @@ def test_repeated_ids_clicks_and_edges_are_refused(
     path = shutil.copytree(dataset_path, tmp_path / "changed")
     file = path / f"{table}.parquet"
     pq.write_table(change(pq.read_table(file)), file)
+    write_metadata(path, Dataset(path).metadata)
     with pytest.raises(DatasetError) as error:
         _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     for fragment in [table, *fragments]:

@@ -156,9 +156,10 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "empty file": ("a.csv", b"", "its first line, which should name the columns, is empty"),
     "unknown suffix": ("a.xlsx", b"PK", "unknown suffix; known are .csv, .tsv"),
     "not parquet": ("a.parquet", b"query\n1\n", "cannot be read"),
-    "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl: cannot be read as jsonl"),
+    "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),
+    "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
     "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "cannot be read as jsonl"),
-    "JSON list": ("a.jsonl", b"[1, 2]\n", "cannot be read as jsonl"),
+    "JSON list": ("a.jsonl", b"[1, 2]\n", "row 1: is not a JSON object"),
     "JSON of mixed types": ("a.jsonl", b'{"query": 1}\n{"query": "a"}\n', "number to string"),
     "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "the lines have no 'query'; they have q"),
     "half a gzip": (

@@ -245,7 +245,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} is not a dataset directory: it has no dataset.json")
     try:
         metadata = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file} is not valid JSON: {error}") from error
     version = metadata.get("format_version") if isinstance(metadata, dict) else None
     if version != FORMAT_VERSION:

@@ -1,10 +1,19 @@
 """What is wrong with some input: where it stands, how bad it is, what to do."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import DatasetError
+
+MAX_EXAMPLES = 3
+MAX_EXAMPLE_LENGTH = 60
+Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,7 @@ class Finding:
         column: the column concerned.
     """
 
-    severity: Literal["error", "warning"]
+    severity: Severity
     file: str
     message: str
     advice: str = ""
@@ -36,6 +45,66 @@ class Finding:
             place.append(f"column {self.column!r}")
         advice = f"; {self.advice}" if self.advice else ""
         return f"{', '.join(place)}: {self.message}{advice}"
+
+
+@dataclass
+class Tally:
+    """Rows that one rule finds fault with, as they come: all are counted, the first few shown.
+
+    Attributes:
+        severity, message, advice, column: those of the finding.
+        count: how many values were found so far.
+    """
+
+    severity: Severity
+    message: str
+    advice: str
+    column: str
+    count: int = 0
+    _first: tuple[Path, int] | None = None
+    _examples: list[str] = field(default_factory=list)
+
+    def add(self, file: Path, rows: NDArray[np.int64], values: pa.Array) -> None:
+        """Count ``values`` (n,), which stand in ``rows`` (n,) of ``file``."""
+        self.count += len(rows)
+        room = MAX_EXAMPLES - len(self._examples)
+        for row, value in zip(rows[:room].tolist(), values[:room].to_pylist(), strict=True):
+            self._examples.append(_show(value) + self._place(file, row))
+
+    def _place(self, file: Path, row: int) -> str:
+        if self._first is None:
+            self._first = file, row
+        if (file, row) == self._first:
+            return ""
+        return f" (row {row})" if file == self._first[0] else f" ({file.name}, row {row})"
+
+    def findings(self, out_of: int | None = None) -> list[Finding]:
+        """Return one finding, or none if nothing was counted.
+
+        Args:
+            out_of: how many there are in all; the finding then gives the share.
+        """
+        if self._first is None:
+            return []
+        share = f" ({self.count} of {out_of}, {self.count / out_of:.1%})" if out_of else ""
+        rest = self.count - len(self._examples)
+        examples = ", ".join(self._examples) + (f" and {rest} more" if rest else "")
+        file, row = self._first
+        message = f"{self.message}{share}: {examples}"
+        return [Finding(self.severity, str(file), message, self.advice, row, self.column)]
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return " ".join(f"{name} {part}" for name, part in value.items())
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str | bytes):
+        cut = value[:MAX_EXAMPLE_LENGTH]
+        return repr(cut) + ("..." if len(cut) < len(value) else "")
+    return str(value)
 
 
 def raise_errors(what: str, findings: Iterable[Finding]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 UInt64s = NDArray[np.uint64]
@@ -57,7 +58,8 @@ def hash_strings(strings: pa.Array) -> UInt64s:
     Returns:
         (n,) uint64.
     """
-    _, offsets, data = strings.cast(pa.string()).buffers()
+    strings = pc.fill_null(strings.cast(pa.string()), "")
+    _, offsets, data = strings.buffers()
     span = slice(strings.offset, strings.offset + len(strings) + 1)
     ends = np.frombuffer(offsets, dtype=np.int32)[span].astype(np.int64)
     if data is None or not len(strings):

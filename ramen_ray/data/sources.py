@@ -356,6 +356,9 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
 
 def _read_json(piece: Piece) -> Iterator[Block]:
     for chunk in _chunks(piece):
+        if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
+            line = lines_before(piece) + chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
+            raise DatasetError(f"{piece.path}, row {line}: is not a JSON object")
         read = pa.json.ReadOptions(use_threads=False, block_size=BYTES_PER_BLOCK)
         parse = pa.json.ParseOptions(
             explicit_schema=_json_schema(piece, chunk.data, read),

@@ -7,9 +7,11 @@ edges, and write parts; a task joins the parts. Rows never pass through the driv
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -18,32 +20,49 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
+from ramen_ray.data.batches import read_batches, table_batches
+from ramen_ray.data.cross_checks import cross_findings
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.schemas import schema_of
+from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
+from ramen_ray.data.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.orchestration.cluster import user_errors
 
-PREPARED_VERSION = 1
-ROWS_PER_BATCH = 16_384
+logger = logging.getLogger(__name__)
+
+PREPARED_VERSION = 2
 GROUPS_PER_TASK = 4
+MAX_WARNINGS_SHOWN = 10
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings.
+    The cache is keyed by the content of the tables, the tokenizer and its settings. What is
+    doubtful about the dataset is logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
     """
-    num_rows = check_structure(dataset)
+    structure = inspect_structure(dataset)
+    raise_errors(_named(dataset), structure.findings)
     target = cache / _cache_key(dataset, tokenizer)
-    if target.is_dir():
-        return Prepared(target)
+    if not target.is_dir():
+        _prepare_once(target, dataset, tokenizer, structure.num_rows)
+    prepared = Prepared(target)
+    cross = [Finding(**finding) for finding in prepared.metadata["findings"]]
+    _log_warnings(dataset, structure.findings + cross)
+    return prepared
+
+
+def _prepare_once(
+    target: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
+) -> None:
+    cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
     aside.chmod(0o755)
@@ -53,7 +72,6 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
         _rename(aside, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return Prepared(target)
 
 
 def _prepare_into(
@@ -62,26 +80,30 @@ def _prepare_into(
     tables = [table for table in read_tables(dataset) if not table.startswith("filters/")]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
+    check = ray.remote(cross_findings).options(num_cpus=1).remote(dataset, num_rows)
     to_text_rows = partial(text_rows, tokenize=tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
     if edges:
         keys = ["table", "key", "anchor_id"]
         parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
+    findings = ray.get(check)
+    raise_errors(_named(dataset), findings)
     join = ray.remote(join_parts).options(num_cpus=1)
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
     statistics = ray.remote(dataset_statistics).options(num_cpus=1)
     for split in ("validation", "test"):
         table = f"filters/{split}"
-        pairs = dataset.read(table) if dataset.has(table) else None
-        if pairs is not None:
-            raise_if_any(dataset, row_problems(table, pairs, num_rows))
-        write_filters(folder, split, pairs)
+        if dataset.has(table):
+            batches = table_batches(dataset, table)
+            raise_errors(_named(dataset), row_findings(table, batches, num_rows))
+        write_filters(folder, split, dataset.read(table) if dataset.has(table) else None)
     description = {
         "dataset": str(dataset.path),
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
         "statistics": ray.get(statistics.remote(dataset)),
+        "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
 
@@ -130,16 +152,24 @@ def _read_checked(
     num_rows: dict[str, int],
 ) -> Iterator[pa.Table]:
     (item,) = group.to_pylist()
-    table = item["table"]
-    batches = pq.ParquetFile(item["file"]).iter_batches(
-        batch_size=ROWS_PER_BATCH,
-        row_groups=[item["row_group"]],
-        columns=schema_of(table).names,
-    )
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        raise_if_any(Dataset(dataset), row_problems(table, rows, num_rows))
-        yield to_rows(table, rows)
+    table, opened = item["table"], Dataset(dataset)
+    columns = opened.schema(table).names
+    for batch in read_batches(Path(item["file"]), columns, item["row_group"]):
+        raise_errors(_named(opened), row_findings(table, [batch], num_rows))
+        yield to_rows(table, pa.Table.from_batches([batch.rows]))
+
+
+def _named(dataset: Dataset) -> str:
+    return f"the dataset directory {dataset.path}"
+
+
+def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
+    warnings = [str(finding) for finding in findings if finding.severity == "warning"]
+    for warning in warnings[:MAX_WARNINGS_SHOWN]:
+        logger.warning("warning: %s", warning)
+    rest = len(warnings) - MAX_WARNINGS_SHOWN
+    if rest > 0:
+        logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
 
 
 def _num_cpus() -> int:

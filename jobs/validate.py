@@ -1,0 +1,61 @@
+"""Say what is wrong or doubtful about a dataset directory, and what to do about it.
+
+Examples:
+    python jobs/validate.py datasets/foldoc
+    python jobs/validate.py path/to/mine --json-file findings.json
+
+Errors cannot be trained on, warnings can. The exit code is 0 without errors, 1 with errors, and 2
+where there is no dataset directory.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Column, Table
+
+from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.structure import inspect_structure
+from ramen_ray.data.validation import validate
+
+
+def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None = None) -> int:
+    """Check a dataset directory; print its tables and what was found, errors first.
+
+    Args:
+        dataset: Dataset directory.
+        json_file: Also write the findings there, as JSON.
+    """
+    opened = Dataset(dataset)
+    with Console(stderr=True).status("reading") as status:
+        findings = validate(opened, lambda stage: status.update(f"checking {stage}"))
+    findings.sort(key=lambda finding: finding.severity)
+    counts = Table("table", Column("rows", justify="right"))
+    for table, rows in inspect_structure(opened).num_rows.items():
+        counts.add_row(table, f"{rows:,}")
+    Console().print(counts)
+    for finding in findings:
+        print(f"{finding.severity}: {finding}".replace(f"{opened.path}/", ""))
+    errors = sum(finding.severity == "error" for finding in findings)
+    print(f"{errors} errors, {len(findings) - errors} warnings")
+    if json_file is not None:
+        content = [asdict(finding) for finding in findings]
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 1 if errors else 0
+
+
+def main() -> int:
+    """Parse, check, and return the exit code."""
+    try:
+        return tyro.cli(check, description=__doc__)
+    except DatasetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Rows of a dataset's parquet files as a stream of batches that know where they stand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.findings import Finding
+
+ROWS_PER_BATCH = 16_384
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+class UnreadableFileError(DatasetError):
+    """A parquet file is damaged; ``finding`` says which."""
+
+    def __init__(self, finding: Finding) -> None:
+        """Keep ``finding``."""
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a file.
+
+    Attributes:
+        file: the parquet file.
+        first_row: the number of the first row within the file, from 0.
+        rows: the rows.
+    """
+
+    file: Path
+    first_row: int
+    rows: pa.RecordBatch
+
+
+def read_batches(file: Path, columns: list[str], row_group: int | None = None) -> Iterator[Batch]:
+    """Stream ``columns`` of a file, or of one of its row groups.
+
+    Raises:
+        UnreadableFileError: the file is not parquet, or damaged.
+    """
+    try:
+        parquet = pq.ParquetFile(file)
+        metadata = parquet.metadata
+        counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        groups = range(len(counts)) if row_group is None else [row_group]
+        first_row = sum(counts[: groups[0]]) if groups else 0
+        last_row = first_row + sum(counts[group] for group in groups)
+        for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=groups, columns=columns):
+            yield Batch(file, first_row, rows.select(columns))
+            first_row += len(rows)
+    except READ_ERRORS as error:
+        raise UnreadableFileError(unreadable(file, error)) from error
+    if first_row != last_row or sum(counts) != metadata.num_rows:
+        raise UnreadableFileError(unreadable(file, "other number of rows than its footer says"))
+
+
+def table_batches(
+    dataset: Dataset, table: str, columns: list[str] | None = None
+) -> Iterator[Batch]:
+    """Stream a table, or some of its columns, file after file.
+
+    Raises:
+        UnreadableFileError: a file is not parquet, or damaged.
+    """
+    for file in dataset.files(table):
+        yield from read_batches(file, columns or dataset.schema(table).names)
+
+
+def unreadable(file: Path, why: object) -> Finding:
+    """Say that ``file`` cannot be read."""
+    return Finding(
+        "error",
+        str(file),
+        f"not a readable parquet file: {' '.join(str(why).split())}",
+        "it is damaged or cut off; copy or write it again",
+    )
+
+
+def ids(column: pa.Array) -> NDArray[np.int64]:
+    """Return ids (n,) as int64, with -1 for null."""
+    return np.asarray(pc.fill_null(column, -1))
+
+
+def list_entries(lists: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
+    """Flatten lists (n,) to the row of each entry and the entries, both (entries,)."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
+    return np.repeat(np.arange(len(lists)), lengths), lists.flatten()
+
+
+def undecodable(texts: pa.Array) -> NDArray[np.bool_]:
+    """Flag texts (n,) whose bytes are not UTF-8, which parquet readers let through."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        contents = texts.cast(pa.binary()).to_pylist()
+        return np.array([not _is_utf8(content or b"") for content in contents])
+    return np.zeros(len(texts), dtype=np.bool_)
+
+
+def readable(texts: pa.Array) -> pa.Array:
+    """Return texts (n,) with null in place of those whose bytes are not UTF-8."""
+    broken = undecodable(texts)
+    return pc.if_else(pa.array(broken), pa.scalar(None, pa.string()), texts)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def positions(flags: Any) -> NDArray[np.int64]:
+    """Return where ``flags`` (n,), a mask of Arrow or numpy, is true; null is false."""
+    if isinstance(flags, pa.Array):
+        flags = pc.fill_null(flags, False)
+    return np.flatnonzero(np.asarray(flags))

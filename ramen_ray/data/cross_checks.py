@@ -1,0 +1,200 @@
+"""What shows only across rows and tables, and what is merely doubtful: leaks, repeats, bad bytes.
+
+Tables are read column by column as streams; what is remembered of a row is a bit or eight bytes.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.batches import ids, list_entries, positions, readable, table_batches
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.findings import Finding, Severity, Tally
+from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.repeats import id_keys, number_pairs, pair_keys, tally_repeats, text_keys
+from ramen_ray.data.row_checks import id_limits
+from ramen_ray.data.schemas import ZERO_SHOT, schema_of
+
+TRAIN = "queries/train"
+_DAMAGE = (
+    r"\x{FFFD}|\x{FEFF}"  # replacement character, byte order mark
+    r"|[ÃÂ][\x{80}-\x{BF}ŒœŠšŸŽžƒ]|â€"  # UTF-8 that was read as Latin-1 or Windows-1252
+    r"|[\x00-\x08\x0E-\x1F\x7F-\x{9F}]"  # control characters
+)
+
+
+def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
+    """Check tables as a whole and against each other.
+
+    Args:
+        dataset: the dataset directory; rows that :mod:`row_checks` refuses are passed over.
+        num_rows: row counts of the tables to look at, which must be readable.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    findings: list[Finding] = []
+    for table in num_rows:
+        findings += _repeats(dataset, table, num_rows)
+        if "text" in schema_of(table).names:
+            findings += _damaged_texts(dataset, table)
+        if "source_id" in dataset.schema(table).names:
+            findings += _missing_source_ids(dataset, table)
+    if TRAIN in num_rows:
+        findings += _queries_seen_in_training(dataset, num_rows)
+    if "ads" in num_rows:
+        findings += _click_findings(dataset, num_rows)
+    return findings
+
+
+def _repeats(dataset: Dataset, table: str, num_rows: dict[str, int]) -> Iterator[Finding]:
+    kind = table.split("/")[0]
+    names = schema_of(table).names
+    if kind in ("edges", "filters"):
+        limits = id_limits(table, num_rows)
+        if limits.keys() >= set(names[:2]):
+            severity: Severity = "error" if kind == "edges" else "warning"
+            tally = Tally(severity, "pair that an earlier row has", "leave one", names[1])
+            keys = partial(pair_keys, limits=(limits[names[0]], limits[names[1]]))
+            tally_repeats(dataset, table, names[:2], keys, tally)
+            yield from tally.findings()
+        return
+    tally = Tally("error", "id that an earlier row has", "give every row its own", names[0])
+    tally_repeats(dataset, table, names[:1], id_keys, tally)
+    yield from tally.findings()
+    if "source_id" in dataset.schema(table).names:
+        advice = "predictions cannot tell such rows apart; give each its own"
+        tally = Tally("warning", "source_id that an earlier row has", advice, "source_id")
+        tally_repeats(dataset, table, ["source_id"], text_keys, tally)
+        yield from tally.findings(out_of=num_rows[table])
+    if table == "ads":
+        advice = "two ads with one text cannot be told apart; merge them, or tell more in the text"
+        tally = Tally("warning", "text that an earlier ad has", advice, "text")
+        tally_repeats(dataset, table, ["text"], text_keys, tally)
+        yield from tally.findings(out_of=num_rows[table])
+
+
+def _damaged_texts(dataset: Dataset, table: str) -> list[Finding]:
+    advice = "look at how the source was decoded; it may be Latin-1, or UTF-8 decoded twice"
+    tally = Tally("warning", "text that looks damaged by a wrong encoding", advice, "text")
+    for batch in table_batches(dataset, table, ["text"]):
+        texts = readable(batch.rows.column(0))
+        found = positions(pc.match_substring_regex(texts, _DAMAGE))
+        tally.add(batch.file, batch.first_row + found, texts.take(pa.array(found)))
+    return tally.findings(out_of=dataset.num_rows(table))
+
+
+def _missing_source_ids(dataset: Dataset, table: str) -> list[Finding]:
+    advice = "predictions cannot name such rows; give each its own"
+    tally = Tally("warning", "no source_id", advice, "source_id")
+    for batch in table_batches(dataset, table, ["source_id"]):
+        found = positions(batch.rows.column(0).is_null())
+        tally.add(batch.file, batch.first_row + found, pa.nulls(len(found)))
+    return tally.findings(out_of=dataset.num_rows(table))
+
+
+def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Finding]:
+    trained = np.empty(num_rows[TRAIN], dtype=np.uint64)
+    filled = 0
+    for batch in table_batches(dataset, TRAIN, ["text"]):
+        trained[filled : filled + len(batch.rows)] = _plain_hashes(batch.rows)
+        filled += len(batch.rows)
+    trained.sort()
+    for table in _held_out(num_rows):
+        advice = "metrics on it are too good; leave it out of one of the two"
+        message = f"query that {TRAIN} has too, up to case and white space"
+        tally = Tally("warning", message, advice, "text")
+        for batch in table_batches(dataset, table, ["text"]):
+            found = positions(_among(_plain_hashes(batch.rows), trained))
+            tally.add(batch.file, batch.first_row + found, batch.rows.column(0).take(found))
+        yield from tally.findings(out_of=num_rows[table])
+
+
+def _plain_hashes(rows: pa.RecordBatch) -> NDArray[np.uint64]:
+    """Hash texts (n,) regardless of case and of how much white space stands where."""
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(readable(rows[0]))))
+    return hash_strings(pc.binary_join(words, " "))
+
+
+def _held_out(num_rows: dict[str, int]) -> list[str]:
+    return [table for table in num_rows if table.startswith("queries/") and table != TRAIN]
+
+
+def _click_findings(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Finding]:
+    """Check clicks against ads, filters and novel ads."""
+    novel = np.zeros(num_rows["ads"], dtype=np.bool_)
+    if "novel_ads" in num_rows:
+        for batch in table_batches(dataset, "novel_ads", ["ad_id"]):
+            _mark(novel, ids(batch.rows.column(0)))
+        if f"queries/{ZERO_SHOT}" in num_rows:
+            yield from _seen_ads_in_zero_shot(dataset, novel)
+    if TRAIN in num_rows:
+        yield from _ads_without_click(dataset, novel)
+    for queries in _held_out(num_rows):
+        filters = queries.replace("queries/", "filters/")
+        if filters in num_rows:
+            yield from _filtered_answers(dataset, queries, filters, num_rows)
+
+
+def _ads_without_click(dataset: Dataset, novel: NDArray[np.bool_]) -> list[Finding]:
+    known = novel.copy()  # novel ads are without clicks by design
+    for batch in table_batches(dataset, TRAIN, ["ad_ids"]):
+        _mark(known, ids(list_entries(batch.rows.column(0))[1]))
+    advice = "such an ad is found by its text alone; leave it out if it should not be"
+    tally = Tally("warning", "ad without a train click", advice, "ad_id")
+    for batch in table_batches(dataset, "ads", ["ad_id"]):
+        ad_ids = ids(batch.rows.column(0))
+        found = _unmarked(known, ad_ids)
+        tally.add(batch.file, batch.first_row + found, pa.array(ad_ids[found]))
+    return tally.findings(out_of=len(known))
+
+
+def _filtered_answers(
+    dataset: Dataset, queries: str, filters: str, num_rows: dict[str, int]
+) -> list[Finding]:
+    limits = num_rows[queries], num_rows["ads"]
+    answers = [np.empty(0, dtype=np.uint64)]
+    for batch in table_batches(dataset, queries, ["query_id", "ad_ids"]):
+        parents, ad_ids = list_entries(batch.rows.column(1))
+        answers.append(number_pairs(ids(batch.rows.column(0))[parents], ids(ad_ids), limits)[1])
+    truth = np.sort(np.concatenate(answers))
+    advice = "a right answer would be dropped from the predictions; take the pair out of the filter"
+    tally = Tally("warning", f"pair that is a right answer in {queries}", advice, "ad_id")
+    for batch in table_batches(dataset, filters, ["query_id", "ad_id"]):
+        rows, keys = pair_keys(batch.rows, limits)
+        found = rows[_among(keys, truth)]
+        values = batch.rows.take(pa.array(found)).to_struct_array()
+        tally.add(batch.file, batch.first_row + found, values)
+    return tally.findings(out_of=dataset.num_rows(filters))
+
+
+def _seen_ads_in_zero_shot(dataset: Dataset, novel: NDArray[np.bool_]) -> list[Finding]:
+    advice = "zero-shot queries are answered from the novel ads only; drop the ad, or list it there"
+    tally = Tally("error", "ad that is not in novel_ads", advice, "ad_ids")
+    for batch in table_batches(dataset, f"queries/{ZERO_SHOT}", ["ad_ids"]):
+        parents, entries = list_entries(batch.rows.column(0))
+        ad_ids = ids(entries)
+        found = _unmarked(novel, ad_ids)
+        tally.add(batch.file, batch.first_row + parents[found], pa.array(ad_ids[found]))
+    return tally.findings()
+
+
+def _mark(flags: NDArray[np.bool_], ad_ids: NDArray[np.int64]) -> None:
+    flags[ad_ids[(ad_ids >= 0) & (ad_ids < len(flags))]] = True
+
+
+def _unmarked(flags: NDArray[np.bool_], ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where ``ad_ids`` (n,) names an ad that is not flagged."""
+    inside = np.flatnonzero((ad_ids >= 0) & (ad_ids < len(flags)))
+    return inside[~flags[ad_ids[inside]]]
+
+
+def _among(keys: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Flag the keys (n,) that are among ``known``, which is sorted."""
+    if not len(known):
+        return np.zeros(len(keys), dtype=np.bool_)
+    return np.asarray(known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys)

@@ -1,0 +1,89 @@
+"""Rows whose key an earlier row of the table has, found in eight bytes per row."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.data.batches import ids, readable, table_batches
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.findings import Tally
+from ramen_ray.data.hashing import hash_strings
+
+Keys = tuple[NDArray[np.int64], NDArray[np.uint64]]
+"""Row numbers within the batch (n,) and their keys (n,); rows without a key are left out."""
+
+
+def tally_repeats(
+    dataset: Dataset,
+    table: str,
+    columns: list[str],
+    keys_of: Callable[[pa.RecordBatch], Keys],
+    tally: Tally,
+) -> None:
+    """Count in ``tally`` the rows of ``table`` whose key an earlier row has.
+
+    The table's ``columns`` are read once for the keys, and again only if some key repeats.
+    """
+    repeated = _repeated_keys(dataset, table, columns, keys_of)
+    if not len(repeated):
+        return
+    seen = np.zeros(len(repeated), dtype=np.bool_)
+    for batch in table_batches(dataset, table, columns):
+        rows, keys = keys_of(batch.rows)
+        place = np.searchsorted(repeated, keys).clip(max=len(repeated) - 1)
+        hit = repeated[place] == keys
+        rows, place = rows[hit], place[hit]
+        met, first = np.unique(place, return_index=True)
+        again = np.ones(len(rows), dtype=np.bool_)
+        again[first] = seen[met]
+        seen[met] = True
+        shown = batch.rows.take(pa.array(rows[again]))
+        values = shown.column(0) if len(columns) == 1 else shown.to_struct_array()
+        tally.add(batch.file, batch.first_row + rows[again], values)
+
+
+def _repeated_keys(
+    dataset: Dataset, table: str, columns: list[str], keys_of: Callable[[pa.RecordBatch], Keys]
+) -> NDArray[np.uint64]:
+    """Return the keys that occur more than once, sorted."""
+    keys = np.empty(dataset.num_rows(table), dtype=np.uint64)
+    filled = 0
+    for batch in table_batches(dataset, table, columns):
+        _, found = keys_of(batch.rows)
+        keys[filled : filled + len(found)] = found
+        filled += len(found)
+    keys = keys[:filled]
+    keys.sort()
+    return np.unique(keys[1:][keys[1:] == keys[:-1]])
+
+
+def id_keys(rows: pa.RecordBatch) -> Keys:
+    """Take the first column, an id, as the key."""
+    column = rows.column(0)
+    found = np.flatnonzero(np.asarray(column.is_valid()))
+    return found, ids(column)[found].view(np.uint64)
+
+
+def text_keys(rows: pa.RecordBatch) -> Keys:
+    """Take a hash of the first column, a text, as the key."""
+    texts = readable(rows.column(0))
+    found = np.flatnonzero(np.asarray(texts.is_valid()))
+    return found, hash_strings(texts)[found]
+
+
+def pair_keys(rows: pa.RecordBatch, limits: tuple[int, int]) -> Keys:
+    """Number the pairs of two id columns; a pair with an id outside the limits has no key."""
+    left, right = ids(rows.column(0)), ids(rows.column(1))
+    return number_pairs(left, right, limits)
+
+
+def number_pairs(
+    left: NDArray[np.int64], right: NDArray[np.int64], limits: tuple[int, int]
+) -> Keys:
+    """Number the pairs (n,) whose ids lie within the limits, row by row of their grid."""
+    inside = (left >= 0) & (left < limits[0]) & (right >= 0) & (right < limits[1])
+    found = np.flatnonzero(inside)
+    keys = left[found].astype(np.uint64) * np.uint64(limits[1]) + right[found].astype(np.uint64)
+    return found, keys

@@ -1,0 +1,212 @@
+"""What a dataset directory's tables are, from their footers alone: there, typed, not empty."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ramen_ray.data.batches import READ_ERRORS, unreadable
+from ramen_ray.data.dataset import Dataset, optional_tables, required_tables
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.schemas import ZERO_SHOT, optional_fields, schema_of
+
+_NEEDED_BY = {
+    f"queries/{ZERO_SHOT}": "novel_ads",
+    f"filters/{ZERO_SHOT}": f"queries/{ZERO_SHOT}",
+}
+_EMPTY_ADVICE = {
+    "edges": "leave the table out or give it edges",
+    "queries": "every split needs queries; hold out a part of the train split",
+}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the footers say.
+
+    Attributes:
+        findings: what is wrong.
+        num_rows: row counts of the tables that can be read and have the right columns.
+    """
+
+    findings: list[Finding]
+    num_rows: dict[str, int]
+
+
+def read_tables(dataset: Dataset) -> list[str]:
+    """Name the dataset's tables that training and evaluation read."""
+    optional = [name for name in optional_tables(dataset.anchor_sets) if dataset.has(name)]
+    return required_tables(dataset.anchor_sets) + optional
+
+
+def check_structure(dataset: Dataset) -> dict[str, int]:
+    """Check that all needed tables exist with the right columns and are not empty.
+
+    Only parquet footers are read. Returns each table's row count.
+
+    Raises:
+        DatasetError: names every table, file and column that is wrong.
+    """
+    structure = inspect_structure(dataset)
+    raise_errors(f"the dataset directory {dataset.path}", structure.findings)
+    return structure.num_rows
+
+
+def inspect_structure(dataset: Dataset) -> Structure:
+    """Read the footers of all tables and list what is wrong with tables, columns and counts."""
+    findings = _name_findings(dataset)
+    num_rows: dict[str, int] = {}
+    wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
+    for table in filter(_is_known, wanted):
+        if not dataset.has(table):
+            file = dataset.path / f"{table}.parquet"
+            findings.append(_finding(file, f"there is no table {table!r}", "training needs it"))
+            continue
+        found, count = _table_findings(dataset, table)
+        findings += found
+        if count is not None:
+            num_rows[table] = count
+    return Structure(findings + _count_findings(dataset), num_rows)
+
+
+def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | None]:
+    """Check a table's footers; returns its row count too, or None where rows cannot be read."""
+    findings: list[Finding] = []
+    schemas: dict[Path, pa.Schema] = {}
+    count = 0
+    for file in dataset.files(table):
+        try:
+            parquet = pq.ParquetFile(file)
+            schemas[file] = parquet.schema_arrow
+            count += parquet.metadata.num_rows
+        except READ_ERRORS as error:
+            findings.append(unreadable(file, error))
+    present = {name for schema in schemas.values() for name in schema.names}
+    optional = [field for field in optional_fields(table) if field.name in present]
+    expected = pa.schema([*schema_of(table), *optional])
+    for file, schema in schemas.items():
+        findings += _column_findings(file, expected, schema)
+    if findings:
+        return findings, None
+    path = dataset.path / f"{table}.parquet"
+    if not count and not table.startswith("filters/"):
+        advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
+        findings.append(_finding(path, f"table {table!r} is empty", advice))
+    stated = _stated_counts(dataset).get(table, count)
+    if stated != count:
+        findings.append(
+            _finding(
+                path,
+                f"it has {count} rows, but dataset.json says {stated}",
+                "a file was changed, cut off or lost: restore it, or correct dataset.json",
+            )
+        )
+    return findings, count
+
+
+def _column_findings(file: Path, expected: pa.Schema, found: pa.Schema) -> list[Finding]:
+    findings = []
+    for field in expected:
+        types = [column.type for column in found if column.name == field.name]
+        if not types:
+            message, advice = f"the column is missing (there are {found.names})", "add or rename it"
+        elif len(types) > 1:
+            message, advice = f"{len(types)} columns have this name", "leave one"
+        elif not _same_type(types[0], field.type):
+            message, advice = f"the column is {types[0]}, not {field.type}", "cast it"
+        else:
+            continue
+        findings.append(Finding("error", str(file), message, advice, column=field.name))
+    return findings
+
+
+def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(found) and pa.types.is_list(expected):
+        return bool(found.value_type == expected.value_type)  # the item's field name is free
+    return bool(found == expected)
+
+
+def _name_findings(dataset: Dataset) -> list[Finding]:
+    """Check that tables belong together by their names."""
+    sets, tables = dataset.anchor_sets, dataset.tables
+    findings = [
+        _finding(
+            dataset.path,
+            f"the name of anchor set {name!r} holds more than letters, digits, '_' and '-'",
+            "rename its anchors and edges",
+        )
+        for name in sets
+        if not re.fullmatch(r"[\w-]+", name)
+    ]
+    with_edges = {table.split("/")[1] for table in tables if table.startswith("edges/")}
+    findings += [
+        _finding(
+            dataset.path,
+            f"edges/{name} belongs to no anchor set (there is no anchors/{name})",
+            "add the anchors, or remove the edges",
+        )
+        for name in sorted(with_edges - set(sets))
+    ]
+    findings += [
+        _finding(
+            dataset.path,
+            f"anchor set {name!r} has no edges (no edges/{name}/query or .../ad)",
+            "add edges, or remove the anchors",
+        )
+        for name in sets
+        if not any(dataset.has(f"edges/{name}/{side}") for side in ("query", "ad"))
+    ]
+    findings += [
+        _finding(dataset.path, f"{table} is there without {needed}", f"add {needed}")
+        for table, needed in _NEEDED_BY.items()
+        if dataset.has(table) and not dataset.has(needed)
+    ]
+    return findings + [
+        Finding(
+            "warning",
+            str(dataset.path / f"{table}.parquet"),
+            f"the dataset directory has no table {table!r}; it is not read",
+            "is the name right?",
+        )
+        for table in tables
+        if not _is_known(table)
+    ]
+
+
+def _is_known(table: str) -> bool:
+    try:
+        schema_of(table)
+    except KeyError:
+        return False
+    return True
+
+
+def _count_findings(dataset: Dataset) -> list[Finding]:
+    """Check that dataset.json counts the rows of tables that are there."""
+    file = str(dataset.path / "dataset.json")
+    counts = _stated_counts(dataset)
+    if dataset.metadata.get("num_rows", {}) != counts:
+        message = "num_rows is not an object that gives each table's row count"
+        return [Finding("error", file, message, "correct it, or leave num_rows out")]
+    return [
+        Finding(
+            "warning",
+            file,
+            f"num_rows counts {count} rows of {table!r}, which is not there",
+            "restore the table, or take it out of num_rows",
+        )
+        for table, count in counts.items()
+        if not dataset.has(table) and table not in read_tables(dataset)
+    ]
+
+
+def _stated_counts(dataset: Dataset) -> dict[str, int]:
+    stated = dataset.metadata.get("num_rows")
+    counts = stated.items() if isinstance(stated, dict) else ()
+    return {table: count for table, count in counts if type(count) is int}
+
+
+def _finding(path: Path, message: str, advice: str = "") -> Finding:
+    return Finding("error", str(path), message, advice)
