@@ -1,0 +1,265 @@
+"""Files with the texts of queries, ads or anchors: raw, one text a line, or JSON objects."""
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import json as arrow_json
+from scipy import sparse
+
+from ramen_ray.data.dataset import DatasetError
+from ramen_ray.data.findings import Finding, error_at
+from ramen_ray.data.hashing import UInt64s, hash_texts
+from ramen_ray.data.xc.lines import BLOCK_BYTES, lines_not_utf8, read_texts
+from ramen_ray.data.xc.matrices import build_matrix
+
+log = logging.getLogger(__name__)
+
+_CLICKS = pa.schema(
+    [("target_ind", pa.list_(pa.int64())), ("target_rel", pa.list_(pa.float32()))],
+)
+_TYPES_OF = {
+    "uid": (str, int, type(None)),
+    "title": (str, type(None)),
+    "content": (str, type(None)),
+    "target_ind": (int,),
+    "target_rel": (int, float),
+}
+_DAMAGE = (OSError, EOFError, zlib.error)
+_ROWS_AT_ONCE = 8192
+_HASHED_CHARACTERS = 64
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of texts; the number of a line, from 0, is the id.
+
+    Attributes:
+        path: raw text; JSON objects where the name has ``.json`` in it, gzipped where it ends so.
+        source_ids: file with the users' own ids, one a line; JSON has them as ``uid``.
+        with_content: the text of a JSON object is its title and content, not its title alone.
+    """
+
+    path: Path
+    source_ids: Path | None = None
+    with_content: bool = False
+
+    @property
+    def is_json(self) -> bool:
+        """Say whether the file holds JSON objects."""
+        return ".json" in self.path.suffixes
+
+    def batches(self) -> Iterator[pa.Table]:
+        """Read the columns ``text`` and, where it is known, ``source_id``.
+
+        Raises:
+            DatasetError: the file is damaged or has another form; names the line.
+        """
+        if self.is_json:
+            yield from self._json_batches()
+            return
+        texts = _even_batches(read_texts(self.path))
+        if self.source_ids is None:
+            yield from (pa.table({"text": batch}) for batch in texts)
+            return
+        for text, source_id in _paired(texts, _even_batches(read_texts(self.source_ids)), self):
+            yield pa.table({"text": text, "source_id": source_id})
+
+    def clicks(self, num_ads: int) -> sparse.csr_array:
+        """Read the ads (``target_ind``) and their weights (``target_rel``) from JSON objects.
+
+        Raises:
+            DatasetError: an object has no list of ads, or an ad is out of range; names the line.
+        """
+        lengths = [np.empty(0, dtype=np.int64)]
+        indices, values = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
+        for batch in _read_json(self.path, _CLICKS, required="target_ind"):
+            counts = pc.list_value_length(batch["target_ind"])
+            ad_ids, weights = (pc.list_flatten(batch[name]) for name in _CLICKS.names)
+            if batch["target_rel"].null_count == len(batch):
+                weights = pa.array(np.ones(len(ad_ids), dtype=np.float32))
+            elif not counts.equals(pc.list_value_length(batch["target_rel"])):
+                raise _bad_object(self.path, "target_rel", "target_rel does not fit target_ind")
+            if ad_ids.null_count or weights.null_count:
+                raise _bad_object(self.path, "target_ind", "target_ind or target_rel has nulls")
+            lengths.append(counts.to_numpy())
+            indices.append(ad_ids.to_numpy())
+            values.append(weights.to_numpy())
+        rows, entries = np.concatenate(lengths), np.concatenate(indices)
+        order = np.lexsort((entries, np.repeat(np.arange(len(rows)), rows)))
+        parts = rows, entries[order], np.concatenate(values)[order]
+        return build_matrix(self.path, parts, (len(rows), num_ads), first_row=1)
+
+    def _json_batches(self) -> Iterator[pa.Table]:
+        fields = [("title", pa.string()), ("content", pa.string())][: 1 + self.with_content]
+        type_of_uid = _type_of_uid(self.path)
+        if type_of_uid is not None:
+            fields.append(("uid", type_of_uid))
+        for batch in _read_json(self.path, pa.schema(fields), required="title"):
+            texts = batch["title"]
+            if self.with_content:
+                content = pc.fill_null(batch["content"], "")
+                texts = pc.utf8_trim_whitespace(pc.binary_join_element_wise(texts, content, " "))
+            columns = {"text": texts}
+            if type_of_uid is not None:
+                if batch["uid"].null_count:
+                    raise _bad_object(self.path, "uid", "uid is missing")
+                columns["source_id"] = batch["uid"].cast(pa.string())
+            yield pa.table(columns)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a first reading of a text file tells.
+
+    Attributes:
+        is_empty: (lines,) bool, True where there is no text but white space.
+        hashes: (lines,) uint64, equal for texts that are equal but for letter case.
+    """
+
+    is_empty: NDArray[np.bool_]
+    hashes: UInt64s
+
+    @property
+    def num_lines(self) -> int:
+        """How many texts there are."""
+        return len(self.is_empty)
+
+
+def scan(file: TextFile) -> Scan:
+    """Read a text file once; reports lines that are not UTF-8.
+
+    Raises:
+        DatasetError: the file is damaged or has another form; names the line.
+    """
+    if not file.is_json:
+        _report_encoding(file.path)
+    is_empty, hashes = [np.empty(0, dtype=np.bool_)], [np.empty(0, dtype=np.uint64)]
+    for batch in file.batches():
+        texts = pc.utf8_trim_whitespace(batch["text"].combine_chunks())
+        is_empty.append(pc.equal(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False))
+        hashes.append(_hash(texts))
+    return Scan(np.concatenate(is_empty), np.concatenate(hashes))
+
+
+def _report_encoding(path: Path) -> None:
+    lines = lines_not_utf8(path)
+    if lines:
+        rest = f" ({len(lines)} lines in all)" if len(lines) > 1 else ""
+        message = f"the line is not UTF-8 and is read as latin-1{rest}"
+        log.warning(Finding("warning", str(path), message, "convert it to UTF-8", lines[0]))
+
+
+def _hash(texts: pa.StringArray) -> UInt64s:
+    """Hash the beginnings of texts: what is equal in whole is equal there."""
+    beginnings = pc.utf8_lower(pc.utf8_slice_codeunits(texts, 0, _HASHED_CHARACTERS))
+    if not len(beginnings):
+        return np.empty(0, dtype=np.uint64)
+    _, offsets, characters = beginnings.buffers()
+    starts = np.frombuffer(offsets, dtype=np.int32)[: len(beginnings) + 1]
+    return hash_texts(np.frombuffer(characters, dtype=np.uint8)[: starts[-1]], starts)
+
+
+def _even_batches(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    """Cut batches anew, so that two files come in batches of the same rows."""
+    held = pa.chunked_array([], pa.string())
+    for batch in batches:
+        held = pa.chunked_array([*held.chunks, batch])
+        whole = len(held) - len(held) % _ROWS_AT_ONCE
+        for start in range(0, whole, _ROWS_AT_ONCE):
+            yield held[start : start + _ROWS_AT_ONCE].combine_chunks()
+        held = held[whole:]
+    if len(held):
+        yield held.combine_chunks()
+
+
+def _paired(
+    texts: Iterator[pa.Array], source_ids: Iterator[pa.Array], file: TextFile
+) -> Iterator[tuple[pa.Array, pa.Array]]:
+    rows = 0
+    while True:
+        text, source_id = next(texts, None), next(source_ids, None)
+        if text is None and source_id is None:
+            return
+        if text is None or source_id is None or len(text) != len(source_id):
+            shorter = rows + min(0 if part is None else len(part) for part in (text, source_id))
+            message = f"has not as many lines as {file.path}; one of the two ends here"
+            raise error_at(file.source_ids, message, row=shorter + 1)
+        rows += len(text)
+        yield text, source_id
+
+
+def _read_json(path: Path, schema: pa.Schema, required: str) -> Iterator[pa.Table]:
+    """Read some fields of JSON objects, one object a line; fields that are not there are null."""
+    compression = "gzip" if path.suffix == ".gz" else None
+    try:
+        with pa.input_stream(path, compression=compression) as stream:
+            reader = arrow_json.open_json(
+                stream,
+                arrow_json.ReadOptions(block_size=BLOCK_BYTES),
+                arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+            )
+            for batch in reader:
+                batch.validate(full=True)
+                if batch[required].null_count:
+                    raise _bad_object(path, required, f"{required} is missing")
+                yield pa.Table.from_batches([batch])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _bad_object(path, required, str(error)) from error
+
+
+def _type_of_uid(path: Path) -> pa.DataType | None:
+    """Look at the first object: uids are strings or numbers, or there are none."""
+    with _open(path) as stream:
+        try:
+            uid = json.loads(stream.readline()).get("uid")
+        except (*_DAMAGE, ValueError, AttributeError, RecursionError):
+            return None
+    if uid is None:
+        return None
+    return pa.int64() if isinstance(uid, int) else pa.string()
+
+
+def _bad_object(path: Path, required: str, message: str) -> DatasetError:
+    """Find the line with the first bad object, one at a time."""
+    line = 0
+    try:
+        with _open(path) as stream:
+            for line, content in enumerate(stream, start=1):
+                if content.strip() and (problem := _object_problem(json.loads(content), required)):
+                    return error_at(path, problem, row=line)
+    except _DAMAGE:
+        return error_at(path, "the gzip data is damaged or cut off", row=line + 1)
+    except (ValueError, RecursionError) as error:
+        return error_at(path, f"the line is not a JSON object in UTF-8: {error}", row=line)
+    return error_at(path, message)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _object_problem(found: Any, required: str) -> str:
+    if not isinstance(found, dict):
+        return "the line is not a JSON object"
+    if found.get(required) is None:
+        return f"the object has no {required}"
+    for key in ("uid", "title", "content"):
+        if not isinstance(found.get(key), _TYPES_OF[key]):
+            return f"{key} is not a string"
+    lists = {key: found[key] for key in _CLICKS.names if found.get(key) is not None}
+    for key, values in lists.items():
+        if not isinstance(values, list) or not all(type(v) in _TYPES_OF[key] for v in values):
+            return f"{key} is not a list of {'whole ' * (key == 'target_ind')}numbers"
+    if len({len(values) for values in lists.values()}) > 1:
+        return "target_rel has not as many numbers as target_ind"
+    return ""
