@@ -116,14 +116,14 @@ def _read_nodes(file: TextFile, what: str) -> Nodes:
     lines = np.flatnonzero(~scanned.is_empty)
     if not len(lines):
         raise error_at(file.path, "there is no text in the file")
-    _warn_left_out(file.path, scanned.is_empty, f"{what} have no text and are left out")
+    _warn_left_out(file, np.flatnonzero(scanned.is_empty), f"{what} have no text")
     return Nodes(file, lines, scanned.num_lines)
 
 
-def _warn_left_out(path: Path, left_out: NDArray[np.bool_], message: str) -> None:
-    if left_out.any():
-        message = f"{int(left_out.sum())} {message}, first in this row"
-        log.warning(Finding("warning", str(path), message, row=int(left_out.argmax()) + 1))
+def _warn_left_out(file: TextFile, lines: Int64s, message: str) -> None:
+    if len(lines):
+        message = f"{len(lines)} {message} and are left out; this is the first"
+        log.warning(Finding("warning", str(file.path), message, row=int(lines[0]) + 1))
 
 
 def _read_splits(files: XcFiles, ads: Nodes, fraction: float, seed: int) -> dict[str, Queries]:
@@ -139,7 +139,11 @@ def _read_splits(files: XcFiles, ads: Nodes, fraction: float, seed: int) -> dict
         splits |= {"train": train.take(~held_out), "validation": train.take(held_out)}
     for split, queries in splits.items():
         if not len(queries.lines):
-            raise error_at(queries.file.path, f"no query with an ad is left for the split {split}")
+            raise error_at(
+                queries.file.path,
+                f"no query with text and ads is left for the split {split!r}",
+                advice="hold out another fraction" if split not in files.splits else "",
+            )
     return splits
 
 
@@ -149,18 +153,18 @@ def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: Nodes) -> Quer
     file = of_split.texts
     lines = np.arange(scanned.num_lines)
     if of_split.clicks is None:
-        path, clicks = file.path, file.clicks(ads.num_lines)
+        clicks = file.clicks(ads.num_lines)
     else:
-        path, columns = of_split.clicks, _columns(files, split, ads)
+        columns = _columns(files, split, ads)
         if split == ZERO_SHOT and file == files.splits["test"].texts:
             lines = _lines_with_novel_ads(files, len(lines), ads)
-        part = read_matrix(path, (len(lines), len(columns)))
+        part = read_matrix(of_split.clicks, (len(lines), len(columns)))
         shape = len(lines), ads.num_lines
         clicks = sparse.csr_array((part.data, part.indices + columns.start, part.indptr), shape)
     clicks = _only_columns(clicks, ads)
     without_text, without_ads = scanned.is_empty[lines], np.diff(clicks.indptr) == 0
-    _warn_left_out(file.path, without_text, "queries have no text and are left out")
-    _warn_left_out(path, without_ads, "queries have no ads and are left out")
+    _warn_left_out(file, lines[without_text], "queries have no text")
+    _warn_left_out(file, lines[without_ads], "queries have no ads")
     rows = np.flatnonzero(~(without_text | without_ads))
     return Queries(file, lines[rows], rows, len(lines), clicks[rows])
 
@@ -187,12 +191,13 @@ def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: Nodes) -> Int64s:
     columns = _columns(files, ZERO_SHOT, ads)
     novel = read_matrix(test_clicks, (num_test, ads.num_lines))[:, columns.start :]
     lines = np.flatnonzero(np.diff(novel.indptr))
+    advice = "bring the texts of its rows as raw/tst_X_zero.txt"
     if num_rows != len(lines):
-        raise error_at(
-            zero_clicks,
-            f"has {num_rows} rows, but {len(lines)} of the {num_test} test queries have novel ads",
-            advice="bring the texts of its rows as raw/tst_X_zero.txt",
-        )
+        message = f"has {num_rows} rows, but {len(lines)} of {num_test} test queries have novel ads"
+        raise error_at(zero_clicks, message, advice=advice)
+    if (read_matrix(zero_clicks, (num_rows, len(columns))) != novel[lines]).nnz:
+        message = "its rows are not the test queries with novel ads, in their order"
+        raise error_at(zero_clicks, message, advice=advice)
     return lines
 
 

@@ -204,7 +204,9 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
             )
         path = _need(folder, "graph", [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         edges = {
-            _SIDES[part]: _need(folder, "graph", _matrix(f"{name}_{part}_X_Y")) for part in parts
+            side: _need(folder, "graph", _matrix(f"{name}_{part}_X_Y"))
+            for part, side in _SIDES.items()
+            if part in parts
         }
         graphs[name] = GraphFiles(_with_source_ids(path), edges)
     return graphs

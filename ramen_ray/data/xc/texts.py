@@ -83,17 +83,17 @@ class TextFile:
         lengths = [np.empty(0, dtype=np.int64)]
         indices, values = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
         for batch in _read_json(self.path, _CLICKS, required="target_ind"):
-            counts = pc.list_value_length(batch["target_ind"])
+            counts = pc.list_value_length(batch["target_ind"]).combine_chunks()
             ad_ids, weights = (pc.list_flatten(batch[name]) for name in _CLICKS.names)
-            if batch["target_rel"].null_count == len(batch):
-                weights = pa.array(np.ones(len(ad_ids), dtype=np.float32))
-            elif not counts.equals(pc.list_value_length(batch["target_rel"])):
-                raise _bad_object(self.path, "target_rel", "target_rel does not fit target_ind")
-            if ad_ids.null_count or weights.null_count:
-                raise _bad_object(self.path, "target_ind", "target_ind or target_rel has nulls")
+            is_weighted = batch["target_rel"].is_valid().combine_chunks()
+            num_weights = pc.list_value_length(batch["target_rel"]).drop_null().combine_chunks()
+            whole = not ad_ids.null_count and not weights.null_count
+            if not whole or not num_weights.equals(counts.filter(is_weighted)):
+                raise _bad_object(self.path, "target_ind", "target_ind or target_rel is malformed")
             lengths.append(counts.to_numpy())
             indices.append(ad_ids.to_numpy())
-            values.append(weights.to_numpy())
+            values.append(np.ones(len(ad_ids), dtype=np.float32))
+            values[-1][np.repeat(is_weighted.to_numpy(False), counts)] = weights.to_numpy()
         rows, entries = np.concatenate(lengths), np.concatenate(indices)
         order = np.lexsort((entries, np.repeat(np.arange(len(rows)), rows)))
         parts = rows, entries[order], np.concatenate(values)[order]
@@ -160,12 +160,13 @@ def _report_encoding(path: Path) -> None:
 
 
 def _hash(texts: pa.StringArray) -> UInt64s:
-    """Hash the beginnings of texts: what is equal in whole is equal there."""
-    beginnings = pc.utf8_lower(pc.utf8_slice_codeunits(texts, 0, _HASHED_CHARACTERS))
-    if not len(beginnings):
+    """Hash the beginnings and ends of texts: what is equal in whole is equal there."""
+    if not len(texts):
         return np.empty(0, dtype=np.uint64)
-    _, offsets, characters = beginnings.buffers()
-    starts = np.frombuffer(offsets, dtype=np.int32)[: len(beginnings) + 1]
+    first = pc.utf8_slice_codeunits(texts, 0, _HASHED_CHARACTERS)
+    last = pc.utf8_slice_codeunits(texts, -_HASHED_CHARACTERS)
+    _, offsets, characters = pc.utf8_lower(pc.binary_join_element_wise(first, last, "")).buffers()
+    starts = np.frombuffer(offsets, dtype=np.int32)[: len(texts) + 1]
     return hash_texts(np.frombuffer(characters, dtype=np.uint8)[: starts[-1]], starts)
 
 
