@@ -3,7 +3,6 @@
 import gzip
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from scipy import sparse
 from support import node_edges, query_table, text_table
 
+from jobs import export, ingest
+from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.validation import check_structure
 from ramen_ray.data.xc import lines
@@ -25,7 +26,6 @@ from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.data.xc.matrices import read_matrix, write_matrix
 from ramen_ray.data.xc.texts import TextFile
 
-ROOT = Path(__file__).parent.parent
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
 HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
@@ -496,12 +496,12 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
     (OAK, _append("raw_data/test.raw.txt", "one more\n"), ["tst_X_Y.txt", "21 and 25 texts"]),
     (OAK, _write("raw_data/label.raw.txt", b"\n \n"), ["label.raw.txt", "no text"]),
     (OAK, _remove("raw_data/hyper_link.raw.txt"), ["raw_data/hyper_link.raw.txt or hyper_link"]),
-    (OAK, _remove("raw_data/label.raw.txt"), ["raw_data/label.raw.txt is missing", "layout oak"]),
+    (OAK, _remove("raw_data/label.raw.txt"), ["label.raw.txt is missing", "layout oak"]),
     (OAK, _remove("tst_X_Y.txt"), ["tst_X_Y.txt or tst_X_Y.npz is missing", "layout oak"]),
     (
         OAK,
         _no_layout,
-        ["no train texts of any known layout", "raw/trn_X.txt", "trn.json.gz", "Y.trn"],
+        ["no train texts of any known layout", "trn.json.gz", "Y.trn"],
     ),
     (OAK, _write("trn_X.txt", b"a\n"), ["renee and oak are mixed", "trn_X.txt"]),
     (OAK, _write("trn_X_Y.npz", b"x"), ["trn_X_Y.txt and trn_X_Y.npz could both be meant"]),
@@ -524,7 +524,7 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
     (OAK, _npz("tst_X_Y", data=np.array([{}, 1], dtype=object)), ["tst_X_Y.npz"]),
     (OAK, _npz("tst_X_Y", indptr=np.array([0, 3, *[2] * 19])), ["row 1", "ends before it starts"]),
     (OAK, _npz("tst_X_Y", shape=np.array([20, 26])), ["20 rows and 26 columns", "20 and 25 texts"]),
-    (JSON, _cut_gzip, ["trn.json.gz, row", "damaged or cut off"]),
+    (JSON, _cut_gzip, ["trn.json.gz", "damaged or cut off"]),
     (JSON, _write("trn.json.gz", b"plain"), ["trn.json.gz", "damaged or cut off"]),
     (JSON, _write("trn.json.gz", gzip.compress(b"")), ["trn.json.gz"]),
     (JSON, _remove("lbl.json.gz"), ["lbl.json.gz or lbl.json is missing", "layout json"]),
@@ -532,7 +532,7 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
 
 
 def _json_line(name: str, line: bytes, words: list[str]) -> None:
-    row = ["trn", "tst", "lbl"].index(name)
+    """Add the malformed input that has another fifth line."""
 
     def change(folder: Path) -> None:
         file = folder / f"{name}.json.gz"
@@ -540,7 +540,6 @@ def _json_line(name: str, line: bytes, words: list[str]) -> None:
         found[4] = line
         file.write_bytes(gzip.compress(b"\n".join(found)))
 
-    assert row >= 0
     MALFORMED.append((JSON, change, [f"{name}.json.gz, row 5", *words]))
 
 
@@ -550,6 +549,8 @@ _json_line("lbl", b'{"uid": "a", "title": 7}', ["title is not a string"])
 _json_line("lbl", b'{"title": "x"}', ["no uid"])
 _json_line("lbl", b'{"uid": "a", "title": "x"', ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "\xe9"}', ["UTF-8"])
+_json_line("lbl", b"null", ["not a JSON object"])
+_json_line("trn", b'{"a": ' + b"[" * 100_000, ["not a JSON object"])
 _json_line("lbl", b"[1]", ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x"} {}', ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x", "content": []}', ["content is not a string"])
@@ -738,28 +739,31 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, world: World, tmp_p
     _same(whole, import_xc(tmp_path / "again", tmp_path / "parts again"))
 
 
-def test_jobs(world: World, tmp_path: Path) -> None:
+def test_jobs(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
     (tmp_path / "xc" / "raw_data" / "label.raw.txt").write_bytes(b"\xff\n" * NUM_ADS)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=100
-        )
+    def run(job: Callable[[], None], *arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
+        code = run_job(job)
+        return code, "".join(capsys.readouterr())
 
-    done = run(
-        "jobs/ingest.py", "xc", "--source", str(tmp_path / "xc"), "--output", str(tmp_path / "a")
-    )
-    assert (done.returncode, done.stdout) == (0, f"wrote xc to {tmp_path / 'a'}\n")
-    assert (
-        "WARNING: " in done.stderr and "label.raw.txt, row 1: the line is not UTF-8" in done.stderr
-    )
-    done = run("jobs/export.py", str(tmp_path / "a"), "--output", str(tmp_path / "b"))
-    assert done.returncode == 0
-    _same(Dataset(tmp_path / "a"), import_xc(tmp_path / "b", tmp_path / "c"))
-    done = run("jobs/export.py", str(tmp_path / "none"), "--output", str(tmp_path / "d"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no dataset directory")
+    imported, exported = tmp_path / "a", tmp_path / "b"
+    code, said = run(ingest.main, "xc", "--source", tmp_path / "xc", "--output", imported)
+    assert (code, said) == (0, f"wrote xc to {imported}\n")
+    assert "label.raw.txt, row 1: the line is not UTF-8" in caplog.text
+    code, said = run(export.main, imported, "--output", exported)
+    assert (code, said) == (0, f"wrote {exported}\n")
+    _same(Dataset(imported), import_xc(exported, tmp_path / "c"))
+    code, said = run(export.main, tmp_path / "none", "--output", tmp_path / "d")
+    assert code == 2
+    assert said.startswith("error: there is no dataset directory")
 
 
 @HARMLESS

@@ -3,11 +3,12 @@
 import gzip
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from scipy import sparse
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.hashing import UInt64s, hash_texts
-from ramen_ray.data.xc.lines import BLOCK_BYTES, lines_not_utf8, read_texts
+from ramen_ray.data.xc.lines import line_blocks, lines_not_utf8, read_texts
 from ramen_ray.data.xc.matrices import build_matrix
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ _TYPES_OF = {
     "target_rel": (int, float),
 }
 _DAMAGE = (OSError, EOFError, zlib.error)
+_OBJECT_LINE = re.compile(rb"^[ \t\r]*\{", re.MULTILINE)
+_OTHER_LINE = re.compile(rb"^[ \t\r]*[^{\s]", re.MULTILINE)
 _ROWS_AT_ONCE = 8192
 _HASHED_CHARACTERS = 64
 
@@ -82,18 +85,14 @@ class TextFile:
         """
         lengths = [np.empty(0, dtype=np.int64)]
         indices, values = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
-        for batch in _read_json(self.path, _CLICKS, required="target_ind"):
-            counts = pc.list_value_length(batch["target_ind"]).combine_chunks()
-            ad_ids, weights = (pc.list_flatten(batch[name]) for name in _CLICKS.names)
-            is_weighted = batch["target_rel"].is_valid().combine_chunks()
-            num_weights = pc.list_value_length(batch["target_rel"]).drop_null().combine_chunks()
-            whole = not ad_ids.null_count and not weights.null_count
-            if not whole or not num_weights.equals(counts.filter(is_weighted)):
-                raise _bad_object(self.path, "target_ind", "target_ind or target_rel is malformed")
-            lengths.append(counts.to_numpy())
-            indices.append(ad_ids.to_numpy())
+        for batch in _read_json(self.path, _CLICKS, ("target_ind",)):
+            counts = pc.list_value_length(batch["target_ind"]).to_numpy()
+            ad_ids, weights = (pc.list_flatten(batch[name]).to_numpy() for name in _CLICKS.names)
+            is_weighted = batch["target_rel"].is_valid().to_numpy()
+            lengths.append(counts)
+            indices.append(ad_ids)
             values.append(np.ones(len(ad_ids), dtype=np.float32))
-            values[-1][np.repeat(is_weighted.to_numpy(False), counts)] = weights.to_numpy()
+            values[-1][np.repeat(is_weighted, counts)] = weights
         rows, entries = np.concatenate(lengths), np.concatenate(indices)
         order = np.lexsort((entries, np.repeat(np.arange(len(rows)), rows)))
         parts = rows, entries[order], np.concatenate(values)[order]
@@ -104,15 +103,14 @@ class TextFile:
         type_of_uid = _type_of_uid(self.path)
         if type_of_uid is not None:
             fields.append(("uid", type_of_uid))
-        for batch in _read_json(self.path, pa.schema(fields), required="title"):
+        required = ("title",) if type_of_uid is None else ("title", "uid")
+        for batch in _read_json(self.path, pa.schema(fields), required):
             texts = batch["title"]
             if self.with_content:
                 content = pc.fill_null(batch["content"], "")
                 texts = pc.utf8_trim_whitespace(pc.binary_join_element_wise(texts, content, " "))
             columns = {"text": texts}
             if type_of_uid is not None:
-                if batch["uid"].null_count:
-                    raise _bad_object(self.path, "uid", "uid is missing")
                 columns["source_id"] = batch["uid"].cast(pa.string())
             yield pa.table(columns)
 
@@ -199,61 +197,89 @@ def _paired(
         yield text, source_id
 
 
-def _read_json(path: Path, schema: pa.Schema, required: str) -> Iterator[pa.Table]:
-    """Read some fields of JSON objects, one object a line; fields that are not there are null."""
-    compression = "gzip" if path.suffix == ".gz" else None
+def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iterator[pa.Table]:
+    """Read some fields of JSON objects, one object a line.
+
+    Fields that are not there are null; those that are ``required`` have to be there.
+    """
+    options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    line = 1
+    for block in _blocks(path):
+        num_objects = len(_OBJECT_LINE.findall(block))
+        if _OTHER_LINE.search(block):  # Arrow would crash on null
+            raise _bad_object(path, block, line, required)
+        if num_objects:
+            reading = arrow_json.ReadOptions(block_size=len(block) + 1)
+            try:
+                table = arrow_json.read_json(pa.BufferReader(block), reading, options)
+                table.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise _bad_object(path, block, line, required) from error
+            nulls = sum(table[name].null_count for name in required)
+            if nulls or len(table) != num_objects or not _lists_fit(table):
+                raise _bad_object(path, block, line, required)
+            yield table.combine_chunks()
+        line += block.count(b"\n")
+
+
+def _lists_fit(table: pa.Table) -> bool:
+    """Say whether target_rel, where it is there, has a number for each of target_ind."""
+    if "target_ind" not in table.column_names:
+        return True
+    ad_ids, weights = (table[name] for name in _CLICKS.names)
+    if pc.list_flatten(ad_ids).null_count or pc.list_flatten(weights).null_count:
+        return False
+    num_weights = pc.list_value_length(weights)
+    return bool(pc.all(pc.equal(num_weights, pc.list_value_length(ad_ids)), min_count=0).as_py())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
     try:
-        with pa.input_stream(path, compression=compression) as stream:
-            reader = arrow_json.open_json(
-                stream,
-                arrow_json.ReadOptions(block_size=BLOCK_BYTES),
-                arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-            )
-            for batch in reader:
-                batch.validate(full=True)
-                if batch[required].null_count:
-                    raise _bad_object(path, required, f"{required} is missing")
-                yield pa.Table.from_batches([batch])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _bad_object(path, required, str(error)) from error
+        with _open(path) as stream:
+            yield from line_blocks(stream)
+    except _DAMAGE as error:
+        raise error_at(path, f"the file is damaged or cut off: {error}") from error
 
 
 def _type_of_uid(path: Path) -> pa.DataType | None:
     """Look at the first object: uids are strings or numbers, or there are none."""
-    with _open(path) as stream:
+    for block in _blocks(path):
         try:
-            uid = json.loads(stream.readline()).get("uid")
-        except (*_DAMAGE, ValueError, AttributeError, RecursionError):
+            uid = json.loads(block.partition(b"\n")[0]).get("uid")
+        except (ValueError, AttributeError, RecursionError):
             return None
-    if uid is None:
-        return None
-    return pa.int64() if isinstance(uid, int) else pa.string()
+        if uid is not None:
+            return pa.int64() if isinstance(uid, int) else pa.string()
+        break
+    return None
 
 
-def _bad_object(path: Path, required: str, message: str) -> DatasetError:
-    """Find the line with the first bad object, one at a time."""
-    line = 0
-    try:
-        with _open(path) as stream:
-            for line, content in enumerate(stream, start=1):
-                if content.strip() and (problem := _object_problem(json.loads(content), required)):
-                    return error_at(path, problem, row=line)
-    except _DAMAGE:
-        return error_at(path, "the gzip data is damaged or cut off", row=line + 1)
-    except (ValueError, RecursionError) as error:
-        return error_at(path, f"the line is not a JSON object in UTF-8: {error}", row=line)
-    return error_at(path, message)
+def _bad_object(
+    path: Path, block: bytes, first_line: int, required: tuple[str, ...]
+) -> DatasetError:
+    """Find the line with the first bad object of a block, one at a time."""
+    for line, content in enumerate(block.split(b"\n"), start=first_line):
+        if content.strip():
+            try:
+                problem = _object_problem(json.loads(content), required)
+            except (ValueError, RecursionError) as error:
+                problem = f"the line is not a JSON object in UTF-8: {error}"
+            if problem:
+                return error_at(path, problem, row=line)
+    last_line = first_line + block.count(b"\n") - 1
+    return error_at(path, f"lines up to {last_line} cannot be read", row=first_line)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
-def _object_problem(found: Any, required: str) -> str:
+def _object_problem(found: Any, required: tuple[str, ...]) -> str:
     if not isinstance(found, dict):
         return "the line is not a JSON object"
-    if found.get(required) is None:
-        return f"the object has no {required}"
+    missing = [key for key in required if found.get(key) is None]
+    if missing:
+        return f"the object has no {missing[0]}"
     for key in ("uid", "title", "content"):
         if not isinstance(found.get(key), _TYPES_OF[key]):
             return f"{key} is not a string"
