@@ -27,7 +27,7 @@ from ramen_ray.data.xc.matrices import read_matrix, write_matrix
 from ramen_ray.data.xc.texts import TextFile
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
-HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 
 class World(NamedTuple):
@@ -695,6 +695,8 @@ def test_export_of_unordered_rows(tmp_path: Path) -> None:
         ("ads", text_table("ad_id", ["a", "b\nc"]), ["ads.parquet, row 1, column 'text'", "break"]),
         ("ads", text_table("ad_id", ["a\r", "b"]), ["ads.parquet, row 0, column 'text'", "break"]),
         ("ads", text_table("ad_id", ["a", "b"]).take([1, 1]), ["ads.parquet", "not dense"]),
+        ("queries/test", query_table(["x"], [[1]]), ["test.parquet, row 0, column '1'", "0..0"]),
+        ("edges/links/ad", node_edges("ad_id", [[], [0]]), ["ad.parquet, column 'ad_id'", "0..0"]),
         ("anchors/label", text_table("anchor_id", ["a"]), ["'label' needs another name"]),
     ],
 )
@@ -704,6 +706,7 @@ def test_what_cannot_be_exported(
     tables = {f"queries/{split}": query_table(["x"], [[0]]) for split in ("train", "test")}
     tables |= {"queries/validation": query_table(["x"], [[0]]), table: change}
     tables.setdefault("ads", text_table("ad_id", ["a"]))
+    tables.setdefault("anchors/links", text_table("anchor_id", ["a"]))
     dataset = write_dataset(tmp_path / "in", tables, name="x")
     with pytest.raises(DatasetError) as caught:
         export_xc(dataset, tmp_path / "xc")

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from scipy import sparse
 
 from ramen_ray.data.dataset import Dataset, DatasetError, new_folder
@@ -14,7 +16,7 @@ from ramen_ray.data.findings import error_at
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.xc.layouts import EXTRA_SPLITS, NOVEL_ADS, RESERVED
 from ramen_ray.data.xc.lines import LineBreakError, write_lines, write_texts
-from ramen_ray.data.xc.matrices import write_matrix
+from ramen_ray.data.xc.matrices import build_matrix, write_matrix
 
 _SHORT = {"train": "trn", "test": "tst", **EXTRA_SPLITS}
 _SIDES = {
@@ -68,27 +70,43 @@ def _write_graph(dataset: Dataset, name: str, folder: Path) -> None:
     for short, (side, node_table) in _SIDES.items():
         table = f"edges/{name}/{side}"
         if dataset.has(table):
-            rows = dataset.read(table)
-            nodes, anchors, weights = (column.to_numpy() for column in rows.columns)
+            nodes, anchors, weights = (column.to_numpy() for column in dataset.read(table).columns)
             shape = dataset.num_rows(node_table), num_anchors
-            matrix = sparse.coo_array((weights, (nodes, anchors)), shape).tocsr()
+            matrix = _matrix(dataset, table, (nodes, anchors, weights), shape)
             write_matrix(folder / f"{name}_{short}_X_Y.txt", matrix)
 
 
 def _clicks(dataset: Dataset, table: str) -> sparse.csr_array:
-    lengths, ad_ids, weights = [], [], []
+    query_ids, ad_ids, weights = [], [], []
     for batch in _by_id(dataset, table, ["ad_ids", "weights"]):
-        lengths.append(pc.list_value_length(batch["ad_ids"]).to_numpy())
+        lengths = pc.list_value_length(batch["ad_ids"]).to_numpy()
+        query_ids.append(np.repeat(batch["query_id"].to_numpy(), lengths))
         ad_ids.append(pc.list_flatten(batch["ad_ids"]).to_numpy())
         if "weights" in batch.column_names:
             weights.append(pc.list_flatten(batch["weights"]).to_numpy())
         else:
             weights.append(np.ones(len(ad_ids[-1]), dtype=np.float32))
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    shape = len(indptr) - 1, dataset.num_rows("ads")
-    matrix = sparse.csr_array((np.concatenate(weights), np.concatenate(ad_ids), indptr), shape)
-    matrix.sort_indices()
-    return matrix
+    entries = np.concatenate(query_ids), np.concatenate(ad_ids), np.concatenate(weights)
+    shape = dataset.num_rows(table), dataset.num_rows("ads")
+    return _matrix(dataset, table, entries, shape)
+
+
+def _matrix(
+    dataset: Dataset,
+    table: str,
+    entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    shape: tuple[int, int],
+) -> sparse.csr_array:
+    """Put (entries,) rows, columns and values, in any order, into a matrix."""
+    rows, columns, values = entries
+    file = dataset.path / f"{table}.parquet"
+    outside = (rows < 0) | (rows >= shape[0])
+    if outside.any():
+        message = f"id {rows[outside][0]} is outside 0..{shape[0] - 1}"
+        raise error_at(file, message, column=dataset.schema(table).names[0])
+    order = np.lexsort((columns, rows))
+    lengths = np.bincount(rows, minlength=shape[0])
+    return build_matrix(file, (lengths, columns[order], values[order]), shape, first_row=0)
 
 
 def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
