@@ -261,10 +261,10 @@ def test_text_of_json_is_the_title_where_the_name_says_titles(world: World, tmp_
         assert dataset.name == name
 
 
-def test_numbers_as_uid_and_no_content(tmp_path: Path) -> None:
+def test_numbers_as_uid_no_content_and_blank_lines(tmp_path: Path) -> None:
     for name in ("trn", "tst", "lbl"):
         rows = [{"uid": n, "title": f"{name} {n}", "target_ind": [n]} for n in range(9)]
-        _put(tmp_path / "xc" / f"{name}.json", [json.dumps(row) for row in rows])
+        _put(tmp_path / "xc" / f"{name}.json", ["", *(f" {json.dumps(row)}" for row in rows)])
     dataset = import_xc(tmp_path / "xc", tmp_path / "out", validation_fraction=0.4)
     assert dataset.read("ads")["source_id"].to_pylist() == [str(n) for n in range(9)]
     assert _texts(dataset, "ads")[3] == "lbl 3"

@@ -3,7 +3,6 @@
 import gzip
 import json
 import logging
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ _TYPES_OF = {
     "target_rel": (int, float),
 }
 _DAMAGE = (OSError, EOFError, zlib.error)
-_OBJECT_LINE = re.compile(rb"^[ \t\r]*\{", re.MULTILINE)
-_OTHER_LINE = re.compile(rb"^[ \t\r]*[^{\s]", re.MULTILINE)
 _ROWS_AT_ONCE = 8192
 _HASHED_CHARACTERS = 64
 
@@ -205,8 +202,8 @@ def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iter
     options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     line = 1
     for block in _blocks(path):
-        num_objects = len(_OBJECT_LINE.findall(block))
-        if _OTHER_LINE.search(block):  # Arrow would crash on null
+        num_objects = _num_objects(block)
+        if num_objects is None:
             raise _bad_object(path, block, line, required)
         if num_objects:
             reading = arrow_json.ReadOptions(block_size=len(block) + 1)
@@ -220,6 +217,16 @@ def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iter
                 raise _bad_object(path, block, line, required)
             yield table.combine_chunks()
         line += block.count(b"\n")
+
+
+def _num_objects(block: bytes) -> int | None:
+    """Count the lines that start as objects do; None if others do not: Arrow crashes on null."""
+    characters = np.frombuffer(block, dtype=np.uint8)
+    starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+    if block.startswith(b"{") and np.all(characters[starts] == ord("{")):
+        return len(starts) + 1
+    lines = [line for line in map(bytes.strip, block.split(b"\n")) if line]
+    return len(lines) if all(line.startswith(b"{") for line in lines) else None
 
 
 def _lists_fit(table: pa.Table) -> bool:
@@ -244,13 +251,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def _type_of_uid(path: Path) -> pa.DataType | None:
     """Look at the first object: uids are strings or numbers, or there are none."""
     for block in _blocks(path):
-        try:
-            uid = json.loads(block.partition(b"\n")[0]).get("uid")
-        except (ValueError, AttributeError, RecursionError):
-            return None
-        if uid is not None:
-            return pa.int64() if isinstance(uid, int) else pa.string()
-        break
+        if first_line := block.strip().partition(b"\n")[0]:
+            try:
+                uid = json.loads(first_line).get("uid")
+            except (ValueError, AttributeError, RecursionError):
+                return None
+            types = {int: pa.int64(), str: pa.string()}
+            return types.get(type(uid))
     return None
 
 
