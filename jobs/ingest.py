@@ -6,6 +6,7 @@ Examples:
         --queries queries.jsonl --ads ads.csv --columns.ad-text title --output datasets/mine
     python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \
         --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
+    python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
 """
@@ -22,6 +23,7 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.orchestration.ingest import import_tables
 
 
@@ -38,7 +40,12 @@ def ingest_tables(
     return import_tables(tables, output.absolute(), name)
 
 
-IMPORTERS = {"tables": ingest_tables, "foldoc": import_foldoc, "debian": import_debian}
+IMPORTERS = {
+    "tables": ingest_tables,
+    "xc": import_xc,
+    "foldoc": import_foldoc,
+    "debian": import_debian,
+}
 
 
 def main() -> None:

@@ -157,11 +157,11 @@ class DatasetWriter:
 
 
 @contextmanager
-def new_dataset(path: str | Path, **metadata: Any) -> Iterator[DatasetWriter]:
-    """Build a dataset directory beside its final place and rename it when the block has ended.
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Build a folder beside its final place and rename it when the block has ended.
 
     It is whole or absent: an error within the block, or an end of the process, leaves none at
-    ``path``. ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
+    ``path``.
 
     Raises:
         DatasetError: something lies at ``path`` already.
@@ -172,13 +172,26 @@ def new_dataset(path: str | Path, **metadata: Any) -> Iterator[DatasetWriter]:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
-        yield DatasetWriter(aside)
-        write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
+        yield aside
         aside.chmod(0o755)
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+@contextmanager
+def new_dataset(path: str | Path, **metadata: Any) -> Iterator[DatasetWriter]:
+    """Build a dataset directory that is whole or absent; see :func:`new_folder`.
+
+    ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
+
+    Raises:
+        DatasetError: something lies at ``path`` already.
+    """
+    with new_folder(path) as aside:
+        yield DatasetWriter(aside)
+        write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
 
 
 def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: Any) -> Dataset:

@@ -118,3 +118,15 @@ def raise_errors(what: str, findings: Iterable[Finding]) -> None:
     if errors:
         listed = "".join(f"\n  - {error}" for error in errors)
         raise DatasetError(f"{what} is not usable:{listed}")
+
+
+def error_at(
+    file: object,
+    message: str,
+    *,
+    advice: str = "",
+    row: int | None = None,
+    column: str | None = None,
+) -> DatasetError:
+    """Return the exception that reports one error; the arguments are those of a Finding."""
+    return DatasetError(str(Finding("error", str(file), message, advice, row, column)))

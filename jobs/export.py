@@ -1,0 +1,35 @@
+"""Write a dataset directory as files of the extreme classification (XC) repository.
+
+Examples:
+    python jobs/export.py datasets/foldoc --output exports/foldoc
+    python jobs/ingest.py xc --source exports/foldoc --output datasets/foldoc-again
+"""
+
+import sys
+from pathlib import Path
+
+import tyro
+
+from ramen_ray.command_line import run_job
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.xc.exporting import export_xc
+
+
+def export(dataset: tyro.conf.Positional[Path], output: Path) -> None:
+    """Write a dataset directory as XC files.
+
+    Args:
+        dataset: Dataset directory to read.
+        output: Folder to write.
+    """
+    export_xc(Dataset(dataset), output)
+    print(f"wrote {output}")
+
+
+def main() -> None:
+    """Parse and export."""
+    tyro.cli(export, description=__doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,1 @@
+"""The extreme classification repository's files: its layouts in, one of them out."""
