@@ -3,6 +3,8 @@
 Examples:
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
+    python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
+    python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
 """
 
 import sys
@@ -12,8 +14,9 @@ import tyro
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.novel import make_novel_split
 
-IMPORTERS = {"foldoc": import_foldoc, "debian": import_debian}
+IMPORTERS = {"foldoc": import_foldoc, "debian": import_debian, "novel": make_novel_split}
 
 
 def main() -> int:

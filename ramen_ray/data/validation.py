@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.dataset import Dataset, DatasetError, optional_tables, required_tables
-from ramen_ray.data.schemas import schema_of
+from ramen_ray.data.schemas import ZERO_SHOT, schema_of
 
 MAX_EXAMPLES = 3
 
@@ -48,8 +48,14 @@ def check_structure(dataset: Dataset) -> dict[str, int]:
         if not num_rows[table] and not table.startswith("filters/"):
             hint = _EMPTY_HINTS.get(table.split("/")[0], "")
             problems.append(f"{dataset.path}: table {table!r} is empty{hint}")
-    raise_if_any(dataset, problems + _anchor_set_problems(dataset))
+    raise_if_any(dataset, problems + _anchor_set_problems(dataset) + _zero_shot_problems(dataset))
     return num_rows
+
+
+def _zero_shot_problems(dataset: Dataset) -> list[str]:
+    if dataset.has(f"queries/{ZERO_SHOT}") == dataset.has("novel_ads"):
+        return []
+    return [f"{dataset.path}: queries/{ZERO_SHOT} and novel_ads go together, but one is missing"]
 
 
 def _anchor_set_problems(dataset: Dataset) -> list[str]:
@@ -192,6 +198,8 @@ def _id_ranges(table: str, num_rows: dict[str, int]) -> dict[str, int]:
             return {**node, "anchor_id": num_rows[f"anchors/{name}"]}
         case ["filters", split]:
             return {"query_id": num_rows[f"queries/{split}"], "ad_id": num_rows["ads"]}
+        case ["novel_ads"]:
+            return {"ad_id": num_rows["ads"]}
     raise KeyError(table)
 
 

@@ -20,14 +20,21 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
+from ramen_ray.data.preparation import (
+    ID_TABLES,
+    edge_rows,
+    join_parts,
+    text_rows,
+    write_ids,
+    write_parts,
+)
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.schemas import schema_of
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
 from ramen_ray.method.texts import TextTokenizer
 
-PREPARED_VERSION = 1
+PREPARED_VERSION = 2
 ROWS_PER_BATCH = 16_384
 GROUPS_PER_TASK = 4
 
@@ -62,7 +69,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 def _prepare_into(
     folder: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
 ) -> None:
-    tables = [table for table in read_tables(dataset) if not table.startswith("filters/")]
+    tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
     to_text_rows = partial(text_rows, tokenize=tokenizer)
@@ -74,12 +81,11 @@ def _prepare_into(
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
     statistics = ray.remote(dataset_statistics).options(num_cpus=1)
-    for split in ("validation", "test"):
-        table = f"filters/{split}"
-        pairs = dataset.read(table) if dataset.has(table) else None
-        if pairs is not None:
-            raise_if_any(dataset, row_problems(table, pairs, num_rows))
-        write_filters(folder, split, pairs)
+    for table in ID_TABLES:
+        ids = dataset.read(table) if dataset.has(table) else None
+        if ids is not None:
+            raise_if_any(dataset, row_problems(table, ids, num_rows))
+        write_ids(folder, table, ids)
     description = {
         "dataset": str(dataset.path),
         "name": dataset.name,
