@@ -75,9 +75,9 @@ def _with_source_ids(rows: pa.Table) -> pa.Table:
 def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
     """Weights of all clicks by the query's text and id of the user's, and the ad."""
     return {
-        (row["text"], row["source_id"], ad): weight
+        (row["text"], row.get("source_id", ""), ad): weight
         for row in dataset.read(f"queries/{split}").to_pylist()
-        for ad, weight in zip(row["ad_ids"], row["weights"], strict=True)
+        for ad, weight in zip(row["ad_ids"], row.get("weights", row["ad_ids"]), strict=True)
     }
 
 
@@ -221,16 +221,20 @@ def test_all_ads_and_all_queries_of_an_ad_are_drawn_about_equally_often(tmp_path
         f"queries/{s}": query_table([f"{s} {q}" for q in range(5)], every) for s in SPLIT_SIZES
     }
     parent = write_dataset(tmp_path / "parent", {"ads": ads, **tables}, name="even").path
-    novel, revealed = Counter[int](), Counter[str]()
+    novel, revealed, together = Counter[int](), Counter[str](), 0
     for seed in range(draws):
-        split = make_novel_split(parent, tmp_path / str(seed), 0.25, one_shot=True, seed=seed)
-        (ad,) = split.read("novel_ads")["ad_id"].to_pylist()
-        novel[ad] += 1
-        revealed.update(row["text"] for row in _rows(split, "queries/train") if ad in row["ad_ids"])
-    for counts, expected in ((novel, draws / 4), (revealed, draws / 5)):
-        assert min(counts.values()) > 0.55 * expected
-        assert max(counts.values()) < 1.45 * expected
-    assert len(revealed) == 5
+        split = make_novel_split(parent, tmp_path / str(seed), 0.5, one_shot=True, seed=seed)
+        ads = split.read("novel_ads")["ad_id"].to_pylist()
+        clicks = [(query, ad) for query, _, ad in _clicks(split, "train") if ad in ads]
+        novel.update(ads)
+        revealed.update(query for query, _ in clicks)
+        together += clicks[0][0] == clicks[1][0]
+    for counts, outcomes in ((novel, 4), (revealed, 5)):
+        expected = 2 * draws / outcomes
+        assert len(counts) == outcomes
+        assert min(counts.values()) > 0.6 * expected
+        assert max(counts.values()) < 1.4 * expected
+    assert 0.5 * draws / 5 < together < 1.5 * draws / 5
 
 
 def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
