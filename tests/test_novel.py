@@ -29,7 +29,6 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation import check_structure, validate
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import KS, Propensity, encode_rows, evaluate
-from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.train import TrainResult, fit
 from ramen_ray.presets import tiny
 
@@ -457,10 +456,20 @@ def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path:
 
 
 def test_the_evaluation_job_does_the_same_and_writes_predictions(
-    trained: TrainResult, split_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: TrainResult,
+    split_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    file = tmp_path / "predictions.parquet"
-    metrics = evaluate_checkpoint(trained.encoder.parent, "zero_shot", predictions=file)
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
+    written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
+    monkeypatch.setattr(sys, "argv", [*command, *written])
+    assert run_job(evaluate_job.main) == 0
+    assert "predictions: predictions.parquet" in capsys.readouterr().out
+    metrics = json.loads(Path("metrics.json").read_text())
+    file = Path("predictions.parquet")
     assert metrics == pytest.approx(trained.metrics["trained"]["zero_shot"], abs=1e-12)
     dataset = Dataset(split_path)
     ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
