@@ -275,7 +275,7 @@ def test_what_makes_no_split_is_one_clear_line(
     known = {"--dataset": str(dataset_path), "--output": str(tmp_path / "split"), **given_flags}
     arguments = [word for pair in known.items() for word in pair]
     monkeypatch.setattr(sys, "argv", ["ingest.py", "novel", *arguments])
-    assert ingest.main() == 2
+    assert run_job(ingest.main) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -88,18 +89,29 @@ class Dataset:
         schema = self.schema(table)
         return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
 
-    def batches(self, table: str, batch_size: int = 65_536) -> Iterator[pa.Table]:
-        """Stream the rows of a table."""
-        schema = self.schema(table)
+    def batches(
+        self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table in row order: some columns, or else all that the format knows."""
+        names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=schema.names):
-                yield pa.Table.from_batches([batch]).select(schema.names)
+            for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
+                yield batch.select(names)
 
-    def rows(self, table: str, ids: Iterable[int]) -> pa.Table:
+    def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
+        """Read some rows (ascending numbers) of a table, streaming over the others."""
+        chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)
+        for batch in self.batches(table):
+            inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
+            chosen.append(batch.take(pa.array(inside - first)))
+            first += len(batch)
+        return pa.Table.from_batches(chosen)
+
+    def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
         """Read the rows with some ids, in the order of their ids, streaming over the others."""
         wanted = pa.array(ids, pa.int64())
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
-        return pa.concat_tables(found).sort_by(schema_of(table).names[0])
+        return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
 
     @cached_property
     def fingerprint(self) -> str:

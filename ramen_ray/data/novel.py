@@ -136,7 +136,7 @@ class _Split:
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)
 
-        def renumbered() -> Iterator[pa.Table]:
+        def renumbered() -> Iterator[pa.RecordBatch]:
             first = 0
             for rows in self.parent.batches(table):
                 kept = _keep_clicks(rows, chosen(*_clicks(rows)))
@@ -166,21 +166,21 @@ class _Split:
         if has_query or has_ad:
             self.copy(f"anchors/{anchor_set}", f"edges/{anchor_set}/test_query")
 
-    def _rows(self, table: str) -> Iterator[pa.Table]:
+    def _rows(self, table: str) -> Iterator[pa.RecordBatch]:
         return self.parent.batches(table) if self.parent.has(table) else iter(())
 
     @staticmethod
-    def _of_queries(batches: Iterable[pa.Table], new_ids: Int64s) -> Iterator[pa.Table]:
+    def _of_queries(batches: Iterable[pa.RecordBatch], new_ids: Int64s) -> Iterator[pa.RecordBatch]:
         for rows in batches:
             ids = new_ids[rows["query_id"]]
             yield rows.set_column(0, "query_id", pa.array(ids)).filter(pa.array(ids >= 0))
 
     @staticmethod
-    def _of_ads(batches: Iterable[pa.Table], chosen_ads: Bools) -> Iterator[pa.Table]:
+    def _of_ads(batches: Iterable[pa.RecordBatch], chosen_ads: Bools) -> Iterator[pa.RecordBatch]:
         for rows in batches:
             yield rows.filter(pa.array(chosen_ads[rows["ad_id"]]))
 
-    def _write_if_any(self, table: str, batches: Iterable[pa.Table]) -> bool:
+    def _write_if_any(self, table: str, batches: Iterable[pa.RecordBatch]) -> bool:
         """Write a table unless it would be empty; say whether it was written."""
         filled = (batch for batch in batches if len(batch))
         first = next(filled, None)
@@ -190,20 +190,19 @@ class _Split:
         return True
 
 
-def _clicks(rows: pa.Table) -> tuple[Int64s, Int64s]:
+def _clicks(rows: pa.RecordBatch) -> tuple[Int64s, Int64s]:
     """Return the query and the ad (clicks,) of each click."""
-    ad_ids = rows["ad_ids"].combine_chunks()
-    queries = np.repeat(rows["query_id"].to_numpy(), pc.list_value_length(ad_ids).to_numpy())
-    return queries, ad_ids.flatten().to_numpy()
+    degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
+    return np.repeat(rows["query_id"].to_numpy(), degrees), rows["ad_ids"].flatten().to_numpy()
 
 
-def _keep_clicks(rows: pa.Table, kept: Bools) -> pa.Table:
+def _keep_clicks(rows: pa.RecordBatch, kept: Bools) -> pa.RecordBatch:
     """Keep the flagged clicks, with their weights, and the queries that have one."""
     degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
     left = np.bincount(np.repeat(np.arange(len(rows)), degrees)[kept], minlength=len(rows))
     offsets = pa.array(np.concatenate([[0], np.cumsum(left)]), pa.int32())
     for column in {"ad_ids", "weights"} & set(rows.column_names):
-        entries = rows[column].combine_chunks().flatten().filter(pa.array(kept))
+        entries = rows[column].flatten().filter(pa.array(kept))
         lists = pa.ListArray.from_arrays(offsets, entries)
         rows = rows.set_column(rows.column_names.index(column), column, lists)
     return rows.filter(pa.array(left > 0))

@@ -37,12 +37,12 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: TopK) -> N
             order of the query ids.
     """
     ad_ids, scores = topk
-    ads = dataset.rows("ads", shown_ads(ad_ids))
+    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
     descriptor, aside = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
     os.close(descriptor)
     try:
         with pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as writer:
-            for queries in dataset.batches(f"queries/{split}", QUERIES_PER_BATCH):
+            for queries in dataset.batches(f"queries/{split}", batch_size=QUERIES_PER_BATCH):
                 ids = queries["query_id"].to_numpy()
                 writer.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))
         Path(aside).chmod(0o644)
@@ -51,7 +51,7 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: TopK) -> N
         Path(aside).unlink(missing_ok=True)
 
 
-def spell_out(queries: pa.Table, ads: pa.Table, topk: TopK) -> pa.Table:
+def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: TopK) -> pa.Table:
     """Return one row per prediction, best first, with texts and the users' ids.
 
     Args:
@@ -79,5 +79,5 @@ def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(ad_ids[ad_ids >= 0])
 
 
-def _users_ids(rows: pa.Table) -> pa.ChunkedArray:
+def _users_ids(rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
     return rows["source_id"] if "source_id" in rows.column_names else rows[0].cast(pa.string())

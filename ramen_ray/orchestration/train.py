@@ -222,9 +222,9 @@ def _log_outcome(result: TrainResult, outcome: dict[str, Any], dataset: Dataset)
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
     """Spell out the sample, one row per prediction, with hits marked."""
-    queries = dataset.rows("queries/test", sample["queries"])
+    queries = dataset.rows_with_ids("queries/test", sample["queries"])
     ad_ids, scores = np.array(sample["ads"]), np.array(sample["scores"], dtype=np.float32)
-    ads = dataset.rows("ads", shown_ads(ad_ids))
+    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
     clicked = queries["ad_ids"].to_pylist()
     hits = [
         "hit" if ad in clicks else ""
