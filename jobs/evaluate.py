@@ -1,8 +1,10 @@
-"""Evaluate a checkpoint on the validation or test split.
+"""Evaluate a checkpoint on a split.
 
 Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split zero_shot
+    python jobs/evaluate.py --checkpoint CHECKPOINT --predictions predictions.parquet
 """
 
 import json
@@ -20,23 +22,28 @@ from ramen_ray.tracking.report import metrics_table
 
 def evaluate(
     checkpoint: Path,
-    split: Literal["validation", "test"] = "test",
+    split: Literal["validation", "test", "zero_shot"] = "test",
     dataset: str | None = None,
     json_file: Path | None = None,
+    predictions: Path | None = None,
 ) -> None:
     """Evaluate a checkpoint and print its metrics.
 
     Args:
         checkpoint: Folder that training wrote, with the encoder and its configuration.
-        split: Split to evaluate on.
+        split: Split to evaluate on; zero_shot searches among the novel ads only.
         dataset: Another dataset directory than the one trained on.
         json_file: Also write all metrics there, as JSON.
+        predictions: Also write each query's best ads there, as parquet, in the dataset's own ids.
     """
-    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset)
+    file = None if predictions is None else predictions.absolute()
+    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset, file)
     Console(width=110).print(metrics_table({checkpoint.name: {split: metrics}}))
     if json_file is not None:
         json_file.write_text(json.dumps(metrics, indent=2) + "\n")
         print(f"all metrics: {json_file}")
+    if predictions is not None:
+        print(f"predictions: {predictions}")
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ Examples:
     python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
+    python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
+    python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
 """
 
 import logging
@@ -23,6 +25,7 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.novel import make_novel_split
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.orchestration.ingest import import_tables
 
@@ -43,6 +46,7 @@ def ingest_tables(
 IMPORTERS = {
     "tables": ingest_tables,
     "xc": import_xc,
+    "novel": make_novel_split,
     "foldoc": import_foldoc,
     "debian": import_debian,
 }

@@ -20,7 +20,14 @@ from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
 from ramen_ray.data.importers.tables.writing import write_ads, write_queries
-from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
+from ramen_ray.data.preparation import (
+    ID_TABLES,
+    edge_rows,
+    join_parts,
+    text_rows,
+    write_ids,
+    write_parts,
+)
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.sources import find_pieces
@@ -88,16 +95,15 @@ def prepare_in_process(
         raise_errors(str(dataset.path), found)
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
-        elif not table.startswith("filters/"):
+        elif table not in ID_TABLES:
             text_tables.append(text_rows(table, rows, tokenizer))
     blocks = _sorted_blocks(text_tables, ["table", "key"], num_blocks)
     if edge_tables:
         blocks += _sorted_blocks(edge_tables, ["table", "key", "anchor_id"], num_blocks)
     parts = [write_parts(block, folder / "parts") for block in reversed(blocks)]
     join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or tokenizer.vocab_size)
-    for split in ("validation", "test"):
-        filters = f"filters/{split}"
-        write_filters(folder, split, dataset.read(filters) if dataset.has(filters) else None)
+    for table in ID_TABLES:
+        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
         "dataset": str(dataset.path),
         "name": dataset.name,

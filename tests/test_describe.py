@@ -320,6 +320,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_pat
         **dict.fromkeys(("queries/validation", "queries/test", "queries/zero_shot"), queries),
         "queries/train": weighted,
         "ads": text_table("ad_id", ["a", "b"]),
+        "novel_ads": pa.table({"ad_id": [0, 1]}),
     }
     dataset = write_dataset(tmp_path / "weighted", tables, name="weighted")
     splits = dataset_sections(describe(dataset, str(encoder_path), MAX_LENGTH))[1]

@@ -106,7 +106,7 @@ def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pair
     queries, ads = _embeddings(5, seed), _embeddings(num_ads, seed + 1)
     bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
     parts = (ads[start:stop] for start, stop in pairwise(bounds))
-    found, scores = retrieve(queries, parts, _as_pairs(pairs))
+    found, scores = retrieve(queries, parts, np.arange(num_ads), _as_pairs(pairs))
     similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
     assert found.shape[1] == scores.shape[1] == 100
     for query, row in enumerate(found.tolist()):

@@ -242,7 +242,10 @@ CASES: dict[str, tuple[Change, list[str]]] = {
     ),
     "zero-shot filters without queries": (
         _remove("queries/zero_shot"),
-        ["error: .: filters/zero_shot is there without queries/zero_shot"],
+        [
+            "error: .: novel_ads is there without queries/zero_shot",
+            "error: .: filters/zero_shot is there without queries/zero_shot",
+        ],
     ),
     "unknown table": (
         _as("ads", "querys/train"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
@@ -88,20 +89,29 @@ class Dataset:
         schema = self.schema(table)
         return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
 
-    def batches(self, table: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Stream some columns of a table, in row order."""
+    def batches(
+        self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table in row order: some columns, or else all that the format knows."""
+        names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            yield from pq.ParquetFile(file).iter_batches(columns=columns)
+            for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
+                yield batch.select(names)
 
     def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
         """Read some rows (ascending numbers) of a table, streaming over the others."""
         chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)
-        for file in self.files(table):
-            for batch in pq.ParquetFile(file).iter_batches():
-                inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
-                chosen.append(batch.take(pa.array(inside - first)))
-                first += len(batch)
+        for batch in self.batches(table):
+            inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
+            chosen.append(batch.take(pa.array(inside - first)))
+            first += len(batch)
         return pa.Table.from_batches(chosen)
+
+    def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
+        """Read the rows with some ids, in the order of their ids, streaming over the others."""
+        wanted = pa.array(ids, pa.int64())
+        found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
+        return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -181,7 +191,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_dataset(path: str | Path, **metadata: Any) -> Iterator[DatasetWriter]:
+def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
     """Build a dataset directory that is whole or absent; see :func:`new_folder`.
 
     ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.

@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.hashing import hash_texts, mix
+from ramen_ray.data.schemas import ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
+ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
+"""Tables without texts or edges, which are small enough to be read whole."""
+
 _SIGN = np.uint64(1 << 63)
 
 
@@ -238,12 +242,17 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
     np.cumsum(indptr, out=indptr)
 
 
-def write_filters(folder: Path, split: str, pairs: pa.Table | None) -> None:
-    """Write a split's filter pairs as (pairs, 2) int64; without a table there are none."""
-    empty = np.empty((0, 2), dtype=np.int64)
-    array = empty if pairs is None else np.stack([c.to_numpy() for c in pairs.columns], axis=1)
-    (folder / "filters").mkdir(exist_ok=True)
-    np.save(folder / "filters" / f"{split}.npy", array)
+def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
+    """Write a table of ids, filter pairs or novel ads, as (rows, columns) int64.
+
+    A table that the dataset lacks (None) has no rows.
+    """
+    columns = schema_of(table).names
+    empty = np.empty((0, len(columns)), dtype=np.int64)
+    array = empty if rows is None else np.stack([rows[name].to_numpy() for name in columns], axis=1)
+    file = folder / f"{table}.npy"
+    file.parent.mkdir(exist_ok=True)
+    np.save(file, array)
 
 
 def _open(parts: pa.Table) -> Iterator[dict[str, NDArray[Any]]]:

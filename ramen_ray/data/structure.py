@@ -14,6 +14,7 @@ from ramen_ray.data.schemas import ZERO_SHOT, optional_fields, schema_of
 
 _NEEDED_BY = {
     f"queries/{ZERO_SHOT}": "novel_ads",
+    "novel_ads": f"queries/{ZERO_SHOT}",
     f"filters/{ZERO_SHOT}": f"queries/{ZERO_SHOT}",
 }
 _EMPTY_ADVICE = {

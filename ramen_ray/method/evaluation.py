@@ -66,18 +66,26 @@ def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dic
 def retrieve(
     query_embeddings: NDArray[np.float32],
     ad_parts: Iterable[NDArray[np.float32]],
+    ad_ids: NDArray[np.int64],
     filter_pairs: NDArray[np.int64],
 ) -> TopK:
-    """Search ads that come in consecutive parts (ads, D), and drop the filter pairs.
+    """Search ads that come in consecutive parts, and drop the filter pairs.
 
     Memory holds one part and the best ads so far, however many parts there are.
+
+    Args:
+        query_embeddings: (queries, D) float32.
+        ad_parts: (ads of the part, D) float32 each.
+        ad_ids: (ads,) the ads' ids, in the order of the parts.
+        filter_pairs: (pairs, 2) of (query row, ad id).
     """
     k = max(KS) + most_filters(filter_pairs)
     best: list[TopK] = []
     first = 0
     for part in ad_parts:
         ads, scores = search(query_embeddings, part, k)
-        best = [merge_topk([*best, (np.where(ads >= 0, ads + first, -1), scores)], k)]
+        ids = np.append(ad_ids[first : first + len(part)], -1)  # search says -1 for no more ads
+        best = [merge_topk([*best, (ids[ads], scores)], k)]
         first += len(part)
     return drop_filtered(best[0], filter_pairs, max(KS))
 
@@ -87,18 +95,20 @@ def evaluate(
 ) -> tuple[dict[str, float], TopK]:
     """Encode, search and measure one split, shared out over the workers.
 
-    Each worker encodes its share of ads and queries and searches its own ads for all queries; every
-    worker returns the same metrics and the same best ads of each query.
+    Each worker encodes its share of the candidates (:meth:`Prepared.candidates`) and queries and
+    searches its own ads for all queries; every worker returns the same metrics and the same best
+    ads of each query.
     """
     device = next(encoder.parameters()).device
     queries, filter_pairs = data.queries[split], data.filters(split)
-    own_ads, own_queries = own_range(len(data.ads)), own_range(len(queries))
+    candidates = data.candidates(split)
+    own_ads, own_queries = candidates[own_range(len(candidates))], own_range(len(queries))
     ad_embeddings = encode_rows(encoder, data.ads, own_ads, use_bf16)
     embedded = encode_rows(encoder, queries, own_queries, use_bf16)
     query_embeddings = np.concatenate(gather_arrays(embedded, device))
     k = max(KS) + most_filters(filter_pairs)
     ads, scores = search(query_embeddings, ad_embeddings, k, device.index)
-    ads = np.where(ads >= 0, ads + own_ads.min(initial=len(data.ads)), -1)
+    ads = np.append(own_ads, -1)[ads]
     results = zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True)
     topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))
     return score(topk, data, split, propensity), topk

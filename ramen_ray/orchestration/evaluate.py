@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from ramen_ray.config import ConfigError, RunConfig, read_config
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.predictions import write_predictions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.checkpoints import ENCODER_FOLDER, CheckpointError
 from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
+from ramen_ray.method.search import TopK
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
@@ -27,23 +29,29 @@ ROWS_PER_SHARE = 8192
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, split: str, dataset: str | None = None
+    checkpoint: Path, split: str, dataset: str | None = None, predictions: Path | None = None
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's encoder on a split.
 
     Args:
         checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``.
-        split: ``validation`` or ``test``.
+        split: ``validation``, ``test`` or ``zero_shot``.
         dataset: another dataset directory than the one trained on.
+        predictions: a parquet file to write the predictions to, in the users' ids.
 
     Raises:
         CheckpointError: the folder is not a checkpoint.
-        DatasetError: the dataset directory is not usable.
+        ConfigError: the predictions cannot be written there.
+        DatasetError: the dataset directory is not usable or has no such split.
     """
     config = _read_checkpoint_config(checkpoint)
+    opened = Dataset(dataset or config.dataset)
+    if not opened.has(f"queries/{split}"):
+        raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
+    if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
+        raise ConfigError(f"--predictions {predictions} must be a file in a folder that exists")
     start_ray()
     check_resources(config.workers)
-    opened = Dataset(dataset or config.dataset)
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, encoder_tokenizer(config.encoder))
     shares = Path(tempfile.mkdtemp(prefix=".embeddings-", dir=cache))
@@ -51,8 +59,11 @@ def evaluate_checkpoint(
         _encode(checkpoint / ENCODER_FOLDER, data, split, shares, config)
         evaluation = config.evaluation
         propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
-        measure = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker)
-        metrics: dict[str, float] = ray.get(measure.remote(data, split, shares, propensity))
+        task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
+        measured, topk = task.remote(data, split, shares, propensity)
+        metrics: dict[str, float] = ray.get(measured)
+        if predictions is not None:
+            write_predictions(predictions, opened, split, ray.get(topk))
     finally:
         shutil.rmtree(shares, ignore_errors=True)
     return metrics
@@ -70,8 +81,8 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
 
 
 def _encode(encoder: Path, data: Prepared, split: str, shares: Path, config: RunConfig) -> None:
-    """Write the embeddings of all ads and of the split's queries into ``shares``."""
-    tables = {"ads": len(data.ads), "queries": len(data.queries[split])}
+    """Write the embeddings of the split's candidates and of its queries into ``shares``."""
+    tables = {"ads": len(data.candidates(split)), "queries": len(data.queries[split])}
     items = [
         {"table": table, "start": start, "stop": min(start + ROWS_PER_SHARE, num_rows)}
         for table, num_rows in tables.items()
@@ -97,17 +108,25 @@ class _ShareEncoder:
         torch.set_num_threads(num_threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.encoder = load_encoder(encoder).to(device)
-        self.tables: dict[str, TokenTable] = {"ads": data.ads, "queries": data.queries[split]}
+        queries = data.queries[split]
+        self.tables: dict[str, tuple[TokenTable, NDArray[np.int64]]] = {
+            "ads": (data.ads, data.candidates(split)),
+            "queries": (queries, np.arange(len(queries))),
+        }
         self.shares = shares
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         table, start, stop = batch["table"][0], int(batch["start"][0]), int(batch["stop"][0])
-        embeddings = encode_rows(self.encoder, self.tables[table], np.arange(start, stop))
+        texts, rows = self.tables[table]
+        embeddings = encode_rows(self.encoder, texts, rows[start:stop])
         np.save(self.shares / f"{table}-{start:015d}.npy", embeddings)
         return {"rows": np.array([stop - start])}
 
 
-def _measure(data: Prepared, split: str, shares: Path, propensity: Propensity) -> dict[str, float]:
+def _measure(
+    data: Prepared, split: str, shares: Path, propensity: Propensity
+) -> tuple[dict[str, float], TopK]:
     queries = np.concatenate([np.load(file) for file in sorted(shares.glob("queries-*.npy"))])
     ads = (np.load(file) for file in sorted(shares.glob("ads-*.npy")))
-    return score(retrieve(queries, ads, data.filters(split)), data, split, propensity)
+    topk = retrieve(queries, ads, data.candidates(split), data.filters(split))
+    return score(topk, data, split, propensity), topk

@@ -24,7 +24,14 @@ from ramen_ray.data.batches import read_batches, table_batches
 from ramen_ray.data.cross_checks import cross_findings
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
+from ramen_ray.data.preparation import (
+    ID_TABLES,
+    edge_rows,
+    join_parts,
+    text_rows,
+    write_ids,
+    write_parts,
+)
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.statistics import dataset_statistics
@@ -77,7 +84,7 @@ def _prepare_once(
 def _prepare_into(
     folder: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
 ) -> None:
-    tables = [table for table in read_tables(dataset) if not table.startswith("filters/")]
+    tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
     check = ray.remote(cross_findings).options(num_cpus=1).remote(dataset, num_rows)
@@ -92,12 +99,11 @@ def _prepare_into(
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
     statistics = ray.remote(dataset_statistics).options(num_cpus=1)
-    for split in ("validation", "test"):
-        table = f"filters/{split}"
+    for table in ID_TABLES:
         if dataset.has(table):
             batches = table_batches(dataset, table)
             raise_errors(_named(dataset), row_findings(table, batches, num_rows))
-        write_filters(folder, split, dataset.read(table) if dataset.has(table) else None)
+        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
         "dataset": str(dataset.path),
         "name": dataset.name,

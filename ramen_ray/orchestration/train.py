@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, flatten
 from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.predictions import shown_ads, spell_out
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.structure import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
@@ -203,14 +205,11 @@ def _log_inputs(uri: str, run_id: str, config: RunConfig, data: Prepared) -> Non
 
 def _log_outcome(result: TrainResult, outcome: dict[str, Any], dataset: Dataset) -> None:
     uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
-    named = {
-        **_prefixed("best/validation/", metrics["trained"]["validation"]),
-        **_prefixed("test/", metrics["trained"]["test"]),
-        **_prefixed("untrained/validation/", metrics["untrained"]["validation"]),
-        **_prefixed("untrained/test/", metrics["untrained"]["test"]),
-        "best/step": outcome["best_step"],
-        "trained_seconds": outcome["trained_seconds"],
-    }
+    named = {"best/step": outcome["best_step"], "trained_seconds": outcome["trained_seconds"]}
+    for split, values in metrics["untrained"].items():
+        named |= _prefixed(f"untrained/{split}/", values)
+    for split, values in metrics["trained"].items():
+        named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
     log_metrics(uri, run_id, named)
     log_predictions(uri, run_id, _sample_predictions(dataset, outcome["sample"]))
     with tempfile.TemporaryDirectory() as folder:
@@ -222,18 +221,19 @@ def _log_outcome(result: TrainResult, outcome: dict[str, Any], dataset: Dataset)
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
-    """Spell out the sample, one row per prediction."""
-    queries = dataset.rows("queries/test", sample["queries"]).to_pylist()
-    wanted = sorted({ad for ads in sample["ads"] for ad in ads if ad >= 0})
-    texts = dict(zip(wanted, dataset.rows("ads", wanted)["text"].to_pylist(), strict=True))
-    rows = [
-        (query["text"], rank, texts[ad], round(score, 4), "hit" if ad in query["ad_ids"] else "")
-        for query, ads, scores in zip(queries, sample["ads"], sample["scores"], strict=True)
-        for rank, (ad, score) in enumerate(zip(ads, scores, strict=True), start=1)
+    """Spell out the sample, one row per prediction, with hits marked."""
+    queries = dataset.rows_with_ids("queries/test", sample["queries"])
+    ad_ids, scores = np.array(sample["ads"]), np.array(sample["scores"], dtype=np.float32)
+    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
+    clicked = queries["ad_ids"].to_pylist()
+    hits = [
+        "hit" if ad in clicks else ""
+        for clicks, found in zip(clicked, sample["ads"], strict=True)
+        for ad in found
         if ad >= 0
     ]
-    names = ("query", "rank", "ad", "score", "hit")
-    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    rows = spell_out(queries, ads, (ad_ids, scores))
+    return {**rows.to_pydict(), "hit": hits}
 
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:

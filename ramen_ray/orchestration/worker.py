@@ -262,18 +262,19 @@ class Worker:
         ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
 
     def evaluate_best(self) -> dict[str, Any]:
-        """Measure the best encoder and the untrained one on validation and test."""
+        """Measure the best encoder and the untrained one on all splits but train."""
         key = VALIDATION + self.config.training.selection_metric
         reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
         best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
         with best.checkpoint.as_directory() as folder:
             trained = load_encoder(Path(folder) / ENCODER_FOLDER).to(self.device)
         rows = {"untrained": build_encoder(self.config.encoder).to(self.device), "trained": trained}
-        metrics: dict[str, dict[str, dict[str, float]]] = {}
+        metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
         for row, encoder in rows.items():
-            metrics[row] = {}
-            for split in ("validation", "test"):
-                metrics[row][split], topk = self._evaluate(encoder, split)
+            for split in self.data.splits[1:]:
+                metrics[row][split], found = self._evaluate(encoder, split)
+                if split == "test":
+                    topk = found
         sample = np.random.default_rng(self.config.seed).permutation(len(topk[0]))[:SAMPLE_QUERIES]
         return {
             "metrics": metrics,
