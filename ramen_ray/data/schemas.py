@@ -27,23 +27,24 @@ def schema_of(table: str) -> pa.Schema:
 
     ``table`` is a path without suffix, such as ``queries/train`` or ``edges/links/ad``.
     """
-    parts = table.split("/")
-    match parts:
+    match table.split("/"):
         case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
-            return QUERIES
+            schema = QUERIES
         case ["ads"]:
-            return ADS
+            schema = ADS
         case ["anchors", _]:
-            return ANCHORS
+            schema = ANCHORS
         case ["edges", _, "query" | "test_query"]:
-            return QUERY_EDGES
+            schema = QUERY_EDGES
         case ["edges", _, "ad"]:
-            return AD_EDGES
+            schema = AD_EDGES
         case ["filters", split] if split in ("validation", "test", ZERO_SHOT):
-            return FILTERS
+            schema = FILTERS
         case ["novel_ads"]:
-            return NOVEL_ADS
-    raise KeyError(f"the dataset directory has no table named {table!r}")
+            schema = NOVEL_ADS
+        case _:
+            raise KeyError(f"the dataset directory has no table named {table!r}")
+    return schema
 
 
 def optional_fields(table: str) -> list[pa.Field]:
