@@ -1,8 +1,10 @@
-"""Stateless random numbers: a keyed 64-bit mix of integers, vectorised."""
+"""Stateless random numbers and hashes: a keyed 64-bit mix of integers, vectorised."""
 
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 UInt64s = NDArray[np.uint64]
@@ -46,3 +48,12 @@ def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     np.cumsum(mixed, out=running[1:])  # wraps around, and differences wrap back
     starts = np.asarray(offsets) - offsets[0]
     return mix(running[starts[1:]] - running[starts[:-1]])
+
+
+def hash_strings(values: pa.StringArray) -> UInt64s:
+    """Hash strings (n,) by their UTF-8 bytes; nulls hash like empty strings."""
+    values = pc.fill_null(values, "").cast(pa.large_string())
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64)[values.offset : values.offset + len(values) + 1]
+    letters = np.frombuffer(data or b"", dtype=np.uint8)[bounds[0] : bounds[-1]]
+    return hash_texts(letters, bounds)
