@@ -84,12 +84,25 @@ class Nodes:
         return texts, np.where(by_id >= 0, by_id, self.by_text.first(texts))
 
     def named(self, cells: pa.StringArray) -> tuple[Int64s, Int64s]:
-        """Return all nodes that cells (n,) name by id, or else by text: (position, node) pairs."""
-        by_id = self.by_id.first(hash_strings(cells))
-        texts = np.flatnonzero(by_id < 0)
-        position, nodes = self.by_text.all(self.identify(cells)[0][texts])
-        with_id = np.flatnonzero(by_id >= 0)
-        return np.concatenate([with_id, texts[position]]), np.concatenate([by_id[with_id], nodes])
+        """Return all nodes that cells (n,) name, as (position, node) pairs.
+
+        A cell names a node by the user's id; or else all nodes of its text; or else, where the
+        dataset has no ids of the user, a node by its number.
+        """
+        node = self.by_id.first(hash_strings(cells))
+        texts = np.flatnonzero(node < 0)
+        position, with_text = self.by_text.all(self.identify(cells)[0][texts])
+        position = texts[position]
+        if not len(self.by_id.hashes):
+            node = self._numbered(cells)
+            node[position] = -1
+        single = np.flatnonzero(node >= 0)
+        return np.concatenate([single, position]), np.concatenate([node[single], with_text])
+
+    def _numbered(self, cells: pa.StringArray) -> Int64s:
+        digits = pc.if_else(pc.match_substring_regex(cells, r"^\d{1,18}$"), cells, "-1")
+        numbers = digits.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return np.where(numbers < len(self.text_hashes), numbers, -1)
 
 
 @dataclass(frozen=True)
@@ -131,8 +144,7 @@ def fold(texts: pa.StringArray) -> pa.StringArray:
 
 def _contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
     """Say which of ``hashes`` (n,) are among ``ascending``."""
-    found = np.searchsorted(ascending, hashes, side="right")
-    return found > np.searchsorted(ascending, hashes)
+    return np.searchsorted(ascending, hashes, "right") > np.searchsorted(ascending, hashes)
 
 
 def _column(dataset: Dataset, table: str, column: str) -> Iterator[pa.StringArray]:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.anchor_sets import Edges
+from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.hashing import UInt64s, hash_strings
 from ramen_ray.data.nodes import Booleans, HeldOut, Int64s, Nodes
 from ramen_ray.data.sources import Block, as_seconds, as_strings
@@ -29,28 +30,40 @@ from ramen_ray.data.sources import Block, as_seconds, as_strings
 NO_AD = 0
 PAIRS_AT_ONCE = 1 << 22
 
+STRONGEST_PAIRS = pa.schema(
+    [
+        ("node", pa.uint64()),
+        ("anchor", pa.uint64()),
+        ("sessions", pa.int64()),
+        ("anchor_sessions", pa.int64()),
+        ("node_sessions", pa.int64()),
+    ]
+)
+
 Weight = Literal["cosine", "pmi"]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class SessionColumns:
-    """The columns of a log: one row per query asked or ad clicked.
+class SessionLog:
+    """A log of search sessions: one row per query asked or ad clicked.
 
     Attributes:
+        sessions: CSV, TSV, JSON lines or parquet; a file, a folder or a glob.
         session_column: Tells the sessions apart.
         time_column: When: timestamps, seconds, or ISO 8601 text.
         query_column: The query's text or your id of it.
         ad_column: Your id or the text of the ad clicked, or nothing; None if the log has no ads.
     """
 
+    sessions: str
     session_column: str = "session_id"
     time_column: str = "time"
     query_column: str = "query"
     ad_column: str | None = "ad_id"
 
     @property
-    def names(self) -> list[str]:
+    def columns(self) -> list[str]:
         """The columns to read."""
         columns = [self.session_column, self.time_column, self.query_column]
         return columns if self.ad_column is None else [*columns, self.ad_column]
@@ -68,6 +81,8 @@ class SessionSettings:
         max_anchor_degree: Edges of an anchor, at most: the heaviest.
         weight: With c sessions that hold both, n and m that hold the one and the other, and N in
             all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only what is above 0 counts.
+        query_set: Name of the anchor set of queries asked in the same sessions.
+        ad_set: Name of the anchor set of ads clicked in the same sessions.
     """
 
     min_support: int = 2
@@ -76,6 +91,17 @@ class SessionSettings:
     top_k: int = 10
     max_anchor_degree: int = 500
     weight: Weight = "cosine"
+    query_set: str = "co_session"
+    ad_set: str = "co_click"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that leave nothing."""
+        lowest = {"min_support": 1, "max_session_length": 2, "top_k": 1, "max_anchor_degree": 1}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise DatasetError(f"{name} is {getattr(self, name)}; it has to be {least} or more")
+        if not self.window_s >= 0:
+            raise DatasetError(f"window_s is {self.window_s}; it has to be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -88,7 +114,7 @@ class KnownNodes:
 
 
 def read_events(
-    block: Block, columns: SessionColumns, known: KnownNodes
+    block: Block, log: SessionLog, known: KnownNodes
 ) -> tuple[pa.Table, pa.Table, Counter[str]]:
     """Turn some rows of a log into events.
 
@@ -101,14 +127,14 @@ def read_events(
         query is a train query. Texts of the other queries: hash uint64, text. Counts of what was
         left out, by reason.
     """
-    sessions, no_session = as_strings(block.rows[columns.session_column])
-    seconds, no_time = as_seconds(block.rows[columns.time_column])
-    cells, no_query = as_strings(block.rows[columns.query_column])
+    sessions, no_session = as_strings(block.rows[log.session_column])
+    seconds, no_time = as_seconds(block.rows[log.time_column])
+    cells, no_query = as_strings(block.rows[log.query_column])
     queries = pc.utf8_trim_whitespace(cells).dictionary_encode()
     asked = queries.indices.to_numpy()
     hashes, nodes = known.queries.identify(queries.dictionary)
     held_out = known.held_out.holds(queries.dictionary, nodes)[asked]
-    ads, unknown_ad = _clicked(block, columns, known.ads)
+    ads, unknown_ad = _clicked(block, log, known.ads)
     dropped = Counter({"unreadable lines": sum(f.severity == "error" for f in block.findings)})
     kept = np.ones(len(asked), dtype=bool)
     for reason, bad in (
@@ -135,12 +161,12 @@ def read_events(
     return events, texts, dropped
 
 
-def _clicked(block: Block, columns: SessionColumns, ads: Nodes) -> tuple[UInt64s, Booleans]:
+def _clicked(block: Block, log: SessionLog, ads: Nodes) -> tuple[UInt64s, Booleans]:
     """Return the text hash of the ad clicked (rows,), or NO_AD, and where the ad is unknown."""
     num_rows = block.rows.num_rows
-    if columns.ad_column is None:
+    if log.ad_column is None:
         return np.full(num_rows, NO_AD, dtype=np.uint64), np.zeros(num_rows, dtype=bool)
-    cells, no_ad = as_strings(block.rows[columns.ad_column])
+    cells, no_ad = as_strings(block.rows[log.ad_column])
     clicked = pc.utf8_trim_whitespace(cells).dictionary_encode()
     hashes, nodes = ads.identify(clicked.dictionary)
     row = clicked.indices.to_numpy()
@@ -292,11 +318,10 @@ def edges_of(
     Returns:
         The edges, and the text hashes of their anchors (anchors,), ascending.
     """
-    weights = _strength(pairs, settings)
+    weights = _strength(pairs, settings, num_sessions)
     if settings.weight == "pmi":
-        lifts = weights * num_sessions
-        above = lifts > 1
-        pairs, weights = pairs.filter(pa.array(above)), np.log(lifts[above])
+        above = weights > 1
+        pairs, weights = pairs.filter(pa.array(above)), np.log(weights[above])
     position, node = nodes.by_text.all(pairs["node"].to_numpy())
     hashes, anchor = np.unique(pairs["anchor"].to_numpy()[position], return_inverse=True)
     weights = weights[position]
@@ -304,13 +329,15 @@ def edges_of(
     return Edges(node[kept], anchor[kept], weights[kept]), hashes
 
 
-def _strength(pairs: pa.Table, settings: SessionSettings) -> Floats:
-    """Return the cosine, or the ratio c / (n m) that pointwise mutual information grows with."""
+def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1) -> Floats:
+    """Return the cosine, or the ratio c N / (n m) that pointwise mutual information grows with."""
     both, one, other = (
         pairs[name].to_numpy().astype(np.float64)
         for name in ("sessions", "node_sessions", "anchor_sessions")
     )
-    return both / np.sqrt(one * other) if settings.weight == "cosine" else both / (one * other)
+    if settings.weight == "cosine":
+        return both / np.sqrt(one * other)
+    return both * num_sessions / (one * other)
 
 
 def _heaviest(

@@ -41,10 +41,8 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
     for name in dataset.anchor_sets:
         averages |= {
             f"{name}_num_anchors": dataset.num_rows(f"anchors/{name}"),
-            f"{name}_anchors_per_query": _ratio(
-                dataset.num_rows(f"edges/{name}/query"), num_queries
-            ),
-            f"{name}_anchors_per_ad": _ratio(dataset.num_rows(f"edges/{name}/ad"), num_ads),
+            f"{name}_anchors_per_query": _ratio(_num_edges(dataset, name, "query"), num_queries),
+            f"{name}_anchors_per_ad": _ratio(_num_edges(dataset, name, "ad"), num_ads),
         }
     everything = {**statistics, "num_ads": num_ads, **averages}
     return {key: float(value) for key, value in everything.items()}
@@ -55,6 +53,11 @@ def _clicked_ads(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     for file in dataset.files(f"queries/{split}"):
         for batch in pq.ParquetFile(file).iter_batches(columns=["ad_ids"]):
             yield batch.column("ad_ids").flatten().to_numpy(zero_copy_only=False)
+
+
+def _num_edges(dataset: Dataset, anchor_set: str, side: str) -> int:
+    table = f"edges/{anchor_set}/{side}"
+    return dataset.num_rows(table) if dataset.has(table) else 0
 
 
 def _ratio(part: int, whole: int) -> float:

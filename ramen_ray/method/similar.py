@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
 from ramen_ray.data.csr import ragged_positions
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
@@ -50,6 +50,16 @@ class SimilarSettings:
     min_similarity: float = 0.3
     max_similarity: float = 0.95
     max_length: int = 32
+
+    def __post_init__(self) -> None:
+        """Refuse settings that leave nothing."""
+        if self.top_k < 1 or self.max_length < 3:
+            raise DatasetError("top_k has to be 1 or more, and max_length 3 or more")
+        if not 0 < self.min_similarity < self.max_similarity <= 1:
+            raise DatasetError(
+                f"min_similarity {self.min_similarity} has to be above 0 and below "
+                f"max_similarity {self.max_similarity}, which is at most 1"
+            )
 
 
 def add_similar(

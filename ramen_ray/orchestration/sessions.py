@@ -26,8 +26,9 @@ from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.hashing import UInt64s
 from ramen_ray.data.nodes import HeldOut, Nodes
 from ramen_ray.data.sessions import (
+    STRONGEST_PAIRS,
     KnownNodes,
-    SessionColumns,
+    SessionLog,
     SessionSettings,
     count_pairs,
     edges_of,
@@ -39,38 +40,18 @@ from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.orchestration.cluster import start_ray
 
 MAX_PARTITIONS = 512
-PARTITION = "partition"
-
-
-@dataclass(frozen=True)
-class SetNames:
-    """What the two anchor sets are called.
-
-    Attributes:
-        query_set: Anchor set of the queries asked in the same sessions.
-        ad_set: Anchor set of the ads clicked in the same sessions.
-    """
-
-    query_set: str = "co_session"
-    ad_set: str = "co_click"
 
 
 def add_co_session(
-    dataset_path: Path,
-    source: str,
-    columns: SessionColumns,
-    settings: SessionSettings,
-    names: SetNames,
-    replace: bool = False,
+    dataset_path: Path, log: SessionLog, settings: SessionSettings, replace: bool = False
 ) -> dict[str, int]:
     """Add the anchor sets of a log of sessions to a dataset directory.
 
     Args:
         dataset_path: the dataset directory.
-        source: the log (see :func:`~ramen_ray.data.sources.find_pieces`), one row per event.
-        columns: the log's columns.
-        settings: which pairs become edges.
-        names: the anchor sets, of train queries and of ads; one that gets no edge is left out.
+        log: the log and its columns.
+        settings: which pairs become edges, and what the anchor sets of train queries and of ads are
+            called; one that gets no edge is left out.
         replace: whether sets of these names may be replaced.
 
     Returns:
@@ -80,94 +61,89 @@ def add_co_session(
         DatasetError: dataset or log is not usable, a name is taken, or no edge comes out.
     """
     dataset = Dataset(dataset_path)
-    for name in (names.query_set, names.ad_set):
+    for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
-    pieces = find_pieces(source, columns.names)
+    pieces = find_pieces(log.sessions, log.columns)
     known = KnownNodes(
         Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
     )
     made = {
         "made_by": "co-session",
-        "settings": {"source": source, **asdict(columns), **asdict(settings)},
+        "settings": asdict(log) | asdict(settings),
     }
     start_ray()
     with tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path) as folder:
         aside = Path(folder)
-        pairs = _count(_Log(pieces, columns, known, aside), settings)
+        pairs = _count(_Work(pieces, log, known, aside), settings)
         summary = dict(_noted(aside))
         for name, side, nodes in (
-            (names.query_set, "query", known.queries),
-            (names.ad_set, "ad", known.ads),
+            (settings.query_set, "query", known.queries),
+            (settings.ad_set, "ad", known.ads),
         ):
-            edges, anchors = edges_of(pairs, nodes, summary["sessions"], settings)
+            edges, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
             if len(edges):
                 texts = _texts(dataset, nodes, anchors, aside)
                 summary |= add_anchor_set(dataset.path, name, texts, {side: edges}, made, replace)
             summary[f"edges/{name}/{side}"] = len(edges)
-    if not (summary[f"edges/{names.query_set}/query"] or summary[f"edges/{names.ad_set}/ad"]):
-        found = ", ".join(f"{count} {what}" for what, count in summary.items())
-        raise DatasetError(f"{source} gives no edges; lower --min-support? Seen: {found}")
+    if not (summary[f"edges/{settings.query_set}/query"] or summary[f"edges/{settings.ad_set}/ad"]):
+        found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
+        raise DatasetError(
+            f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
+        )
     return summary
 
 
 @dataclass(frozen=True)
-class _Log:
+class _Work:
     """What the tasks that read the log need; notes and texts of new queries go to ``aside``."""
 
     pieces: list[Piece]
-    columns: SessionColumns
+    log: SessionLog
     known: KnownNodes
     aside: Path
 
 
-def _count(log: _Log, settings: SessionSettings) -> pa.Table:
+def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     """Return the strongest pairs of all nodes."""
-    num_pieces = len(log.pieces)
+    num_pieces = len(work.pieces)
     num_cpus = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     num_partitions = min(max(num_pieces, num_cpus), MAX_PARTITIONS)
-    meet = partial(_meet, num_partitions=num_partitions)
-    events = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
-        _read, fn_args=(ray.put(log),), batch_size=1
+    rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
+        _read, fn_args=(ray.put(work),), batch_size=1
     )
-    pairs = meet(events, "session", partial(_count_pairs, settings=settings, aside=log.aside))
-    pairs = meet(pairs, "anchor", partial(supported_pairs, min_support=settings.min_support))
-    pairs = meet(pairs, "node", partial(strongest_pairs, settings=settings))
+    for key, function in (
+        ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
+        ("anchor", partial(supported_pairs, min_support=settings.min_support)),
+        ("node", partial(strongest_pairs, settings=settings)),
+    ):
+        rows = rows.repartition(num_partitions, keys=[key]).map_batches(
+            _of_whole_groups, fn_args=(function,), batch_format="pyarrow", batch_size=None
+        )
     try:
-        return pa.concat_tables(pairs.iter_batches(batch_format="pyarrow", batch_size=None))
+        parts = list(rows.iter_batches(batch_format="pyarrow", batch_size=None))
     except RayTaskError as error:
         if isinstance(error.cause, DatasetError):
             raise error.cause from None
         raise
+    return pa.concat_tables([STRONGEST_PAIRS.empty_table(), *(part for part in parts if len(part))])
 
 
-def _meet(
-    rows: ray.data.Dataset,
-    key: str,
-    function: Callable[[pa.Table], pa.Table],
-    num_partitions: int,
-) -> ray.data.Dataset:
-    """Bring rows of one ``key`` together, many keys at once, and apply ``function`` to them."""
-    numbered = rows.map_batches(
-        _number, fn_args=(key, num_partitions), batch_format="pyarrow", batch_size=None
-    )
-    return numbered.groupby(PARTITION, num_partitions=num_partitions).map_groups(
-        lambda group: function(group.drop_columns(PARTITION)), batch_format="pyarrow"
-    )
-
-
-def _number(rows: pa.Table, key: str, num_partitions: int) -> pa.Table:
-    partition = (rows[key].to_numpy() % np.uint64(num_partitions)).astype(np.int64)
-    return rows.append_column(PARTITION, pa.array(partition))
+def _of_whole_groups(
+    rows: pa.Table, function: Callable[[pa.Table], pa.Table]
+) -> Iterator[pa.Table]:
+    """Apply ``function`` to a partition, which holds all rows of its keys; some hold no rows."""
+    if len(rows):
+        yield function(rows)
 
 
 def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iterator[pa.Table]:
     """Read one piece; notes what is dropped and writes the texts of queries that are new."""
-    log: _Log = ray.get(reference)
+    work: _Work = ray.get(reference)
     (number,) = batch["id"].tolist()
     dropped: Counter[str] = Counter()
     new_texts = []
-    for block in read_piece(log.pieces[number]):
-        events, texts, reasons = read_events(block, log.columns, log.known)
+    for block in read_piece(work.pieces[number]):
+        events, texts, reasons = read_events(block, work.log, work.known)
         dropped.update(reasons)
         new_texts.append(texts)
         yield events
@@ -178,8 +154,8 @@ def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iter
             .aggregate([("text", "first")])
         )
         distinct = distinct.rename_columns({"text_first": "text"})
-        pq.write_table(distinct, log.aside / f"texts-{number}.parquet")
-    _note(log.aside, f"piece-{number}", dropped)
+        pq.write_table(distinct, work.aside / f"texts-{number}.parquet")
+    _note(work.aside, f"piece-{number}", dropped)
 
 
 def _count_pairs(events: pa.Table, settings: SessionSettings, aside: Path) -> pa.Table:
