@@ -4,13 +4,18 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
+
+import psutil
 
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset
@@ -84,6 +89,39 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def sampled_memory() -> Iterator[dict[str, int]]:
+    """Sample the peak bytes of this process, of those below it, and of Ray's object store."""
+    peaks = {"driver": 0, "below": 0, "object_store": 0}
+    stored_before = shutil.disk_usage("/dev/shm").used
+    stop = threading.Event()
+
+    def sample() -> None:
+        me = psutil.Process()
+        while not stop.wait(0.2):
+            peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
+            below = sum(_private_bytes(child) for child in me.children(recursive=True))
+            peaks["below"] = max(peaks["below"], below)
+            stored = shutil.disk_usage("/dev/shm").used - stored_before
+            peaks["object_store"] = max(peaks["object_store"], stored)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _private_bytes(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_info()
+    except psutil.NoSuchProcess:
+        return 0
+    return int(memory.rss - memory.shared)
 
 
 def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:

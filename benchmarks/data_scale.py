@@ -10,12 +10,8 @@ share) and the growth of /dev/shm, where Ray's object store lies.
 """
 
 import argparse
-import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.common import finish, in_fresh_process
+from benchmarks.common import finish, in_fresh_process, sampled_memory
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset, write_dataset
 
@@ -56,8 +52,8 @@ def generate(path: Path, num_queries: int) -> int:
     num_ads = num_anchors = num_queries // 2
     held_out = max(num_queries // 100, 10)
     tables = {
-        "ads": _texts(draw, "ad_id", num_ads),
-        "anchors/links": _texts(draw, "anchor_id", num_anchors),
+        "ads": texts(draw, "ad_id", num_ads),
+        "anchors/links": texts(draw, "anchor_id", num_anchors),
         "edges/links/query": _edges(draw, "query_id", num_queries, num_anchors),
         "edges/links/ad": _edges(draw, "ad_id", num_ads, num_anchors),
     }
@@ -66,12 +62,12 @@ def generate(path: Path, num_queries: int) -> int:
         clicks = np.stack([first, (first + 1) % num_ads], axis=1).reshape(-1)
         offsets = np.arange(count + 1, dtype=np.int32) * CLICKS
         ad_ids = pa.ListArray.from_arrays(pa.array(offsets), pa.array(clicks))
-        tables[f"queries/{split}"] = _texts(draw, "query_id", count).append_column("ad_ids", ad_ids)
+        tables[f"queries/{split}"] = texts(draw, "query_id", count).append_column("ad_ids", ad_ids)
     write_dataset(path, tables, name=f"generated-{num_queries}")
     return sum(table.num_rows for table in tables.values())
 
 
-def _texts(draw: np.random.Generator, id_column: str, count: int) -> pa.Table:
+def texts(draw: np.random.Generator, id_column: str, count: int) -> pa.Table:
     """Join 3 to 8 words whose frequencies fall as in Zipf's law."""
     frequencies = 1.0 / np.arange(1, len(WORDS) + 1)
     lengths = draw.integers(3, 9, count)
@@ -99,7 +95,7 @@ def measure(folder: Path) -> dict[str, float]:
     start_ray()
     before = psutil.Process().memory_info().rss
     started = time.monotonic()
-    with _sampled() as peaks:
+    with sampled_memory() as peaks:
         prepare(Dataset(folder / "dataset"), folder / "prepared", tokenizer)
     seconds = time.monotonic() - started
     return {
@@ -109,38 +105,6 @@ def measure(folder: Path) -> dict[str, float]:
         "ray_processes_peak_mb": peaks["below"] / 1e6,
         "object_store_peak_mb": peaks["object_store"] / 1e6,
     }
-
-
-@contextmanager
-def _sampled() -> Iterator[dict[str, int]]:
-    peaks = {"driver": 0, "below": 0, "object_store": 0}
-    stored_before = shutil.disk_usage("/dev/shm").used
-    stop = threading.Event()
-
-    def sample() -> None:
-        me = psutil.Process()
-        while not stop.wait(0.2):
-            peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
-            below = sum(_private_bytes(child) for child in me.children(recursive=True))
-            peaks["below"] = max(peaks["below"], below)
-            stored = shutil.disk_usage("/dev/shm").used - stored_before
-            peaks["object_store"] = max(peaks["object_store"], stored)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _private_bytes(process: psutil.Process) -> int:
-    try:
-        memory = process.memory_info()
-    except psutil.NoSuchProcess:
-        return 0
-    return int(memory.rss - memory.shared)
 
 
 if __name__ == "__main__":

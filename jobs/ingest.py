@@ -1,31 +1,52 @@
-"""Bring a published source into a dataset directory.
+r"""Bring data into a dataset directory.
 
 Examples:
+    python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
+    python jobs/ingest.py tables --clicks 'clicks/*.parquet' --columns.clicks-weight count \
+        --queries queries.jsonl --ads ads.csv --columns.ad-text title --output datasets/mine
+    python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \
+        --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
 """
 
+import logging
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from ramen_ray.data.dataset import DatasetError
+from ramen_ray.command_line import run_job
+from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.orchestration.ingest import import_tables
 
-IMPORTERS = {"foldoc": import_foldoc, "debian": import_debian}
+
+def ingest_tables(
+    tables: Annotated[UserTables, tyro.conf.arg(name="")], output: Path, name: str | None = None
+) -> Dataset:
+    """Import your own tables: clicks, and where you have them queries and ads.
+
+    Args:
+        tables: Where the tables are and what is in them.
+        output: Dataset directory to write; must not exist.
+        name: Name of the dataset; default the folder's name.
+    """
+    return import_tables(tables, output.absolute(), name)
 
 
-def main() -> int:
-    """Run the importer that the command line names; return the exit code."""
-    try:
-        dataset = tyro.extras.subcommand_cli_from_dict(IMPORTERS, description=__doc__)
-    except DatasetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+IMPORTERS = {"tables": ingest_tables, "foldoc": import_foldoc, "debian": import_debian}
+
+
+def main() -> None:
+    """Run the importer that the command line names."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    dataset = tyro.extras.subcommand_cli_from_dict(IMPORTERS, description=__doc__)
     print(f"wrote {dataset.name} to {dataset.path}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job(main))

@@ -1,6 +1,7 @@
 """What several tests build from: tables, truths, and preparation without Ray."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -8,11 +9,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ramen_ray.data.csr import Csr
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.dataset import Dataset, new_dataset
+from ramen_ray.data.findings import Finding
+from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
+from ramen_ray.data.importers.tables.planning import make_plan
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
+from ramen_ray.data.importers.tables.writing import write_ads, write_queries
 from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
@@ -100,3 +109,42 @@ def _sorted_blocks(tables: list[pa.Table], keys: list[str], num_blocks: int) -> 
     rows = pa.concat_tables(tables).sort_by([(key, "ascending") for key in keys])
     cuts = np.linspace(0, len(rows), num_blocks + 1).astype(int)
     return [rows[a:b] for a, b in pairwise(cuts.tolist()) if b > a]
+
+
+def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[Finding]]:
+    """Do what the import of a user's tables does, without Ray; returns the findings too."""
+    pieces = {
+        kind: find_pieces(source, list(columns.values()))
+        for kind, source, columns in (
+            ("queries", tables.queries, tables.node_columns("queries")),
+            ("ads", tables.ads, tables.node_columns("ads")),
+            ("clicks", tables.clicks, tables.click_columns),
+        )
+        if source
+    }
+    with new_dataset(output, name="mine") as writer:
+        folder = writer.folder / "staging"
+        folder.mkdir()
+        for kind in pieces.keys() - {"clicks"}:
+            for part, piece in enumerate(pieces[kind]):
+                stage_nodes(piece, kind, part, tables, folder)
+        for part, piece in enumerate(pieces["clicks"]):
+            stage_clicks(piece, part, tables, folder)
+        num_parts = {kind: len(pieces.get(kind, pieces["clicks"])) for kind in ("queries", "ads")}
+        for kind, parts in num_parts.items():
+            number_nodes(folder, kind, parts)
+        numbered = pa.concat_tables(
+            number_clicks(folder, part, piece, tables)
+            for part, piece in enumerate(pieces["clicks"])
+        )
+        for part in sorted(set(numbered["part"].to_pylist())):
+            of_part = numbered.filter(pc.equal(numbered["part"], part))
+            sum_clicks(of_part, folder, tables.min_click_weight)
+        make_plan(folder, tables, num_parts["queries"])
+        for part in range(num_parts["ads"]):
+            write_ads(folder, part, writer)
+        for part in range(num_parts["queries"]):
+            write_queries(folder, part, writer, tables)
+        findings = read_findings(folder)
+        shutil.rmtree(folder)
+    return Dataset(output), findings

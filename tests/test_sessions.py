@@ -92,7 +92,9 @@ def _with_ids(rows: pa.Table, letter: str) -> pa.Table:
 def _block(rows: list[Row]) -> Block:
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
     piece = Piece(pyarrow.fs.LocalFileSystem(), "log.parquet", "parquet", (), (), 0, 1)
-    return Block(piece, pa.table(dict(zip(LOG.columns, columns, strict=True))), 0)
+    return Block(
+        piece, pa.table(dict(zip(LOG.columns, columns, strict=True))), np.arange(len(rows))
+    )
 
 
 def _parted(rows: pa.Table, key: str, num_parts: int) -> list[pa.Table]:

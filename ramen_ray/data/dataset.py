@@ -85,6 +85,11 @@ class Dataset:
         schema = self.schema(table)
         return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
 
+    def batches(self, table: str, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Stream some columns of a table, in row order."""
+        for file in self.files(table):
+            yield from pq.ParquetFile(file).iter_batches(columns=columns)
+
     def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
         """Read some rows (ascending numbers) of a table, streaming over the others."""
         chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)

@@ -71,14 +71,14 @@ class Block:
 
     Attributes:
         rows: the asked columns; text files' cells are strings (CSV, TSV) or JSON's types.
-        first_row: number of the first row: in parquet within the file, from 0; in text files the
-            line, counted from 1 at the start of the piece.
+        row_numbers: (rows,) int64: in parquet within the file, from 0; in text files the line,
+            counted from 1 at the start of the piece.
         findings: lines that could not be read, and damaged encoding.
     """
 
     piece: Piece
     rows: pa.Table
-    first_row: int
+    row_numbers: NDArray[np.int64]
     findings: list[Finding] = field(default_factory=list)
 
     def finding(self, column: str, bad: Booleans, message: str, advice: str) -> Finding:
@@ -87,7 +87,7 @@ class Block:
         values = self.rows[column].take(pa.array(rows[:MAX_EXAMPLES])).to_pylist()
         shown = ", ".join("nothing" if value is None else repr(value) for value in values)
         more = f" and {len(rows) - MAX_EXAMPLES} more" if len(rows) > MAX_EXAMPLES else ""
-        row = _lines_before(self.piece) + self.first_row + int(rows[0])
+        row = lines_before(self.piece) + int(self.row_numbers[rows[0]])
         return Finding(
             "error", self.piece.path, f"{message}: {shown}{more}", advice, row=row, column=column
         )
@@ -300,7 +300,7 @@ def _read_parquet(piece: Piece) -> Iterator[Block]:
         )
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield Block(piece, rows, first_row)
+            yield Block(piece, rows, first_row + np.arange(len(batch)))
             first_row += len(batch)
 
 
@@ -331,8 +331,10 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
         findings = chunk.findings
         for batch in reader:
             findings += [_skipped_line(piece, row, chunk.first_line) for row in skipped]
-            yield Block(piece, pa.Table.from_batches([batch]), line, findings)
-            line += len(batch) + len(skipped)
+            lines = line + np.arange(len(batch) + len(skipped))
+            line += len(lines)
+            lines = np.setdiff1d(lines, [chunk.first_line - 1 + row.number for row in skipped])
+            yield Block(piece, pa.Table.from_batches([batch]), lines, findings)
             findings = []
             skipped.clear()
 
@@ -348,7 +350,7 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
         piece.path,
         f"{row.actual_columns} cells instead of {row.expected_columns}: {row.text[:80]!r}",
         "quote cells that hold the delimiter",
-        row=_lines_before(piece) + first_line - 1 + row.number,
+        row=lines_before(piece) + first_line - 1 + row.number,
     )
 
 
@@ -363,7 +365,7 @@ def _read_json(piece: Piece) -> Iterator[Block]:
         findings = chunk.findings
         for batch in pa.json.open_json(pa.BufferReader(chunk.data), read, parse):
             rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield Block(piece, rows, line, findings)
+            yield Block(piece, rows, line + np.arange(len(batch)), findings)
             line += len(batch)
             findings = []
 
@@ -461,7 +463,7 @@ def _latin1(piece: Piece, damaged: int) -> Finding:
     )
 
 
-def _lines_before(piece: Piece) -> int:
+def lines_before(piece: Piece) -> int:
     """Count the lines before a piece of a text file; only ever needed to name a wrong one."""
     if piece.format == "parquet" or piece.start == 0:
         return 0

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import Dataset
@@ -22,7 +21,7 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
         ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and
         ``queries_per_ad`` (train); ``share_ads_without_click`` and ``share_ads_with_one_click``
         (train); and per anchor set ``<set>_num_anchors``, ``<set>_anchors_per_query`` (train
-        queries) and ``<set>_anchors_per_ad``.
+        queries) and ``<set>_anchors_per_ad``, zero on a side without edges.
     """
     num_ads = dataset.num_rows("ads")
     statistics = {f"num_{split}_queries": dataset.num_rows(f"queries/{split}") for split in SPLITS}
@@ -50,9 +49,8 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
 
 def _clicked_ads(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
     """Stream the ad ids of the split's clicks, without reading the texts."""
-    for file in dataset.files(f"queries/{split}"):
-        for batch in pq.ParquetFile(file).iter_batches(columns=["ad_ids"]):
-            yield batch.column("ad_ids").flatten().to_numpy(zero_copy_only=False)
+    for batch in dataset.batches(f"queries/{split}", ["ad_ids"]):
+        yield batch.column("ad_ids").flatten().to_numpy(zero_copy_only=False)
 
 
 def _num_edges(dataset: Dataset, anchor_set: str, side: str) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 MIN_TEXTS_PER_BUCKET = 64
+TEXTS_PER_COUNT = 1024
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ def _build_tokenizer(definition: str, max_length: int) -> Tokenizer:
     tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
     return tokenizer
+
+
+def count_tokens(tokenizer: TextTokenizer, texts: Sequence[str]) -> NDArray[np.int64]:
+    """Return the token counts (texts,) int64, holding the tokens of few texts at a time."""
+    starts = range(0, len(texts), TEXTS_PER_COUNT)
+    return np.concatenate(
+        [tokenizer(texts[start : start + TEXTS_PER_COUNT])[1] for start in starts]
+    )
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,15 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 from ray.data import DataContext
+from ray.exceptions import RayTaskError
 
 from ramen_ray.config import WorkersConfig
+from ramen_ray.data.dataset import DatasetError
 
 
 class ClusterError(RuntimeError):
@@ -39,6 +43,17 @@ def start_ray() -> None:
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise a DatasetError that a task raised as itself, without Ray's wrapping."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, DatasetError):
+            raise error.cause from None
+        raise
 
 
 def check_resources(workers: WorkersConfig) -> None:

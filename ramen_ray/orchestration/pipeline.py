@@ -17,15 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
-from ray.exceptions import RayTaskError
 
-from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.preparation import edge_rows, join_parts, text_rows, write_filters, write_parts
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.schemas import schema_of
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.validation import check_structure, raise_if_any, read_tables, row_problems
 from ramen_ray.method.texts import TextTokenizer
+from ramen_ray.orchestration.cluster import user_errors
 
 PREPARED_VERSION = 1
 ROWS_PER_BATCH = 16_384
@@ -48,12 +48,9 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
     aside.chmod(0o755)
     try:
-        _prepare_into(aside, dataset, tokenizer, num_rows)
+        with user_errors():
+            _prepare_into(aside, dataset, tokenizer, num_rows)
         _rename(aside, target)
-    except RayTaskError as error:
-        if isinstance(error.cause, DatasetError):
-            raise error.cause from None
-        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Prepared(target)

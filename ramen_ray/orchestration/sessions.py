@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
-from ray.exceptions import RayTaskError
 
 from ramen_ray.data.anchor_sets import add_anchor_set, check_name
 from ramen_ray.data.dataset import Dataset, DatasetError
@@ -37,7 +36,7 @@ from ramen_ray.data.sessions import (
     supported_pairs,
 )
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
-from ramen_ray.orchestration.cluster import start_ray
+from ramen_ray.orchestration.cluster import start_ray, user_errors
 
 MAX_PARTITIONS = 512
 
@@ -119,12 +118,8 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
         rows = rows.repartition(num_partitions, keys=[key]).map_batches(
             _of_whole_groups, fn_args=(function,), batch_format="pyarrow", batch_size=None
         )
-    try:
+    with user_errors():
         parts = list(rows.iter_batches(batch_format="pyarrow", batch_size=None))
-    except RayTaskError as error:
-        if isinstance(error.cause, DatasetError):
-            raise error.cause from None
-        raise
     return pa.concat_tables([STRONGEST_PAIRS.empty_table(), *(part for part in parts if len(part))])
 
 

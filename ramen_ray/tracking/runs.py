@@ -18,7 +18,7 @@ MAX_METRICS_PER_BATCH = 1000
 
 
 class TrackingError(RuntimeError):
-    """The MLflow store cannot be used."""
+    """The MLflow store cannot be used, or a page cannot be written."""
 
 
 def tracking_uri(output: Path) -> str:

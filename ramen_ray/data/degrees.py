@@ -1,0 +1,119 @@
+"""How many clicks and edges every query, ad and anchor has, counted as a stream without texts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.dataset import Dataset, DatasetError
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """The clicks of a split.
+
+    Attributes:
+        per_query: (queries of the split,) int64, in row order.
+        per_ad: (ads,) int64.
+        weight: sum of the clicks' weights; None where the split has none.
+    """
+
+    per_query: Int64s
+    per_ad: Int64s
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The edges of an anchor set, counted at both ends; all zero on a side without edges.
+
+    Attributes:
+        per_query: (train queries,) int64.
+        per_ad: (ads,) int64.
+        queries_per_anchor: (anchors,) int64.
+        ads_per_anchor: (anchors,) int64.
+    """
+
+    per_query: Int64s
+    per_ad: Int64s
+    queries_per_anchor: Int64s
+    ads_per_anchor: Int64s
+
+    @property
+    def per_anchor(self) -> Int64s:
+        """(anchors,) int64, queries and ads together."""
+        return self.queries_per_anchor + self.ads_per_anchor
+
+
+def count_clicks(dataset: Dataset, split: str) -> Clicks:
+    """Count the clicks of a split at both ends.
+
+    Raises:
+        DatasetError: a query has no list of ads, or names an ad that is not there.
+    """
+    table = f"queries/{split}"
+    columns = [name for name in ("ad_ids", "weights") if name in dataset.schema(table).names]
+    per_query: list[Int64s] = []
+    per_ad = np.zeros(dataset.num_rows("ads"), dtype=np.int64)
+    weight = 0.0
+    for batch in dataset.batches(table, columns):
+        ad_ids = batch.column("ad_ids")
+        where = f"{dataset.path}, table {table!r}, column 'ad_ids'"
+        _refuse_nulls(ad_ids, where)
+        per_query.append(pc.list_value_length(ad_ids).to_numpy().astype(np.int64))
+        _tally(per_ad, ad_ids.flatten(), where)
+        if "weights" in columns:
+            weight += pc.sum(batch.column("weights").flatten()).as_py() or 0.0
+    return Clicks(np.concatenate(per_query), per_ad, weight if "weights" in columns else None)
+
+
+def count_edges(dataset: Dataset, anchor_set: str) -> Edges:
+    """Count the edges of an anchor set at both ends.
+
+    Raises:
+        DatasetError: an edge joins a query, ad or anchor that is not there.
+    """
+    num_anchors = dataset.num_rows(f"anchors/{anchor_set}")
+    per_query, queries_per_anchor = _count_side(
+        dataset, f"edges/{anchor_set}/query", dataset.num_rows("queries/train"), num_anchors
+    )
+    per_ad, ads_per_anchor = _count_side(
+        dataset, f"edges/{anchor_set}/ad", dataset.num_rows("ads"), num_anchors
+    )
+    return Edges(per_query, per_ad, queries_per_anchor, ads_per_anchor)
+
+
+def _count_side(
+    dataset: Dataset, table: str, num_nodes: int, num_anchors: int
+) -> tuple[Int64s, Int64s]:
+    per_node = np.zeros(num_nodes, dtype=np.int64)
+    per_anchor = np.zeros(num_anchors, dtype=np.int64)
+    if dataset.has(table):
+        columns = dataset.schema(table).names[:2]
+        for batch in dataset.batches(table, columns):
+            for column, counts in zip(columns, (per_node, per_anchor), strict=True):
+                where = f"{dataset.path}, table {table!r}, column {column!r}"
+                _tally(counts, batch.column(column), where)
+    return per_node, per_anchor
+
+
+def _tally(counts: Int64s, ids: pa.Array, where: str) -> None:
+    """Add one to ``counts`` (n,) at each of ``ids``; its cost does not depend on n."""
+    _refuse_nulls(ids, where)
+    numbers = ids.to_numpy()
+    outside = numbers[(numbers < 0) | (numbers >= len(counts))]
+    if len(outside):
+        raise DatasetError(
+            f"{where}: id {outside[0]} is not among 0..{len(counts) - 1}; "
+            "leave such rows out or add what they name"
+        )
+    np.add.at(counts, numbers, 1)
+
+
+def _refuse_nulls(values: pa.Array, where: str) -> None:
+    if values.null_count:
+        raise DatasetError(f"{where}: {values.null_count} nulls; give every row a value")

@@ -1,0 +1,138 @@
+"""Third stage: which queries and ads stay, in which split, under which ids."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.data.dataset import DatasetError
+from ramen_ray.data.hashing import UInt64s, uniforms
+from ramen_ray.data.importers.tables.numbering import Numbering
+from ramen_ray.data.importers.tables.settings import Splits, UserTables
+from ramen_ray.data.importers.tables.staging import read_part
+from ramen_ray.data.schemas import SPLITS
+
+Int8s = NDArray[np.int8]
+Int64s = NDArray[np.int64]
+
+TRAIN, VALIDATION, TEST = range(3)
+_NOT_CLICKED = 3
+_KEY = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Splits and final ids, by the numbers of queries and ads.
+
+    Attributes:
+        query_periods: (queries,) int8, the period whose clicks of a query count.
+        query_splits: (queries,) int8, place in SPLITS; -1 for queries that are left out.
+        query_ids: (queries,) int64, ids within the split.
+        ad_ids: (ads,) int64; -1 for ads that are left out.
+    """
+
+    query_periods: Int8s
+    query_splits: Int8s
+    query_ids: Int64s
+    ad_ids: Int64s
+
+    @classmethod
+    def open(cls, folder: Path) -> "Plan":
+        """Map the arrays that :func:`make_plan` wrote."""
+        names = cls.__dataclass_fields__
+        return cls(*(np.load(folder / f"plan-{name}.npy", mmap_mode="r") for name in names))
+
+
+def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int]:
+    """Decide what stays and where, and write the :class:`Plan`.
+
+    Queries whose texts differ only in case and white space share a split. With a split by time a
+    query belongs to the period of its first click, and only its clicks in that period count: what
+    happened after training's time is not trained on.
+
+    Returns:
+        how many ads and queries are left out for having too few clicks.
+
+    Raises:
+        DatasetError: nothing is left of a split.
+    """
+    queries, ads = Numbering.open(folder, "queries"), Numbering.open(folder, "ads")
+    num_queries = int(queries.id_numbers.max(initial=-1)) + 1
+    num_ads = int(ads.id_numbers.max(initial=-1)) + 1
+    folded = _folded_hashes(folder, queries, num_parts)
+    periods = _first_periods(folder, folded)
+    queries_of_ad = np.zeros(num_ads, dtype=np.int64)
+    for _, ad in _counted_clicks(folder, periods):
+        queries_of_ad += np.bincount(ad, minlength=num_ads)
+    ad_stays = queries_of_ad >= tables.min_queries_per_ad
+    ads_of_query = np.zeros(num_queries, dtype=np.int64)
+    for query, ad in _counted_clicks(folder, periods):
+        ads_of_query += np.bincount(query[ad_stays[ad]], minlength=num_queries)
+    splits = _splits(periods, folded, tables.splits)
+    splits[ads_of_query < max(tables.min_ads_per_query, 1)] = -1
+    query_ids = np.full(num_queries, -1, dtype=np.int64)
+    for place, split in enumerate(SPLITS):
+        chosen = splits == place
+        if not chosen.any():
+            raise DatasetError(f"the {split} split would have no queries: {_ADVICE[split]}")
+        query_ids[chosen] = np.arange(chosen.sum())
+    plan = Plan(periods, splits, query_ids, np.where(ad_stays, np.cumsum(ad_stays) - 1, -1))
+    for name in Plan.__dataclass_fields__:
+        np.save(folder / f"plan-{name}.npy", getattr(plan, name))
+    return {
+        "ads_left_out": int((~ad_stays).sum()),
+        "queries_left_out": int((splits < 0).sum()),
+    }
+
+
+_ADVICE = {
+    "train": "ask for fewer test and validation queries, or lower the minimum counts",
+    "validation": "raise splits.validation-fraction, or see to splits.validation-from",
+    "test": "raise splits.test-fraction, or see to splits.test-from",
+}
+
+
+def _folded_hashes(folder: Path, queries: Numbering, num_parts: int) -> UInt64s:
+    """Return each query's (queries,) hash of its text without case and white space."""
+    parts = [np.empty(0, dtype=np.uint64)]
+    for part in range(num_parts):
+        hashes = read_part(folder, "queries", part)["folded_hash"].to_numpy()
+        parts.append(hashes[queries.part_rows(part) >= 0])
+    return np.concatenate(parts)
+
+
+def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
+    """Return each query's (queries,) first period, together with the queries of its folded text."""
+    first = np.full(len(folded), _NOT_CLICKED, dtype=np.int8)
+    for clicks in _summed(folder):
+        np.minimum.at(first, clicks["query"].to_numpy(), clicks["period"].to_numpy())
+    _, group = np.unique(folded, return_inverse=True)
+    of_group = np.full(int(group.max(initial=-1)) + 1, _NOT_CLICKED, dtype=np.int8)
+    np.minimum.at(of_group, group, first)
+    return of_group[group]
+
+
+def _splits(periods: Int8s, folded: UInt64s, splits: Splits) -> Int8s:
+    """Assign queries to splits by their period; those before the first bound also at random."""
+    drawn = uniforms((splits.seed, _KEY), folded)
+    held_out = 0.0 if splits.test_from else splits.test_fraction
+    validation = 0.0 if splits.validation_from else splits.validation_fraction
+    at_random = np.where(drawn < held_out + validation, VALIDATION, TRAIN)
+    at_random[drawn < held_out] = TEST
+    return np.where(periods == TRAIN, at_random, periods).astype(np.int8)
+
+
+def _counted_clicks(folder: Path, periods: Int8s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Stream the (query, ad) pairs that count, part by part."""
+    for clicks in _summed(folder):
+        query, ad = clicks["query"].to_numpy(), clicks["ad"].to_numpy()
+        counts = clicks["period"].to_numpy() == periods[query]
+        yield query[counts], ad[counts]
+
+
+def _summed(folder: Path) -> Iterator[pa.Table]:
+    for file in sorted(folder.glob("summed-*.arrow")):
+        yield pa.ipc.open_file(pa.memory_map(str(file))).read_all()

@@ -1,0 +1,131 @@
+"""What a user says about their tables."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.data.dataset import DatasetError
+from ramen_ray.data.sources import as_seconds
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns in the user's tables."""
+
+    clicks_query: str | None = None
+    """Query of a click: its id (default query_id), or its text (default query) without a table of
+    queries."""
+    clicks_ad: str | None = None
+    """Ad of a click: its id (default ad_id), or its text (default ad) without a table of ads."""
+    clicks_weight: str | None = None
+    """How often, or how much, a click counts; without it every row counts 1."""
+    clicks_time: str | None = None
+    """When the click was: a timestamp, ISO 8601 text, or seconds since 1970."""
+    query_id: str = "query_id"
+    """Id of a query in the table of queries."""
+    query_text: str = "text"
+    """Text of a query in the table of queries."""
+    ad_id: str = "ad_id"
+    """Id of an ad in the table of ads."""
+    ad_text: str = "text"
+    """Text of an ad in the table of ads."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Which queries are held out; a query's text is in one split only, whatever its case."""
+
+    test_fraction: float = 0.1
+    """Share of the queries in the test split."""
+    validation_fraction: float = 0.05
+    """Share of the queries in the validation split."""
+    test_from: str | None = None
+    """Queries first clicked from this time on are the test split, and nothing later is trained on;
+    ISO 8601 or seconds since 1970."""
+    validation_from: str | None = None
+    """Queries first clicked from this time on (and before test_from) are the validation split."""
+    seed: int = 0
+    """Of the random split."""
+
+
+@dataclass(frozen=True)
+class UserTables:
+    """A user's own tables: files, folders or globs of CSV, TSV, JSON lines or parquet.
+
+    Without a table of queries (or ads) the clicks name them by their texts.
+    """
+
+    clicks: str
+    """Table of clicks."""
+    queries: str | None = None
+    """Table of queries: id and text."""
+    ads: str | None = None
+    """Table of ads: id and text."""
+    columns: Columns = field(default_factory=Columns)
+    """Names of the columns in the tables."""
+    splits: Splits = field(default_factory=Splits)
+    """Which queries are held out."""
+    min_click_weight: float = 0.0
+    """Pairs of query and ad whose clicks sum up to less are left out."""
+    min_ads_per_query: int = 1
+    """Queries with fewer clicked ads are left out."""
+    min_queries_per_ad: int = 0
+    """Ads clicked from fewer queries are left out; 0 keeps ads that nobody clicked."""
+    normalize_texts: bool = False
+    """Bring texts into Unicode's form NFKC, trim them and join runs of white space."""
+    skip_bad_rows: bool = False
+    """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them."""
+
+    def __post_init__(self) -> None:
+        """Check what belongs together.
+
+        Raises:
+            DatasetError: a split by time lacks times, or fractions leave nothing to train on.
+        """
+        splits = self.splits
+        if splits.validation_from and not splits.test_from:
+            raise DatasetError("splits.validation-from needs splits.test-from")
+        if splits.test_from and not self.columns.clicks_time:
+            raise DatasetError("splits.test-from needs the column of times: columns.clicks-time")
+        fractions = {
+            "splits.test-fraction": splits.test_fraction,
+            "splits.validation-fraction": splits.validation_fraction,
+            "the sum of both": splits.test_fraction + splits.validation_fraction,
+        }
+        for name, fraction in fractions.items():
+            if not 0 < fraction < 1:
+                raise DatasetError(f"{name} is {fraction:g}; it must lie between 0 and 1")
+        validation, test = self.period_bounds or (0.0, 1.0)
+        if np.isnan([validation, test]).any():
+            raise DatasetError("splits.validation-from and splits.test-from must be times")
+        if splits.validation_from and validation >= test:
+            raise DatasetError("splits.validation-from is not before splits.test-from")
+
+    @property
+    def period_bounds(self) -> tuple[float, float] | None:
+        """Seconds since 1970 at which the validation and test periods begin, in a split by time."""
+        if not self.splits.test_from:
+            return None
+        times = [self.splits.validation_from or self.splits.test_from, self.splits.test_from]
+        seconds, bad = as_seconds(pa.chunked_array([times]))
+        seconds[bad] = np.nan
+        return float(seconds[0]), float(seconds[1])
+
+    @property
+    def click_columns(self) -> dict[str, str]:
+        """Names of the click table's columns by role: query, ad and, if given, weight and time."""
+        columns = self.columns
+        named = {
+            "query": columns.clicks_query or ("query_id" if self.queries else "query"),
+            "ad": columns.clicks_ad or ("ad_id" if self.ads else "ad"),
+            "weight": columns.clicks_weight,
+            "time": columns.clicks_time,
+        }
+        return {role: name for role, name in named.items() if name is not None}
+
+    def node_columns(self, kind: str) -> dict[str, str]:
+        """Names of the id and text columns of the table of ``queries`` or ``ads``."""
+        if kind == "queries":
+            return {"id": self.columns.query_id, "text": self.columns.query_text}
+        return {"id": self.columns.ad_id, "text": self.columns.ad_text}

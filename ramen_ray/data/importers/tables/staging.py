@@ -1,0 +1,187 @@
+"""First stage: read a piece of a source, check its rows, replace ids by hashes, write it aside."""
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.findings import Finding
+from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.sources import (
+    Block,
+    Booleans,
+    Piece,
+    as_numbers,
+    as_seconds,
+    as_strings,
+    read_piece,
+)
+
+NODES = pa.schema(
+    [
+        ("source_id", pa.string()),
+        ("text", pa.string()),
+        ("id_hash", pa.uint64()),
+        ("text_hash", pa.uint64()),
+        ("folded_hash", pa.uint64()),
+    ]
+)
+CLICKS = pa.schema(
+    [
+        ("query_hash", pa.uint64()),
+        ("ad_hash", pa.uint64()),
+        ("weight", pa.float32()),
+        ("period", pa.int8()),
+        ("row", pa.int64()),
+    ]
+)
+
+
+def stage_nodes(piece: Piece, kind: str, number: int, tables: UserTables, folder: Path) -> None:
+    """Stage a piece of the table of ``queries`` or ``ads`` as part ``number``."""
+    names = tables.node_columns(kind)
+    findings: list[Finding] = []
+    with _part(folder, kind, number, NODES) as part:
+        for block in read_piece(piece):
+            ids, no_id = as_strings(block.rows[names["id"]])
+            texts, no_text = as_strings(block.rows[names["text"]])
+            findings += block.findings + _bad_cells(block, names, {"id": no_id, "text": no_text})
+            good = pa.array(~(no_id | no_text))
+            texts = texts.filter(good)
+            part.write_table(
+                _nodes(ids.filter(good), _normalized(texts) if tables.normalize_texts else texts)
+            )
+    write_findings(folder, f"{kind}-{number:06d}", findings)
+
+
+def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) -> None:
+    """Stage a piece of the table of clicks as part ``number``.
+
+    Where there is no table of queries (or ads), the texts that the clicks name become one.
+    """
+    names = tables.click_columns
+    findings: list[Finding] = []
+    with ExitStack() as stack:
+        part = stack.enter_context(_part(folder, "clicks", number, CLICKS))
+        unlisted = {
+            role: stack.enter_context(_part(folder, kind, number, NODES))
+            for role, kind in (("query", "queries"), ("ad", "ads"))
+            if getattr(tables, kind) is None
+        }
+        for block in read_piece(piece):
+            columns, bad = _click_columns(block, names)
+            findings += block.findings + _bad_cells(block, names, bad)
+            good = ~np.any(list(bad.values()), axis=0)
+            for role in ("query", "ad"):
+                columns[role] = columns[role].filter(pa.array(good))
+            for role, nodes in unlisted.items():
+                if tables.normalize_texts:
+                    columns[role] = _normalized(columns[role])
+                nodes.write_table(_nodes(None, columns[role].unique()))
+            part.write_table(_clicks(columns, good, block.row_numbers, tables.period_bounds or ()))
+    write_findings(folder, f"clicks-{number:06d}", findings)
+
+
+def _click_columns(
+    block: Block, names: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Booleans]]:
+    """Convert the columns of a block of clicks; returns them and their bad cells, by role."""
+    convert = {"query": as_strings, "ad": as_strings, "weight": as_numbers, "time": as_seconds}
+    columns, bad = {}, {}
+    for role, name in names.items():
+        columns[role], bad[role] = convert[role](block.rows[name])
+    if "weight" in names:
+        bad["weight"] = bad["weight"] | (columns["weight"] <= 0)
+    return columns, bad
+
+
+def _clicks(
+    columns: dict[str, Any], good: Booleans, row_numbers: NDArray[np.int64], bounds: Sequence[float]
+) -> pa.Table:
+    ones = np.ones(len(good), dtype=np.float32)
+    times = columns.get("time", np.zeros(len(good)))
+    period = np.searchsorted(bounds, times[good], side="right")
+    return pa.table(
+        {
+            "query_hash": hash_strings(columns["query"]),
+            "ad_hash": hash_strings(columns["ad"]),
+            "weight": columns.get("weight", ones)[good].astype(np.float32),
+            "period": period.astype(np.int8),
+            "row": row_numbers[good],
+        },
+        schema=CLICKS,
+    )
+
+
+def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
+    """List nodes; without ``ids`` their texts are their ids."""
+    text_hash = hash_strings(texts)
+    columns = {
+        "source_id": pa.nulls(len(texts), pa.string()) if ids is None else ids,
+        "text": texts,
+        "id_hash": text_hash if ids is None else hash_strings(ids),
+        "text_hash": text_hash,
+        "folded_hash": hash_strings(pc.utf8_lower(_normalized(texts))),
+    }
+    return pa.table(columns, schema=NODES)
+
+
+def _normalized(texts: pa.Array) -> pa.Array:
+    texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
+    return pc.replace_substring_regex(texts, r"\s+", " ")
+
+
+_MEANT = {
+    "weight": "are no positive numbers",
+    "time": "are no times (ISO 8601 or seconds since 1970)",
+}
+
+
+def _bad_cells(block: Block, names: dict[str, str], bad: dict[str, Booleans]) -> list[Finding]:
+    """Describe the cells that ``bad`` marks, by role; ``names`` are the roles' columns."""
+    return [
+        block.finding(
+            names[role],
+            rows,
+            f"{int(rows.sum())} cells {_MEANT.get(role, 'are empty')}",
+            "mend them, or leave such rows out with --skip-bad-rows",
+        )
+        for role, rows in bad.items()
+        if rows.any()
+    ]
+
+
+def read_part(folder: Path, kind: str, number: int) -> pa.Table:
+    """Map a staged part into memory."""
+    return pa.ipc.open_file(pa.memory_map(str(part_file(folder, kind, number)))).read_all()
+
+
+def part_file(folder: Path, kind: str, number: int) -> Path:
+    """Name the file of a staged part."""
+    return folder / f"{kind}-{number:06d}.arrow"
+
+
+def write_findings(folder: Path, name: str, findings: list[Finding]) -> None:
+    """Leave a task's findings where :func:`read_findings` looks."""
+    if findings:
+        (folder / f"{name}.findings.json").write_text(json.dumps([asdict(f) for f in findings]))
+
+
+def read_findings(folder: Path) -> list[Finding]:
+    """Collect the findings of all tasks, in the order of their parts."""
+    files = sorted(folder.glob("*.findings.json"))
+    return [Finding(**content) for file in files for content in json.loads(file.read_text())]
+
+
+def _part(
+    folder: Path, kind: str, number: int, schema: pa.Schema
+) -> AbstractContextManager[pa.ipc.RecordBatchFileWriter]:
+    return pa.ipc.new_file(str(part_file(folder, kind, number)), schema)

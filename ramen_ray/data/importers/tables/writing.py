@@ -1,0 +1,65 @@
+"""Last stage: write the dataset directory's parts."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ramen_ray.data.dataset import DatasetWriter, conform
+from ramen_ray.data.importers.tables.numbering import Numbering
+from ramen_ray.data.importers.tables.planning import Plan
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.importers.tables.staging import part_file, read_part
+from ramen_ray.data.schemas import SPLITS
+
+Int64s = NDArray[np.int64]
+
+
+def write_ads(folder: Path, part: int, writer: DatasetWriter) -> None:
+    """Write the ads of a staged part."""
+    numbers = Numbering.open(folder, "ads").part_rows(part)
+    ids = np.where(numbers >= 0, Plan.open(folder).ad_ids[numbers], -1)
+    nodes = read_part(folder, "ads", part).filter(pa.array(ids >= 0))
+    _write(writer, "ads", part, _named(nodes, "ad_id", ids[ids >= 0]))
+
+
+def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTables) -> None:
+    """Write the queries of a staged part, with their ads, into the splits."""
+    plan = Plan.open(folder)
+    numbers = Numbering.open(folder, "queries").part_rows(part)
+    nodes = read_part(folder, "queries", part).filter(pa.array(numbers >= 0))
+    numbers = numbers[numbers >= 0]
+    if not part_file(folder, "summed", part).exists():  # nobody clicked for any of these
+        return
+    clicks = read_part(folder, "summed", part)
+    query, ad = clicks["query"].to_numpy(), plan.ad_ids[clicks["ad"].to_numpy()]
+    counts = (clicks["period"].to_numpy() == plan.query_periods[query]) & (ad >= 0)
+    query, ad, weight = query[counts], ad[counts], clicks["weight"].filter(pa.array(counts))
+    splits = plan.query_splits[numbers]
+    for place, split in enumerate(SPLITS):
+        chosen = splits == place
+        rows = _named(nodes.filter(pa.array(chosen)), "query_id", plan.query_ids[numbers[chosen]])
+        mine = plan.query_splits[query] == place
+        starts = np.append(np.searchsorted(query[mine], numbers[chosen]), mine.sum())
+        offsets = pa.array(starts.astype(np.int32))
+        ad_ids = pa.ListArray.from_arrays(offsets, pa.array(ad[mine]))
+        rows = rows.append_column("ad_ids", ad_ids)
+        if tables.columns.clicks_weight:
+            weights = weight.filter(pa.array(mine)).combine_chunks()
+            rows = rows.append_column("weights", pa.ListArray.from_arrays(offsets, weights))
+        _write(writer, f"queries/{split}", part, rows)
+
+
+def _named(nodes: pa.Table, id_column: str, ids: Int64s) -> pa.Table:
+    """Keep a table of nodes' texts, and the user's ids if there are some."""
+    rows = pa.table({id_column: ids, "text": nodes["text"]})
+    if nodes["source_id"].null_count == len(nodes):
+        return rows
+    return rows.append_column("source_id", nodes["source_id"])
+
+
+def _write(writer: DatasetWriter, table: str, part: int, rows: pa.Table) -> None:
+    if len(rows):
+        pq.write_table(conform(table, rows), writer.part(table, part), compression="zstd")

@@ -1,0 +1,156 @@
+"""Import a user's own tables with Ray Data: stage, number, plan, write.
+
+Every stage reads and writes files of one staging folder within the dataset directory in the making,
+so rows never pass through the driver; only the clicks, as numbers, go through Ray's shuffle.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from numpy.typing import NDArray
+
+from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
+from ramen_ray.data.importers.tables.planning import make_plan
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
+from ramen_ray.data.importers.tables.writing import write_ads, write_queries
+from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.orchestration.cluster import start_ray, user_errors
+
+STAGING = ".staging"
+MAX_PARTITIONS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+def import_tables(tables: UserTables, output: Path, name: str | None = None) -> Dataset:
+    """Bring a user's own tables into a dataset directory at ``output``.
+
+    The same tables and settings give the same dataset directory, on any cluster.
+
+    Args:
+        tables: where the tables are, what their columns are called, how they are split.
+        output: must not exist; on several machines, a folder that all of them see.
+        name: of the dataset; default the folder's name.
+
+    Raises:
+        DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
+    """
+    pieces = {
+        kind: find_pieces(source, list(columns.values()))
+        for kind, source, columns in (
+            ("queries", tables.queries, tables.node_columns("queries")),
+            ("ads", tables.ads, tables.node_columns("ads")),
+            ("clicks", tables.clicks, tables.click_columns),
+        )
+        if source is not None
+    }
+    start_ray()
+    with (
+        new_dataset(output, name=name or output.name, source=tables.clicks, licence="") as writer,
+        user_errors(),
+    ):
+        folder = writer.folder / STAGING
+        folder.mkdir()
+        _stage(pieces, tables, folder)
+        _number(pieces, tables, folder)
+        _write(pieces, tables, folder, writer)
+        shutil.rmtree(folder)
+    return Dataset(output)
+
+
+def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
+    tasks: list[Callable[[], None]] = []
+    for kind, of_kind in pieces.items():
+        for part, piece in enumerate(of_kind):
+            if kind == "clicks":
+                tasks.append(partial(stage_clicks, piece, part, tables, folder))
+            else:
+                tasks.append(partial(stage_nodes, piece, kind, part, tables, folder))
+    logger.info("reading %d pieces of %s", len(tasks), ", ".join(pieces))
+    _run(tasks)
+    _refuse_or_log(tables, folder)
+
+
+def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
+    num_parts = {kind: len(pieces.get(kind, pieces["clicks"])) for kind in ("queries", "ads")}
+    number = ray.remote(number_nodes)
+    counts = ray.get([number.remote(folder, kind, parts) for kind, parts in num_parts.items()])
+    for kind, found in zip(num_parts, counts, strict=True):
+        logger.info("%s: %s", kind, ", ".join(f"{key} {n}" for key, n in found.items()))
+    parts = [{"part": part} for part in range(len(pieces["clicks"]))]
+    ray.data.DataContext.get_current().default_hash_shuffle_parallelism = min(
+        num_parts["queries"], MAX_PARTITIONS
+    )
+    summed = (
+        ray.data.from_items(parts, override_num_blocks=len(parts))
+        .map_batches(
+            _number_part,
+            fn_args=(pieces["clicks"], tables, folder),
+            batch_size=1,
+        )
+        .groupby("part")
+        .map_groups(
+            sum_clicks,
+            fn_args=(folder, tables.min_click_weight),
+            batch_format="pyarrow",
+        )
+        .take_all()
+    )
+    _refuse_or_log(tables, folder)
+    if not summed:
+        raise DatasetError(
+            f"no click of {tables.clicks} names a known query and a known ad; are "
+            f"{' and '.join(list(tables.click_columns.values())[:2])} the right columns?"
+        )
+    logger.info("pairs with too few clicks: %d", sum(row["light_pairs"] for row in summed))
+    plan = ray.remote(make_plan).remote(folder, tables, num_parts["queries"])
+    logger.info(", ".join(f"{key} {n}" for key, n in ray.get(plan).items()))
+
+
+def _number_part(
+    item: dict[str, NDArray[Any]], pieces: list[Piece], tables: UserTables, folder: Path
+) -> pa.Table:
+    part = int(item["part"][0])
+    return number_clicks(folder, part, pieces[part], tables)
+
+
+def _write(
+    pieces: dict[str, list[Piece]], tables: UserTables, folder: Path, writer: DatasetWriter
+) -> None:
+    ads, queries = (range(len(pieces.get(kind, pieces["clicks"]))) for kind in ("ads", "queries"))
+    tasks = [partial(write_ads, folder, part, writer) for part in ads]
+    tasks += [partial(write_queries, folder, part, writer, tables) for part in queries]
+    _run(tasks)
+
+
+def _run(tasks: Sequence[Callable[[], None]]) -> None:
+    """Run tasks that leave their results in files."""
+    ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
+        _run_one, fn_args=(tasks,), batch_size=1
+    ).materialize()
+
+
+def _run_one(
+    row: dict[str, NDArray[np.int64]], tasks: Sequence[Callable[[], None]]
+) -> dict[str, NDArray[np.int64]]:
+    tasks[row["id"][0]]()
+    return row
+
+
+def _refuse_or_log(tables: UserTables, folder: Path) -> None:
+    findings = read_findings(folder)
+    if not tables.skip_bad_rows:
+        raise_errors("the input", findings)
+    for finding in findings:
+        logger.warning("%s", finding)
