@@ -63,13 +63,12 @@ def add_co_session(
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
     pieces = find_pieces(log.sessions, log.columns)
+    if not pieces:
+        raise DatasetError(f"{log.sessions} holds no rows")
     known = KnownNodes(
         Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
     )
-    made = {
-        "made_by": "co-session",
-        "settings": asdict(log) | asdict(settings),
-    }
+    made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()
     with tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path) as folder:
         aside = Path(folder)
@@ -138,18 +137,14 @@ def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iter
     dropped: Counter[str] = Counter()
     new_texts = []
     for block in read_piece(work.pieces[number]):
-        events, texts, reasons = read_events(block, work.log, work.known)
+        events, new, reasons = read_events(block, work.log, work.known)
         dropped.update(reasons)
-        new_texts.append(texts)
+        new_texts.append(new)
         yield events
     if new_texts:
-        distinct = (
-            pa.concat_tables(new_texts)
-            .group_by("hash", use_threads=False)
-            .aggregate([("text", "first")])
-        )
-        distinct = distinct.rename_columns({"text_first": "text"})
-        pq.write_table(distinct, work.aside / f"texts-{number}.parquet")
+        texts = pa.concat_tables(new_texts)
+        _, first = np.unique(texts["hash"].to_numpy(), return_index=True)
+        pq.write_table(texts.take(pa.array(first)), work.aside / f"texts-{number}.parquet")
     _note(work.aside, f"piece-{number}", dropped)
 
 
