@@ -286,7 +286,10 @@ def test_many_pairs_are_counted_in_several_goes(
     assert _edges(rows, known, SessionSettings(window_s=5), 1) == whole
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": 0}, {"window_s": -1.0}, {"max_session_length": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_k": 0}, {"window_s": -1.0}, {"max_session_length": 1}, {"query_set": "co_click"}],
+)
 def test_settings_that_leave_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(DatasetError, match=next(iter(wrong))):
         SessionSettings(**wrong)

@@ -102,6 +102,8 @@ class SessionSettings:
                 raise DatasetError(f"{name} is {getattr(self, name)}; it has to be {least} or more")
         if not self.window_s >= 0:
             raise DatasetError(f"window_s is {self.window_s}; it has to be 0 or more")
+        if self.query_set == self.ad_set:
+            raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; name them apart")
 
 
 @dataclass(frozen=True)
