@@ -1,11 +1,18 @@
 """A user's own tables against plain loops over the same rows."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +26,7 @@ from ramen_ray.data.schemas import SPLITS
 from ramen_ray.data.validation import validate
 from ramen_ray.orchestration.ingest import import_tables
 
+ROOT = Path(__file__).parent.parent
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
@@ -275,3 +283,31 @@ def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) ->
     tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"), skip_bad_rows=True)
     with pytest.raises(DatasetError, match="are query_id and ad_id the right columns"):
         import_tables(tables, tmp_path / "out")
+
+
+def test_a_killed_import_leaves_no_dataset_directory(tmp_path: Path) -> None:
+    """Kill the driver in the middle, then import again with the same command."""
+    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(100_000)]})
+    rows["ad"] = [f"ad {n % 3_000}" for n in range(100_000)]
+    rows.to_parquet(tmp_path / "clicks.parquet", row_group_size=10_000)
+    command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), "tables"]
+    command += ["--clicks", str(tmp_path / "clicks.parquet"), "--output", str(tmp_path / "out")]
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    importing = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out-*/.staging/clicks-000004.arrow")):
+        assert importing.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    started = psutil.Process(importing.pid).children(recursive=True)
+    importing.send_signal(signal.SIGKILL)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    importing.wait(timeout=30)
+    with pytest.raises(DatasetError, match="there is no dataset directory"):
+        Dataset(tmp_path / "out")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"wrote out to {tmp_path / 'out'}" in done.stdout
+    assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000
