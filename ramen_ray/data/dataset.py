@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
 
 FORMAT_VERSION = 1
+UNFINISHED = ".unfinished-"
+"""A file of this name and that of an anchor set hides the set while its tables are put in place."""
 
 
 class DatasetError(ValueError):
@@ -44,12 +46,7 @@ class Dataset:
     @cached_property
     def tables(self) -> list[str]:
         """Names of the tables that lie in the directory, sorted."""
-        names = {
-            str((file if file.parent.suffix != ".parquet" else file.parent).relative_to(self.path))
-            for file in self.path.rglob("*.parquet")
-            if file.is_file()
-        }
-        return sorted(name.removesuffix(".parquet") for name in names)
+        return sorted({name for name, _ in _table_files(self.path)})
 
     @property
     def anchor_sets(self) -> list[str]:
@@ -227,11 +224,8 @@ def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
 def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole."""
     counts: dict[str, int] = {}
-    for file in sorted(folder.rglob("*.parquet")):
-        if file.is_file():
-            part_of = file.parent if file.parent.suffix == ".parquet" else file
-            name = str(part_of.relative_to(folder)).removesuffix(".parquet")
-            counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
+    for name, file in _table_files(folder):
+        counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
     content = {**metadata, "num_rows": dict(sorted(counts.items()))}
     aside = folder / ".dataset.json"
     aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -258,6 +252,24 @@ def optional_tables(anchor_sets: list[str]) -> list[str]:
         f"queries/{ZERO_SHOT}",
         "novel_ads",
     ]
+
+
+def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (table, parquet file), but nothing hidden and no anchor set that is half in place."""
+    unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
+    for file in folder.rglob("*.parquet"):
+        part_of = file.parent if file.parent.suffix == ".parquet" else file
+        name = str(part_of.relative_to(folder).with_suffix(""))
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.is_file() and not hidden and _anchor_set_of(name) not in unfinished:
+            yield name, file
+
+
+def _anchor_set_of(table: str) -> str | None:
+    match table.split("/"):
+        case ["anchors" | "edges", anchor_set, *_]:
+            return anchor_set
+    return None
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

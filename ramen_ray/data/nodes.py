@@ -1,0 +1,160 @@
+"""Find the queries and ads that a user's cells name, by the user's ids or by text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ramen_ray.data.csr import ragged_positions
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.hashing import UInt64s, hash_strings, keyed_hash
+from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
+
+HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
+
+Int64s = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which nodes bear a name: ``hashes`` (names,) ascending, ``nodes`` (names,) beside them."""
+
+    hashes: UInt64s
+    nodes: Int64s
+
+    @classmethod
+    def of(cls, hashes: UInt64s) -> "Names":
+        """Index the names of nodes 0, 1, ..."""
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], order)
+
+    def first(self, hashes: UInt64s) -> Int64s:
+        """Return the first node (n,) of each of ``hashes`` (n,), or -1."""
+        if not len(self.hashes):
+            return np.full(len(hashes), -1)
+        position = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[position] == hashes, self.nodes[position], -1)
+
+    def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return all nodes of ``hashes`` (n,) as (position in ``hashes``, node) pairs."""
+        starts = np.searchsorted(self.hashes, hashes)
+        counts = np.searchsorted(self.hashes, hashes, side="right") - starts
+        found = self.nodes[ragged_positions(starts, counts)]
+        return np.repeat(np.arange(len(hashes)), counts), found
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The train queries or the ads of a dataset.
+
+    Attributes:
+        key: sets the hashes of this side apart from those of the other.
+        text_hashes: (nodes,) uint64, equal for nodes of equal text (spaces around it aside).
+        by_text: the nodes by ``text_hashes``.
+        by_id: the nodes by the user's own ids; empty where the dataset has none.
+    """
+
+    key: int
+    text_hashes: UInt64s
+    by_text: Names
+    by_id: Names
+
+    @classmethod
+    def of(cls, dataset: Dataset, table: str) -> "Nodes":
+        """Read the names of ``table``'s rows, as a stream."""
+        key = int(table == "ads")
+        texts = keyed_hash((key,), _column_hashes(dataset, table, "text"))
+        by_id = Names.of(_column_hashes(dataset, table, "source_id"))
+        return cls(key, texts, Names.of(texts), by_id)
+
+    def identify(self, cells: pa.StringArray) -> tuple[UInt64s, Int64s]:
+        """Return each cell's text hash (n,) and the node (n,) that it names by id or text, or -1.
+
+        A cell that is the id of no node is taken for a text.
+        """
+        hashes = hash_strings(cells)
+        by_id = self.by_id.first(hashes)
+        texts = keyed_hash((self.key,), hashes)
+        texts[by_id >= 0] = self.text_hashes[by_id[by_id >= 0]]
+        return texts, np.where(by_id >= 0, by_id, self.by_text.first(texts))
+
+    def named(self, cells: pa.StringArray) -> tuple[Int64s, Int64s]:
+        """Return all nodes that cells (n,) name, as (position, node) pairs.
+
+        A cell names a node by the user's id; or else all nodes of its text; or else, where the
+        dataset has no ids of the user, a node by its number.
+        """
+        node = self.by_id.first(hash_strings(cells))
+        texts = np.flatnonzero(node < 0)
+        position, with_text = self.by_text.all(self.identify(cells)[0][texts])
+        position = texts[position]
+        if not len(self.by_id.hashes):
+            node = self._numbered(cells)
+            node[position] = -1
+        single = np.flatnonzero(node >= 0)
+        return np.concatenate([single, position]), np.concatenate([node[single], with_text])
+
+    def _numbered(self, cells: pa.StringArray) -> Int64s:
+        digits = pc.if_else(pc.match_substring_regex(cells, r"^\d{1,18}$"), cells, "-1")
+        numbers = digits.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return np.where(numbers < len(self.text_hashes), numbers, -1)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The validation and test queries, by folded text and by the user's id.
+
+    Attributes:
+        texts: (texts,) uint64, ascending, hashes of folded texts.
+        ids: (ids,) uint64, ascending.
+        train: (train queries,) bool, whether a train query has such a text too.
+    """
+
+    texts: UInt64s
+    ids: UInt64s
+    train: Booleans
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "HeldOut":
+        """Read the queries of all held-out splits, as a stream."""
+        tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
+        texts = [hash_strings(fold(t)) for table in tables for t in _column(dataset, table, "text")]
+        ids = [_column_hashes(dataset, table, "source_id") for table in tables]
+        folded = np.unique(np.concatenate(texts))
+        train = [hash_strings(fold(t)) for t in _column(dataset, "queries/train", "text")]
+        return cls(folded, np.unique(np.concatenate(ids)), np.isin(np.concatenate(train), folded))
+
+    def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
+        """Say which cells (n,), naming the train queries ``nodes`` (n,) or -1, are held out."""
+        by_node = (nodes >= 0) & self.train[np.maximum(nodes, 0)]
+        by_text = _contains(self.texts, hash_strings(fold(cells)))
+        return by_node | by_text | _contains(self.ids, hash_strings(cells))
+
+
+def fold(texts: pa.StringArray) -> pa.StringArray:
+    """Make texts equal that differ in case and white space only."""
+    single = pc.replace_substring_regex(pc.utf8_lower(texts), r"[\s\p{Z}]+", " ")
+    return pc.utf8_trim_whitespace(single)
+
+
+def _contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
+    """Say which of ``hashes`` (n,) are among ``ascending``."""
+    return np.searchsorted(ascending, hashes, "right") > np.searchsorted(ascending, hashes)
+
+
+def _column(dataset: Dataset, table: str, column: str) -> Iterator[pa.StringArray]:
+    for file in dataset.files(table):
+        for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
+            yield pc.utf8_trim_whitespace(batch.column(0))
+
+
+def _column_hashes(dataset: Dataset, table: str, column: str) -> UInt64s:
+    """Hash a column (rows,), or return nothing where the table does not have it."""
+    if column not in dataset.schema(table).names:
+        return np.empty(0, dtype=np.uint64)
+    return np.concatenate([hash_strings(values) for values in _column(dataset, table, column)])

@@ -1,0 +1,180 @@
+"""The graph job on a real Ray: its anchor sets, what it says, and training with them."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+from support import prepare_in_process
+
+from jobs import graph
+from ramen_ray.command_line import run_job
+from ramen_ray.config import overlay
+from ramen_ray.data import sources
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.validation import validate
+from ramen_ray.method.encoder import build_bag
+from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training import Batches, Objective, TrainState, global_losses, train_steps
+from ramen_ray.orchestration.train import fit
+from ramen_ray.presets import tiny
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def path(dataset_path: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+
+
+def _log(dataset: Dataset) -> pd.DataFrame:
+    """80 sessions on one topic each (train queries and ads by number modulo 6), and noise."""
+    draw = np.random.default_rng(4)
+    queries = dataset.read("queries/train")["text"].to_pylist()
+    ads = dataset.read("ads")["text"].to_pylist()
+    rows: list[tuple[Any, ...]] = []
+    for session in range(80):
+        for second in range(6):
+            query = queries[session % 6 + 6 * draw.integers(4)]
+            ad = ads[session % 6 + 6 * draw.integers(6)] if second % 2 else ""
+            rows.append((f"s{session}", 10.0 * second, query, ad))
+        rows.append((f"s{session}", 30.0, f"novel query {session % 6}", "no such ad"))
+    test_query = dataset.read("queries/test")["text"][0].as_py()
+    rows += [(f"s{session}", 20.0, test_query.upper(), ads[0]) for session in range(80)]
+    rows += [("huge", float(second), f"only once {second}", ads[0]) for second in range(3000)]
+    rows += [(None, 0.0, queries[0], ads[0]), ("s1", "noon", queries[0], ads[0])]
+    return pd.DataFrame(rows, columns=["session_id", "time", "query", "ad_id"]).sample(
+        frac=1, random_state=0
+    )
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["graph.py", *map(str, arguments)])
+    return run_job(graph.main)
+
+
+def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+    dataset = Dataset(path)
+    return {table: dataset.read(table).to_pylist() for table in dataset.tables if "/co_" in table}
+
+
+def test_a_log_becomes_two_anchor_sets_that_training_uses(
+    cluster: None,
+    path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = _log(Dataset(path))
+    log.to_csv(tmp_path / "log.csv", index=False)
+    assert _run(monkeypatch, "co-session", path, "--sessions", tmp_path / "log.csv") == 0
+    said = capsys.readouterr().out.splitlines()
+    counts = {line[14:]: int(line[:12].replace(",", "")) for line in said if line[12:14] == "  "}
+    assert counts["sessions"] == 81
+    assert counts["sessions cut"] == 1
+    assert counts["events cut off"] == 2900
+    assert counts["rows of validation and test queries"] == 80
+    assert counts["rows without a session"] == counts["rows without a time"] == 1
+    assert counts["clicks on unknown ads"] == 80
+    dataset = Dataset(path)
+    assert validate(dataset) == []
+    anchors = dataset.read("anchors/co_session")["text"].to_pylist()
+    assert {f"novel query {topic}" for topic in range(6)} <= set(anchors)
+    held_out = dataset.read("queries/test")["text"][0].as_py()
+    assert held_out.lower() not in [text.lower() for text in anchors]
+    assert not [text for text in anchors if text.startswith("only once")]
+    assert not list(path.rglob(".*"))
+
+    log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
+    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 60_000)
+    made = _tables(path)
+    for source in ("log.csv", "log.parquet"):
+        assert (
+            _run(monkeypatch, "co-session", path, "--sessions", tmp_path / source, "--replace") == 0
+        )
+        assert _tables(path) == made
+
+    weights = {"co_session": 0.2, "co_click": 0.2}
+    changes = {
+        "name": "co-session",
+        "dataset": str(path),
+        "output": str(tmp_path / "outputs"),
+        "encoder.pretrained": str(encoder_path),
+        "regularization.lambda_x": weights,
+        "regularization.lambda_z": weights,
+        "training.epochs": 1,
+        "training.global_batch_size": 16,
+        "workers.cpus_per_worker": 1,
+    }
+    result = fit(overlay(tiny(), changes))
+    assert result.metrics["trained"]["test"]["P@1"] > 0
+
+
+def test_training_learns_from_similar_texts(
+    path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _run(monkeypatch, "similar", path, "--top-k", "3") == 0
+    weights = {"similar": 0.5}
+    data = prepare_in_process(Dataset(path), tmp_path / "prepared", str(encoder_path), 16, False)
+    objective = Objective(0.3, 4, False, weights, weights)
+    encoder = build_bag(str(encoder_path))
+    optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
+    state = TrainState(encoder, optimizer, build_schedule(optimizer, 1, 40))
+    batches = Batches.of(data, objective.anchor_sets, 16, seed=3)
+    losses = global_losses(list(train_steps(state, batches, objective, 40)))
+    assert losses[-8:].mean() < 0.7 * losses[:8].mean()
+
+
+def test_edges_of_ones_own(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
+    command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
+    assert _run(monkeypatch, *command) == 0
+    assert "           2  edges/mine/query\n" in capsys.readouterr().out
+    assert _run(monkeypatch, *command) == 2
+    assert "choose another --name or --replace" in capsys.readouterr().err
+    assert _run(monkeypatch, *command, "--replace") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("session_id,time,query\n", "has no column 'ad_id'; it has session_id, time, query"),
+        ("session_id,time,query,ad_id\n", "Found: nothing"),
+        ("session_id,time,query,ad_id\ns1,1,old robin,\n", "gives no edges"),
+        ("session_id,time,query,ad_id\n,1,old robin,\n", "Found: 1 rows without a session"),
+        ('session_id,time,query,ad_id\ns1,1,"old robin,\n', "a quote is not closed"),
+    ],
+)
+def test_a_log_that_gives_nothing_is_one_clear_error(
+    content: str,
+    message: str,
+    cluster: None,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(content)
+    before = json.loads((path / "dataset.json").read_text())
+    assert _run(monkeypatch, "co-session", path, "--sessions", log) == 2
+    assert message in capsys.readouterr().err
+    assert json.loads((path / "dataset.json").read_text()) == before
+    assert not list(path.rglob(".*"))
