@@ -33,9 +33,15 @@ from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.statistics import dataset_statistics
 from ramen_ray.data.structure import check_structure, read_tables
+from ramen_ray.data.validation import validate
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16
+
+
+def errors_in(dataset: Dataset) -> list[str]:
+    """List what makes ``dataset`` unusable."""
+    return [str(finding) for finding in validate(dataset) if finding.severity == "error"]
 
 
 def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:

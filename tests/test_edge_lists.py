@@ -6,12 +6,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from support import query_table, text_table
+from support import errors_in, query_table, text_table
 
 from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
-from ramen_ray.data.validation import validate
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
 LINKS = pd.DataFrame(
@@ -59,7 +58,7 @@ def _write(frame: pd.DataFrame, file: Path) -> str:
 
 def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], float]:
     dataset = Dataset(path)
-    assert validate(dataset) == []
+    assert errors_in(dataset) == []
     anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
     rows = dataset.read(f"edges/{name}/{side}").to_pylist()
     return {(row[f"{side}_id"], anchors[row["anchor_id"]]): row["weight"] for row in rows}

@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import ray
-from support import prepare_in_process
+from support import errors_in, prepare_in_process
 
 from jobs import graph
 from ramen_ray.command_line import run_job
 from ramen_ray.config import overlay
 from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.validation import validate
 from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training import Batches, Objective, TrainState, global_losses, train_steps
@@ -89,7 +88,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
     dataset = Dataset(path)
-    assert validate(dataset) == []
+    assert errors_in(dataset) == []
     anchors = dataset.read("anchors/co_session")["text"].to_pylist()
     assert {f"novel query {topic}" for topic in range(6)} <= set(anchors)
     held_out = dataset.read("queries/test")["text"][0].as_py()

@@ -16,7 +16,7 @@ import ray
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, node_edges, prepare_in_process, query_table, text_table
+from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
 
 from jobs import evaluate as evaluate_job
 from jobs import ingest
@@ -131,7 +131,7 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(case):
             assert "has a click on a" in str(error)
             assert [path.name for path in Path(folder).iterdir()] == ["parent"]
             return
-        assert [finding for finding in validate(split) if finding.severity == "error"] == []
+        assert errors_in(split) == []
         novel = set(split.read("novel_ads")["ad_id"].to_pylist())
         seen = set(range(num_ads)) - novel
         assert len(novel) == split.num_rows("novel_ads") == round(fraction * num_ads)

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from support import errors_in
 
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.validation import validate
 from ramen_ray.method import similar
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.pretrained import text_tokenizer
@@ -133,7 +133,7 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
     limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
     counts = add_similar(path, "near", limits)
     dataset = Dataset(path)
-    assert validate(dataset) == []
+    assert errors_in(dataset) == []
     queries, ads, anchors = (
         dataset.read(table)["text"].to_pylist()
         for table in ("queries/train", "ads", "anchors/near")

@@ -17,13 +17,12 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import import_in_process
+from support import errors_in, import_in_process
 
 from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
 from ramen_ray.data.schemas import SPLITS
-from ramen_ray.data.validation import validate
 from ramen_ray.orchestration.ingest import import_tables
 
 ROOT = Path(__file__).parent.parent
@@ -141,7 +140,7 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -
     assert not (folded[0] & folded[1] | folded[0] & folded[2] | folded[1] & folded[2])
     assert len(folded[2]) == pytest.approx(80, abs=25)
     assert len(folded[1]) == pytest.approx(40, abs=20)
-    assert [finding for finding in validate(dataset) if "error" in str(finding)] == []
+    assert errors_in(dataset) == []
 
 
 def test_pieces_change_nothing_and_the_seed_changes_the_split(tmp_path: Path) -> None:

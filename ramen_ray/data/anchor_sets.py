@@ -103,11 +103,11 @@ def add_anchor_set(
             writer.write(table, rows)
         with _hidden(dataset.path, name):
             _move_in(aside, dataset.path, name)
+            written = {table: rows.num_rows for table, rows in tables.items()}
+            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
+            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
-    write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by})
-    written = {table: rows.num_rows for table, rows in tables.items()}
     return written | _without_edges(dataset, edges)
 
 

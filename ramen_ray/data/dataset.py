@@ -221,12 +221,17 @@ def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
     return rows.select(schema.names).cast(schema)
 
 
-def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole."""
+def write_metadata(
+    folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
+) -> None:
+    """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole.
+
+    ``unfinished`` are the row counts of tables that are about to be shown.
+    """
     counts: dict[str, int] = {}
     for name, file in _table_files(folder):
         counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
-    content = {**metadata, "num_rows": dict(sorted(counts.items()))}
+    content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
     aside = folder / ".dataset.json"
     aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     aside.rename(folder / "dataset.json")
