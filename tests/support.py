@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.batches import table_batches
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.dataset import Dataset, new_dataset
 from ramen_ray.data.findings import Finding, raise_errors
@@ -29,11 +28,12 @@ from ramen_ray.data.preparation import (
     write_parts,
 )
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.structure import check_structure, read_tables
 from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.batches import table_batches
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import check_structure, read_tables
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16

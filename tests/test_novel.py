@@ -26,8 +26,8 @@ from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.novel import make_novel_split
 from ramen_ray.data.predictions import write_predictions
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.structure import check_structure
 from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import KS, Propensity, encode_rows, evaluate
 from ramen_ray.orchestration.train import TrainResult, fit

@@ -19,7 +19,7 @@ from support import node_edges, query_table, text_table
 from jobs import export, ingest
 from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.structure import check_structure
+from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.data.xc import lines
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc

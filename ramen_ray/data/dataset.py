@@ -38,6 +38,10 @@ class Dataset:
         self.path = Path(path).absolute()
         self.metadata = _read_metadata(self.path)
 
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"the dataset directory {self.path}"
+
     @property
     def name(self) -> str:
         """The dataset's name, as ``dataset.json`` gives it."""

@@ -12,7 +12,7 @@ from ramen_ray.data.description import Description, Hub, TokenLengths
 from ramen_ray.data.samples import sample_queries, sample_texts, texts_of
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.structure import check_structure
+from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.metrics import popularity_groups
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer, count_tokens

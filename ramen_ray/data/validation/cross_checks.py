@@ -11,13 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.batches import ids, list_entries, positions, readable, table_batches
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, Severity, Tally
 from ramen_ray.data.hashing import hash_strings
-from ramen_ray.data.repeats import id_keys, number_pairs, pair_keys, tally_repeats, text_keys
-from ramen_ray.data.row_checks import id_limits
 from ramen_ray.data.schemas import ZERO_SHOT, schema_of
+from ramen_ray.data.validation.batches import ids, list_entries, positions, readable, table_batches
+from ramen_ray.data.validation.repeats import (
+    id_keys,
+    number_pairs,
+    pair_keys,
+    tally_repeats,
+    text_keys,
+)
+from ramen_ray.data.validation.row_checks import id_limits
 
 TRAIN = "queries/train"
 _DAMAGE = (

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.batches import ids, readable, table_batches
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Tally
 from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.validation.batches import ids, readable, table_batches
 
 Keys = tuple[NDArray[np.int64], NDArray[np.uint64]]
 """Row numbers within the batch (n,) and their keys (n,); rows without a key are left out."""
