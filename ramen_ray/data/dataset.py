@@ -53,6 +53,11 @@ class Dataset:
         return sorted({name for name, _ in _table_files(self.path)})
 
     @property
+    def splits(self) -> list[str]:
+        """Names of the splits of queries that are there, train first."""
+        return [split for split in (*SPLITS, ZERO_SHOT) if self.has(f"queries/{split}")]
+
+    @property
     def anchor_sets(self) -> list[str]:
         """Names of the anchor sets, sorted."""
         return [
