@@ -132,8 +132,15 @@ class HeldOut:
     def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
         """Say which cells (n,), naming the train queries ``nodes`` (n,) or -1, are held out."""
         by_node = (nodes >= 0) & self.train[np.maximum(nodes, 0)]
-        by_text = _contains(self.texts, hash_strings(fold(cells)))
-        return by_node | by_text | _contains(self.ids, hash_strings(cells))
+        return by_node | self.has_texts(cells) | self.has_ids(cells)
+
+    def has_texts(self, cells: pa.StringArray) -> Booleans:
+        """Say which cells (n,) are the text of a held-out query but for case and white space."""
+        return contains(self.texts, hash_strings(fold(cells)))
+
+    def has_ids(self, cells: pa.StringArray) -> Booleans:
+        """Say which cells (n,) are the user's id of a held-out query."""
+        return contains(self.ids, hash_strings(cells))
 
 
 def fold(texts: pa.StringArray) -> pa.StringArray:
@@ -142,7 +149,7 @@ def fold(texts: pa.StringArray) -> pa.StringArray:
     return pc.utf8_trim_whitespace(single)
 
 
-def _contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
+def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
     """Say which of ``hashes`` (n,) are among ``ascending``."""
     return np.searchsorted(ascending, hashes, "right") > np.searchsorted(ascending, hashes)
 
