@@ -204,6 +204,10 @@ def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
     with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):
         _add(path, query_edges=source, skip_bad_rows=True)
+    broken = tmp_path / "broken.csv"
+    broken.write_text("query,anchor\nred shoes\n")
+    with pytest.raises(DatasetError, match="row 2: 1 cells instead of 2"):
+        _add(path, query_edges=str(broken))
     header_only = _write(LINKS[:0], tmp_path / "empty.csv")
     with pytest.raises(DatasetError, match=r"empty.csv holds no rows"):
         _add(path, query_edges=header_only)

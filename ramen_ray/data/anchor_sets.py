@@ -61,7 +61,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
-            f"{dataset.path} has an anchor set {name!r} already; choose another --name or --replace"
+            f"{dataset.path} has an anchor set {name!r} already; give another name, or --replace"
         )
 
 
@@ -106,6 +106,18 @@ def add_anchor_set(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return written | _without_edges(dataset, edges)
+
+
+def remove_anchor_set(dataset_path: Path, name: str) -> None:
+    """Take an anchor set out of a dataset directory, if it is there."""
+    dataset = Dataset(dataset_path)
+    if name not in dataset.anchor_sets:
+        return
+    with _hidden(dataset.path, name):
+        made_by = {**dataset.metadata.get("anchor_sets", {})}
+        made_by.pop(name, None)
+        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by})
+        _delete(dataset.path, name)
 
 
 def write_anchor_set(
@@ -160,12 +172,16 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
     marker.unlink()
 
 
-def _move_in(aside: Path, folder: Path, name: str) -> None:
+def _delete(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "edges" / name, ignore_errors=True)
     anchors = folder / "anchors" / f"{name}.parquet"
     if anchors.is_dir():
         shutil.rmtree(anchors)
     anchors.unlink(missing_ok=True)
+
+
+def _move_in(aside: Path, folder: Path, name: str) -> None:
+    _delete(folder, name)
     for table in (f"edges/{name}", f"anchors/{name}.parquet"):
         (folder / table).parent.mkdir(exist_ok=True)
         (aside / table).rename(folder / table)

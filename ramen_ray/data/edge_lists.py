@@ -115,7 +115,7 @@ def made_by(edge_list: EdgeList) -> dict[str, object]:
 def read_edge_list(
     edge_list: EdgeList, name: str, namings: Mapping[str, Naming]
 ) -> tuple[pa.Array, dict[str, Edges], dict[str, int]]:
-    """Read a user's edges into memory, about BYTES bytes an edge.
+    """Read a user's edges into memory, about 200 bytes an edge.
 
     An edge that stands there several times becomes one that has their weights' sum.
 
@@ -155,7 +155,9 @@ def _name_queries(cells: pa.StringArray, queries: Nodes, held_out: HeldOut) -> N
     positions, nodes = queries.named(cells)
     in_train = ~is_held_out[positions]
     positions, nodes = positions[in_train], nodes[in_train]
-    others = np.setdiff1d(np.arange(len(cells)), positions)
+    unnamed = np.ones(len(cells), dtype=bool)
+    unnamed[positions] = False
+    others = np.flatnonzero(unnamed)
     is_held_out[others] |= held_out.has_texts(cells.take(pa.array(others)))
     return Named(positions, nodes, {"validation and test queries": is_held_out})
 
@@ -232,13 +234,13 @@ class _Reader:
 
     def _blocks(self, kind: str) -> Iterator[Block]:
         source, columns = self.edge_list.tables[kind]
-        rows = 0
+        any_rows = False
         for piece in find_pieces(source, columns):
             for block in read_piece(piece):
                 self._found(block.findings)
-                rows += block.rows.num_rows
+                any_rows = True
                 yield block
-        if not rows:
+        if not any_rows:
             raise DatasetError(f"{source} holds no rows")
 
     def _edges_of(self, block: Block, side: str, naming: Naming) -> _NamedEdges:
