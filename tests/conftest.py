@@ -1,7 +1,10 @@
 """The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
 
 import os
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import hypothesis
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -39,6 +43,7 @@ TOPICS = {
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
 NUM_LINKS = 30
+PORT, DASHBOARD_PORT = 6399, 8299
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
 
@@ -145,3 +150,26 @@ def prepared_bag(
     return prepare_in_process(
         Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=False
     )
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a Ray head node answers."""
+
+    address: str
+    dashboard: str
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """A head node of its own, on loopback."""
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
+    command += [f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}", "--num-cpus=2"]
+    command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    yield Head(f"127.0.0.1:{PORT}", f"http://127.0.0.1:{DASHBOARD_PORT}")
+    started = psutil.Process(process.pid).children(recursive=True)
+    for child in [*started, process]:
+        child.kill()
+    process.wait(timeout=30)

@@ -6,11 +6,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from conftest import Head
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -18,7 +17,6 @@ from jobs import train
 from ramen_ray.command_line import run_job
 
 ROOT = Path(__file__).parent.parent
-PORT, DASHBOARD_PORT = 6399, 8299
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
@@ -40,21 +38,6 @@ def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """A head node of its own, on loopback."""
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    command += [f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}", "--num-cpus=2"]
-    command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    yield f"http://127.0.0.1:{DASHBOARD_PORT}"
-    started = psutil.Process(process.pid).children(recursive=True)
-    for child in [*started, process]:
-        child.kill()
-    process.wait(timeout=30)
-
-
 def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
     """Submit a job as soon as the head's job server and its agent are up."""
     deadline = time.monotonic() + 90
@@ -70,11 +53,11 @@ def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
 
 
 def test_a_submitted_job_trains_and_is_tracked(
-    head: str, dataset_path: Path, encoder_path: Path, tmp_path: Path
+    head: Head, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ) -> None:
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
-    client, job = _submit(head, command)
+    client, job = _submit(head.dashboard, command)
     deadline = time.monotonic() + 200
     while not client.get_job_status(job).is_terminal():
         assert time.monotonic() < deadline, client.get_job_logs(job)
