@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.csr import Csr
-from ramen_ray.data.dataset import Dataset, new_dataset
+from ramen_ray.data.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -156,10 +157,18 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
             of_part = numbered.filter(pc.equal(numbered["part"], part))
             sum_clicks(of_part, folder, tables.min_click_weight)
         make_plan(folder, tables, num_parts["queries"])
-        for part in range(num_parts["ads"]):
-            write_ads(folder, part, writer)
-        for part in range(num_parts["queries"]):
-            write_queries(folder, part, writer, tables)
+        _write_all(folder, num_parts, tables, writer)
         findings = read_findings(folder)
         shutil.rmtree(folder)
     return Dataset(output), findings
+
+
+def _write_all(
+    folder: Path, num_parts: dict[str, int], tables: UserTables, writer: DatasetWriter
+) -> None:
+    for part in range(num_parts["ads"]):
+        write_ads(folder, part, writer)
+    for part in range(num_parts["queries"]):
+        write_queries(folder, part, writer, tables)
+    for name in tables.edge_lists:
+        write_edges(folder, name, tables, writer)

@@ -57,7 +57,7 @@ def stage_nodes(piece: Piece, kind: str, number: int, tables: UserTables, folder
             good = pa.array(~(no_id | no_text))
             texts = texts.filter(good)
             part.write_table(
-                _nodes(ids.filter(good), _normalized(texts) if tables.normalize_texts else texts)
+                _nodes(ids.filter(good), normalized(texts) if tables.normalize_texts else texts)
             )
     write_findings(folder, f"{kind}-{number:06d}", findings)
 
@@ -84,7 +84,7 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
                 columns[role] = columns[role].filter(pa.array(good))
             for role, nodes in unlisted.items():
                 if tables.normalize_texts:
-                    columns[role] = _normalized(columns[role])
+                    columns[role] = normalized(columns[role])
                 nodes.write_table(_nodes(None, columns[role].unique()))
             part.write_table(_clicks(columns, good, block.row_numbers, tables.period_bounds or ()))
     write_findings(folder, f"clicks-{number:06d}", findings)
@@ -129,12 +129,13 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
         "text": texts,
         "id_hash": text_hash if ids is None else hash_strings(ids),
         "text_hash": text_hash,
-        "folded_hash": hash_strings(pc.utf8_lower(_normalized(texts))),
+        "folded_hash": hash_strings(pc.utf8_lower(normalized(texts))),
     }
     return pa.table(columns, schema=NODES)
 
 
-def _normalized(texts: pa.Array) -> pa.Array:
+def normalized(texts: pa.Array) -> pa.Array:
+    """Bring texts into the form NFKC, trim them, and make each run of white space one space."""
     texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
     return pc.replace_substring_regex(texts, r"\s+", " ")
 
