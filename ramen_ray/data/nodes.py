@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.hashing import UInt64s, hash_strings, keyed_hash
+from ramen_ray.data.hashing import UInt64s, find, hash_strings, keyed_hash
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
+from ramen_ray.data.texts import fold
 
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
@@ -149,24 +149,14 @@ class HeldOut:
         return contains(self.ids, hash_strings(cells))
 
 
-def fold(texts: pa.StringArray) -> pa.StringArray:
-    """Make texts equal that differ in case and white space only."""
-    single = pc.replace_substring_regex(pc.utf8_lower(texts), r"[\s\p{Z}]+", " ")
-    return pc.utf8_trim_whitespace(single)
-
-
 def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
     """Say which of ``hashes`` (n,) are among ``ascending``."""
-    if not len(ascending):
-        return np.zeros(len(hashes), dtype=bool)
-    place = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
-    return ascending[place] == hashes
+    return find(hashes, ascending) >= 0
 
 
 def _column(dataset: Dataset, table: str, column: str) -> Iterator[pa.StringArray]:
-    for file in dataset.files(table):
-        for batch in pq.ParquetFile(file).iter_batches(columns=[column]):
-            yield pc.utf8_trim_whitespace(batch.column(0))
+    for batch in dataset.batches(table, [column]):
+        yield pc.utf8_trim_whitespace(batch.column(0))
 
 
 def _column_hashes(dataset: Dataset, table: str, column: str) -> UInt64s:

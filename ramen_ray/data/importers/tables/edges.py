@@ -14,7 +14,7 @@ from ramen_ray.data.hashing import hash_strings
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.importers.tables.staging import normalized
+from ramen_ray.data.texts import normalized
 
 LEFT_OUT = -1
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding
@@ -24,6 +23,7 @@ from ramen_ray.data.sources import (
     as_strings,
     read_piece,
 )
+from ramen_ray.data.texts import fold, normalized
 
 NODES = pa.schema(
     [
@@ -129,15 +129,9 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
         "text": texts,
         "id_hash": text_hash if ids is None else hash_strings(ids),
         "text_hash": text_hash,
-        "folded_hash": hash_strings(pc.utf8_lower(normalized(texts))),
+        "folded_hash": hash_strings(fold(texts)),
     }
     return pa.table(columns, schema=NODES)
-
-
-def normalized(texts: pa.Array) -> pa.Array:
-    """Bring texts into the form NFKC, trim them, and make each run of white space one space."""
-    texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
-    return pc.replace_substring_regex(texts, r"\s+", " ")
 
 
 _MEANT = {
