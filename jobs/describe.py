@@ -12,7 +12,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.describe import describe, log_description
@@ -56,7 +56,7 @@ def describe_dataset(
 
 def main() -> None:
     """Parse and describe."""
-    tyro.cli(describe_dataset, description=__doc__)
+    parse_call(describe_dataset, __doc__)()
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-import tyro
 from rich.console import Console
 
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.tracking.report import metrics_table
 
@@ -48,7 +47,7 @@ def evaluate(
 
 def main() -> None:
     """Parse and evaluate."""
-    tyro.cli(evaluate, description=__doc__)
+    parse_call(evaluate, __doc__)()
 
 
 if __name__ == "__main__":

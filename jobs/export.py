@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
 
@@ -28,7 +28,7 @@ def export(dataset: tyro.conf.Positional[Path], output: Path) -> None:
 
 def main() -> None:
     """Parse and export."""
-    tyro.cli(export, description=__doc__)
+    parse_call(export, __doc__)()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import run_job, train_command
+from ramen_ray.command_line import parse_call, run_job, train_command
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
 from ramen_ray.data.sessions import SessionLog, SessionSettings
 from ramen_ray.method.similar import SimilarSettings, add_similar
@@ -47,11 +46,9 @@ def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace 
 
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
-    dataset, counts = tyro.extras.subcommand_cli_from_dict(
-        {"co-session": co_session, "similar": similar, "edges": edges},
-        description=__doc__,
-        config=(OmitArgPrefixes, FlagCreatePairsOff),
-    )
+    makers = {"co-session": co_session, "similar": similar, "edges": edges}
+    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes, FlagCreatePairsOff))
+    dataset, counts = make()
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
     written = [what for what, count in counts.items() if count]

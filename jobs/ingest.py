@@ -22,7 +22,7 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
@@ -57,7 +57,7 @@ IMPORTERS = {
 def main() -> None:
     """Run the importer that the command line names."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    dataset = tyro.extras.subcommand_cli_from_dict(IMPORTERS, description=__doc__)
+    dataset = parse_call(IMPORTERS, __doc__)()
     print(f"wrote {dataset.name} to {dataset.path}")
 
 

@@ -1,13 +1,15 @@
 """From the command line to a configuration and an exit code."""
 
 import argparse
+import functools
 import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -42,6 +44,43 @@ def run_job(job: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return USER_ERROR_CODE
     return 0
+
+
+def parse_call(
+    job: Callable[..., Any] | Mapping[str, Callable[..., Any]],
+    description: str,
+    config: Sequence[Any] = (),
+) -> Callable[[], Any]:
+    """Parse the command line into a call of ``job``, or of the job that its first word names.
+
+    Args:
+        job: a function whose arguments become flags, or several by the word that calls each.
+        description: what ``--help`` says first.
+        config: tyro's markers that hold for all flags.
+
+    Raises:
+        ConfigError: an argument is unknown, missing or bad.
+        SystemExit: with code 0 after ``--help``.
+    """
+    with _errors_in_one_line():
+        if isinstance(job, Mapping):
+            jobs = {name: _deferred(one) for name, one in job.items()}
+            call = tyro.extras.subcommand_cli_from_dict(
+                jobs, description=description, config=config
+            )
+        else:
+            call = tyro.cli(_deferred(job), description=description, config=config)
+    return call
+
+
+def _deferred(job: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
+    """Take the arguments of ``job`` and leave the call for later."""
+
+    @functools.wraps(job)
+    def take_arguments(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+        return functools.partial(job, *args, **kwargs)
+
+    return take_arguments
 
 
 def parse_run_config(description: str, argv: Sequence[str] | None = None) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ramen_ray.command_line import parse_run_config, run_job
+from ramen_ray.command_line import parse_call, parse_run_config, run_job
 from ramen_ray.config import (
     ConfigError,
     RunConfig,
@@ -254,6 +255,43 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
     shown = capsys.readouterr().err
     assert fragment in shown
     assert shown.count("\n") == 1
+
+
+def _greet(name: str, times: int = 1) -> str:
+    sys.stderr.write("not while parsing")
+    return name * times
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ([], "greet"),
+        (["great"], "great"),
+        (["greet"], "--name"),
+        (["greet", "--name", "a", "--time", "2"], "--time"),
+        (["greet", "--name", "a", "--times", "two"], "--times"),
+    ],
+)
+def test_bad_arguments_of_any_job_are_one_line(
+    arguments: list[str],
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(sys, "argv", ["job", *arguments])
+    assert run_job(lambda: parse_call({"greet": _greet}, "Greets.")()) == 2
+    shown = capsys.readouterr().err
+    assert fragment in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_job_runs_after_its_arguments_are_parsed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["job", "--name", "a", "--times", "2"])
+    call = parse_call(_greet, "Greets.")
+    assert capsys.readouterr().err == ""
+    assert call() == "aa"
 
 
 def test_help_lists_the_presets_and_a_presets_flags(capsys: pytest.CaptureFixture[str]):

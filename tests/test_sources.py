@@ -130,16 +130,17 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     assert numbers == [152]
 
 
-@pytest.mark.parametrize("block_size", [64, 1 << 20])
+@pytest.mark.parametrize("piece_size", [64, 1 << 20])
 def test_broken_lines_at_the_end_are_not_lost(
-    block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    piece_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BYTES_PER_BLOCK", block_size)
+    monkeypatch.setattr(sources, "BYTES_PER_PIECE", piece_size)
     good = "".join(f"q{n},a\n" for n in range(40))
     for content, broken in ((good, range(42, 72)), ("", range(2, 32))):
         (tmp_path / "t.csv").write_text("query,ad\n" + content + "broken\n" * 30)
-        (piece,) = sources.find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
-        found = [finding.row for block in sources.read_piece(piece) for finding in block.findings]
+        pieces = find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
+        blocks = [block for piece in pieces for block in read_piece(piece)]
+        found = [finding.row for block in blocks for finding in block.findings]
         assert found == list(broken)
 
 
@@ -171,9 +172,22 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
     "not parquet": ("a.parquet", b"query\n1\n", "cannot be read"),
     "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),
     "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
-    "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "cannot be read as jsonl"),
+    "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "row 2: is not a JSON object"),
     "JSON list": ("a.jsonl", b"[1, 2]\n", "row 1: is not a JSON object"),
-    "JSON of mixed types": ("a.jsonl", b'{"query": 1}\n{"query": "a"}\n', "number to string"),
+    "JSON of mixed types": (
+        "a.jsonl",
+        b'{"query": 1}\n\n{"query": "a"}\n',
+        "row 3, column 'query': 'a' is text; above it is a number",
+    ),
+    "JSON object as a cell": (
+        "a.jsonl",
+        b'{"query": {"a": 1}}\n',
+        "row 1, column 'query': {'a': 1} is neither text nor a number",
+    ),
+    "UTF-16": ("a.csv", "query\nä\n".encode("utf-16"), "a.csv: is UTF-16; save it as UTF-8"),
+    "UTF-16 JSON": ("a.jsonl", '{"query": 1}\n'.encode("utf-16"), "is UTF-16"),
+    "a column twice": ("a.csv", b"query,query\n1,2\n", "has several columns 'query'; rename"),
+    "open quote": ("a.csv", b'query\n"a"\n"b\nc\n', "row 3: a quote is not closed"),
     "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "the lines have no 'query'; they have q"),
     "half a gzip": (
         "a.csv.gz",
@@ -227,3 +241,84 @@ def test_json_keeps_texts_that_look_like_times(tmp_path: Path) -> None:
     found = _read(tmp_path / "a.jsonl", "query", "n")
     assert found["query"].tolist()[0] == "2026-01-01"
     assert found["query"].isna().tolist() == [False, True]
+
+
+def test_a_byte_order_mark_and_a_latin_1_header_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"query": "a"}\n')
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbfquery\na\n")
+    assert _read(tmp_path, "query")["query"].tolist() == ["a", "a"]
+    (tmp_path / "c.csv").write_bytes("größe\r\n1\r\n".encode("latin-1"))
+    [piece] = find_pieces(str(tmp_path / "c.csv"), ["größe"])
+    [block] = read_piece(piece)
+    assert block.rows.to_pydict() == {"größe": ["1"]}
+
+
+def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:
+    cells = ['5" tube', 'a "b', "c"]
+    (tmp_path / "a.tsv").write_text("n\tquery\n" + "".join(f"1\t{cell}\n" for cell in cells[1:]))
+    assert _read(tmp_path / "a.tsv", "query")["query"].tolist() == cells[1:]
+    (tmp_path / "b.csv").write_text("".join(f"{cell}\n" for cell in ["query", *cells[:1]]))
+    assert _read(tmp_path / "b.csv", "query")["query"].tolist() == cells[:1]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
+def test_lines_longer_than_a_piece(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 1 << 20)
+    texts = [letter * 5_000_000 for letter in "abc"]
+    frame = pd.DataFrame({"query": texts})
+    _write(frame, tmp_path / name)
+    assert _read(tmp_path / name, "query")["query"].tolist() == texts
+
+
+def test_json_numbers_may_turn_out_to_be_fractions(tmp_path: Path) -> None:
+    numbers = [1] * 60_000 + [1.5]
+    lines = (json.dumps({"query": "a text to fill the sample", "n": n}) for n in numbers)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert _read(tmp_path / "a.jsonl", "n")["n"].tolist() == numbers
+
+
+def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
+    for name in ("a.csv", "b/c.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"query\n{name}\n")
+    assert _read(tmp_path / "*.csv", "query")["query"].tolist() == ["a.csv"]
+    assert _read(f"file://{tmp_path}/*/*.csv", "query")["query"].tolist() == ["b/c.csv"]
+
+
+ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
+    "lists": (pa.array([["a"]]), "list"),
+    "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
+    "ids that lost digits": (pa.array([2.0**63]), "write such ids as text"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_COLUMNS)
+def test_columns_that_hold_no_texts_are_named(case: str, tmp_path: Path) -> None:
+    column, message = ODD_COLUMNS[case]
+    pq.write_table(pa.table({"query": column}), tmp_path / "a.parquet")
+    [piece] = find_pieces(str(tmp_path / "a.parquet"), ["query"])
+    [block] = read_piece(piece)
+    with pytest.raises(DatasetError, match=f"a.parquet, column 'query': .*{message}"):
+        block.cells("query", as_strings)
+
+
+def test_times_with_zones_and_of_all_units() -> None:
+    texts = ["2026-03-01T12:30:00+02:00", "2026-03-01 05:00:00-0530", "2026-03-01T10:30Z"]
+    seconds, bad = as_seconds(pa.chunked_array([texts]))
+    assert seconds.tolist() == [1772361000.0] * 3
+    assert not bad.any()
+    for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+        column = pa.array([1772361000 * per_second + (unit == "ns")], pa.timestamp(unit))
+        assert as_seconds(pa.chunked_array([column]))[0].tolist() == pytest.approx([1772361000.0])
+    far, _ = as_seconds(pa.chunked_array([pa.array([10**15], pa.timestamp("s"))]))
+    assert far.tolist() == [1e15]
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("query,ad\n\na,1\n\n,2\n\n")
+    (piece,) = find_pieces(str(tmp_path / "a.csv"), ["query", "ad"])
+    (block,) = read_piece(piece)
+    assert block.rows.to_pydict() == {"query": ["a", ""], "ad": ["1", "2"]}
+    assert block.row_numbers.tolist() == [3, 5]

@@ -193,6 +193,10 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path
 
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "one column for two": (
+        {"columns": Columns(clicks_query="id", clicks_ad="id")},
+        "columns.clicks-query and columns.clicks-ad are both 'id'",
+    ),
     "no room": ({"splits": Splits(0.9, 0.2)}, "the sum of both is 1.1"),
     "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test-fraction is 0"),
     "times without column": (
@@ -323,11 +327,18 @@ GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in r
 BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
     "empty query": (" ,100,1,2026-03-01\n", ["row 62", "'query_id'", "1 cells are empty"]),
     "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
-    "no weight": ("q1,100,few,2026-03-01\n", ["row 62", "'count'", "no positive numbers: 'few'"]),
+    "no weight": (
+        "q1,100,few,2026-03-01\n",
+        ["row 62", "'count'", "no positive numbers", ": 'few'"],
+    ),
     "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "no positive", "'-1'"]),
+    "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
     "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
     "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are no times", "'today'"]),
-    "unknown ad": ("q1,777,1,2026-03-01\n", ["row 62", "'ad_id'", "1 clicks name an ad that"]),
+    "unknown ad": (
+        "q1,777,1,2026-03-01\n",
+        ["row 62", "'ad_id'", "1 clicks name an ad that", "'777'"],
+    ),
     "unknown query": ("q1,100,1,2026-03-01\nzz,100,1,2026-03-01\n", ["row 63", "'query_id'"]),
     "too few cells": ("q1,100\n", ["row 62", "2 cells instead of 4"]),
     "too many cells": ("q1,100,1,2026-03-01,more\n", ["row 62", "5 cells instead of 4"]),
@@ -347,7 +358,10 @@ def test_bad_rows_are_named_or_left_out(case: str, cluster: None, tmp_path: Path
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
-def test_bad_rows_can_be_left_out(cluster: None, tmp_path: Path) -> None:
+def test_bad_rows_can_be_left_out(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ramen_ray.orchestration.ingest")
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     bad = "".join(lines for lines, _ in BAD_CLICKS.values())
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + bad)
@@ -357,6 +371,57 @@ def test_bad_rows_can_be_left_out(cluster: None, tmp_path: Path) -> None:
     )
     total = sum(sum(map(len, _clicks_of(dataset, split).values())) for split in SPLITS)
     assert total == len({(n % 8, n % 7) for n in range(60)} | {(1, 0)})
+    num_bad, num_unknown = len(BAD_CLICKS) - 2, 2
+    assert f"clicks: {60 + bad.count(chr(10))} rows read, {num_bad} rows left out" in caplog.text
+    assert f"clicks: 61 rows of known queries and ads, {total} different pairs" in caplog.text
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    mine = [line for line in warnings if "clicks.csv" in line]
+    assert all(line.endswith("; left out") for line in mine)
+    assert len(mine) == len(set(mine))
+    assert num_unknown == sum("is not in" in line for line in mine)
+    assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
+
+
+def test_of_many_findings_the_first_are_shown(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + "1\n" * 99)
+    changes = {"clicks": str(tmp_path / "clicks.csv"), "splits": Splits(0.3, 0.3)}
+    with pytest.raises(DatasetError, match="and 79 more") as error:
+        import_tables(_shop(tmp_path, **changes), tmp_path / "out")
+    assert str(error.value).count("\n") == 21
+    import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
+    assert "and 79 more" in caplog.text
+    assert len([line for line in caplog.messages if "cells instead of" in line]) == 20
+
+
+def test_a_table_without_rows_is_named(cluster: None, tmp_path: Path) -> None:
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    for name, header in (("clicks", CLICKS), ("queries", "query_id,text\n")):
+        (tmp_path / f"{name}.csv").write_text(header)
+        tables = _shop(tmp_path, **{name: str(tmp_path / f"{name}.csv")})
+        with pytest.raises(DatasetError, match=f"{name}.csv has no rows that can be used"):
+            import_tables(tables, tmp_path / "out")
+
+
+def test_texts_may_be_ids(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    ads = "".join(f"ad {n}\n" for n in range(40))
+    (tmp_path / "ads.csv").write_text("title\n" + ads)
+    columns = Columns(clicks_ad="ad", ad_id="title", ad_text="title")
+    dataset = _random_shop(tmp_path, 1 << 20, ads=str(tmp_path / "ads.csv"), columns=columns)
+    assert dataset.read("ads")["source_id"].to_pylist() == ads.split("\n")[:-1]
+
+
+def test_outputs_that_cannot_be_written(cluster: None, tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    tables = UserTables(str(tmp_path / "clicks.csv"))
+    with pytest.raises(DatasetError, match=r"cannot write to .*clicks.csv: "):
+        import_tables(tables, tmp_path / "clicks.csv" / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DatasetError, match="exists already"):
+        import_tables(tables, tmp_path / "out")
 
 
 def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:

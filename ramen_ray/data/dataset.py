@@ -180,13 +180,16 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     ``path``.
 
     Raises:
-        DatasetError: something lies at ``path`` already.
+        DatasetError: something lies at ``path`` already, or nothing can be written there.
     """
     path = Path(path).absolute()
     if path.exists():
         raise DatasetError(f"{path} exists already; move it away or choose another output")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
     try:
         yield aside
         aside.chmod(0o755)

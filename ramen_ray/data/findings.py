@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ramen_ray.data.dataset import DatasetError
 
 MAX_EXAMPLES = 3
+MAX_LISTED = 20
 MAX_EXAMPLE_LENGTH = 60
 Severity = Literal["error", "warning"]
 
@@ -109,7 +110,7 @@ def _show(value: Any) -> str:
 
 
 def raise_errors(what: object, findings: Iterable[Finding]) -> None:
-    """Raise one DatasetError that lists the errors among ``findings``, if there are any.
+    """Raise one DatasetError that lists the first errors among ``findings``, if there are any.
 
     Args:
         what: the input, or its name, as in "the dataset directory /data/mine".
@@ -117,7 +118,8 @@ def raise_errors(what: object, findings: Iterable[Finding]) -> None:
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
-        listed = "".join(f"\n  - {error}" for error in errors)
+        listed = "".join(f"\n  - {error}" for error in errors[:MAX_LISTED])
+        listed += f"\n  and {len(errors) - MAX_LISTED} more" if len(errors) > MAX_LISTED else ""
         raise DatasetError(f"{what} is not usable:{listed}")
 
 

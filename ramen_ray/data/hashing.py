@@ -22,7 +22,7 @@ def keyed_hash(key: tuple[int, ...], values: NDArray[Any]) -> UInt64s:
     """Hash ``values`` (n,) under ``key``; the same key and value always give the same number."""
     seed = np.zeros(1, dtype=np.uint64)
     for part in key:
-        seed = mix(seed ^ np.array([part], dtype=np.int64).astype(np.uint64))
+        seed = mix(seed ^ np.array([part % 2**64], dtype=np.uint64))
     return mix(np.asarray(values).astype(np.uint64) ^ seed)
 
 

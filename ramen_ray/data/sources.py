@@ -3,13 +3,14 @@
 A source is cut into pieces that tasks read apart: byte ranges of text files, row groups of parquet.
 """
 
-import fnmatch
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from ramen_ray.data.dataset import DatasetError
-from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.findings import Finding, error_at, raise_errors
 
 BYTES_PER_PIECE = 16 << 20
-BYTES_PER_BLOCK = 4 << 20
+BYTES_PER_JSON_SAMPLE = 1 << 20
+BYTES_PER_SEARCH = 1 << 16
 ROWS_PER_BLOCK = 65_536
 FORMATS = {
     ".csv": "csv",
@@ -35,11 +37,18 @@ FORMATS = {
     ".parquet": "parquet",
 }
 COMPRESSIONS = (".gz", ".bz2", ".zst")
+LARGEST_WHOLE_FLOAT = 2**53
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
-ISO_TIME = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?Z?)?$"
+ISO_DAY = r"^\d{4}-\d\d-\d\d$"
+ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
+ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
+UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 MAX_EXAMPLES = 3
 
 Booleans = NDArray[np.bool_]
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,18 @@ class Block:
     row_numbers: NDArray[np.int64]
     findings: list[Finding] = field(default_factory=list)
 
+    def cells(self, column: str, convert: Callable[[pa.ChunkedArray], Converted]) -> Converted:
+        """Convert a column by :func:`as_strings`, :func:`as_numbers` or :func:`as_seconds`.
+
+        Raises:
+            DatasetError: the column is of a kind that has no such cells.
+        """
+        try:
+            return convert(self.rows[column])
+        except (pa.ArrowException, ValueError) as error:
+            message = f"{self.rows[column].type} cannot be read: {_first_line(error)}"
+            raise error_at(self.piece.path, message, column=column) from error
+
     def finding(self, column: str, bad: Booleans, message: str, advice: str) -> Finding:
         """Describe the rows that ``bad`` (rows,) marks in ``column`` as one error."""
         rows = np.flatnonzero(bad)
@@ -110,7 +131,7 @@ def find_pieces(source: str, columns: Sequence[str]) -> list[Piece]:
     findings: list[Finding] = []
     for file, size in files:
         try:
-            pieces += _pieces_of(filesystem, file, size, tuple(columns))
+            pieces += _pieces_of(filesystem, file, size, tuple(dict.fromkeys(columns)))
         except DatasetError as error:
             findings.append(Finding("error", file, str(error)))
         except (pa.ArrowInvalid, OSError) as error:
@@ -141,9 +162,27 @@ def read_piece(piece: Piece) -> Iterator[Block]:
         ) from error
 
 
+def read_cell(piece: Piece, column: str, row_number: int) -> object:
+    """Read a piece again for one cell, to show it; ``row_number`` is that of its block."""
+    for block in read_piece(piece):
+        found = np.flatnonzero(block.row_numbers == row_number)
+        if len(found):
+            return block.rows[column][int(found[0])].as_py()
+    raise ValueError(f"{piece.path} has no row {row_number} in this piece")
+
+
 def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
-    """Return a column's cells as strings, and which (rows,) are null, empty or white space."""
-    strings = _one_chunk(column).cast(pa.string())
+    """Return a column's cells as strings, and which (rows,) are null, empty or white space.
+
+    Raises:
+        ValueError: the cells are lists, no UTF-8, or floats that lost digits of an id.
+    """
+    values = _one_chunk(column)
+    if pa.types.is_floating(values.type) and (
+        pc.any(pc.greater(pc.abs(values), LARGEST_WHOLE_FLOAT)).as_py()
+    ):
+        raise ValueError("numbers above 2**53 have lost digits; write such ids as text")
+    strings = values.cast(pa.string())
     empty = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(strings)), 0), True)
     return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)
 
@@ -155,7 +194,9 @@ def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
         strings = values.cast(pa.string())
         good = pc.fill_null(pc.match_substring_regex(strings, NUMBER), False)
         values = pc.utf8_trim_whitespace(pc.if_else(good, strings, None))
-    numbers = pc.fill_null(values.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(values.cast(pa.float64(), safe=False), np.nan).to_numpy(
+        zero_copy_only=False
+    )
     bad = ~np.isfinite(numbers)
     return np.where(bad, 0.0, numbers), bad
 
@@ -163,31 +204,46 @@ def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
 def as_seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
     """Return a column's times as float64 seconds since 1970, and which (rows,) are no times.
 
-    Times are timestamps or dates, numbers (seconds), or ISO 8601 text without a zone or in UTC.
+    Times are timestamps or dates, numbers (seconds), or ISO 8601 text; without a zone it is UTC.
     """
     values = _one_chunk(column)
-    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-        numbers = values.cast(pa.timestamp("us")).cast(pa.int64())
-        seconds, bad = as_numbers(pa.chunked_array([numbers]))
-        return seconds / 1e6, bad
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("s" if pa.types.is_date32(values.type) else "ms"))
+    if pa.types.is_timestamp(values.type):
+        if values.type.unit == "ns":  # more digits than a float64 has
+            values = values.cast(pa.timestamp("us"), safe=False)
+        seconds, bad = as_numbers(pa.chunked_array([values.cast(pa.int64())]))
+        return seconds / UNITS_PER_SECOND[values.type.unit], bad
     if _is_number(values.type):
         return as_numbers(column)
     strings = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    iso = pc.fill_null(pc.match_substring_regex(strings, ISO_TIME), False)
-    texts = pc.replace_substring(pc.if_else(iso, strings, None), "Z", "")
-    try:
-        times = texts.cast(pa.timestamp("us")).cast(pa.int64())
-    except pa.ArrowInvalid:  # a 13th month
-        times = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
-    from_iso, not_iso = as_numbers(pa.chunked_array([times]))
+    from_iso, not_iso = _iso_seconds(strings)
     from_number, no_number = as_numbers(pa.chunked_array([strings]))
-    return np.where(not_iso, from_number, from_iso / 1e6), not_iso & no_number
+    return np.where(not_iso, from_number, from_iso), not_iso & no_number
+
+
+def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
+    days, times, zones = (
+        pc.fill_null(pc.match_substring_regex(strings, form), False)
+        for form in (ISO_DAY, ISO_TIME, ISO_ZONE)
+    )
+    midnight = pc.binary_join_element_wise(strings, "00:00Z", " ")
+    in_utc = pc.binary_join_element_wise(strings, "Z", "")
+    texts = pc.if_else(days, midnight, pc.if_else(zones, strings, in_utc))
+    texts = pc.if_else(pc.or_(days, times), texts, None)
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    try:
+        found = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    except pa.ArrowInvalid:  # a 13th month
+        found = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
+    microseconds, bad = as_numbers(pa.chunked_array([found]))
+    return microseconds / 10**6, bad
 
 
 def _microseconds(text: str | None) -> int | None:
     try:
-        return int(np.datetime64(text, "us").astype(np.int64)) if text else None
-    except ValueError:
+        return pa.array([text]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())[0].as_py()
+    except pa.ArrowInvalid:
         return None
 
 
@@ -229,11 +285,17 @@ def _files(filesystem: FileSystem, path: str, source: str) -> list[tuple[str, in
         for file in filesystem.get_file_info(selector)
         if file.type == FileType.File
         and not any(part[0] in "._" for part in PurePosixPath(file.path).relative_to(root).parts)
-        and (fnmatch.fnmatchcase(file.path, path) if is_glob else _format(file.path))
+        and (_fits(file.path, path) if is_glob else _format(file.path))
     )
     if not found:
         raise DatasetError(f"{source} holds no files ({', '.join(FORMATS)})")
     return found
+
+
+def _fits(path: str, pattern: str) -> bool:
+    """Say whether a glob matches; its ``*`` stays within a folder, as in a shell."""
+    same_depth = path.count("/") == pattern.count("/")
+    return same_depth and PurePosixPath(path).match(pattern)
 
 
 def _format(path: str) -> str | None:
@@ -263,6 +325,8 @@ def _pieces_of(
             raise DatasetError("is empty")
         compressed = bool(_compression(path))
         cuts = [0, -1] if compressed else [*range(0, size, BYTES_PER_PIECE), size]
+    if twice := [name for name in columns if header.count(name) > 1]:
+        raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if header and name not in header]
     if missing:
         raise DatasetError(
@@ -276,10 +340,13 @@ def _pieces_of(
 
 def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...]:
     """Return a text table's columns; none for JSON lines, where each line names its own."""
-    if kind == "jsonl":
-        return ()
     with filesystem.open_input_stream(path, compression="detect") as stream:
         first_line = stream.read(1 << 20).split(b"\n", 1)[0]
+    if first_line.startswith(UTF_16_MARKS):
+        raise DatasetError("is UTF-16; save it as UTF-8")
+    if kind == "jsonl":
+        return ()
+    first_line = _to_utf8(first_line)[0]
     if not first_line.strip():
         raise DatasetError("its first line, which should name the columns, is empty")
     parse = pa.csv.ParseOptions(delimiter=_delimiter(kind))
@@ -308,11 +375,11 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
     for chunk in _chunks(piece):
         names_columns = not piece.start and chunk.first_line == 1
         skipped: list[pa.csv.InvalidRow] = []
-        reader = pa.csv.open_csv(
+        rows = pa.csv.read_csv(
             pa.BufferReader(chunk.data),
             pa.csv.ReadOptions(
                 use_threads=False,
-                block_size=BYTES_PER_BLOCK,
+                block_size=len(chunk.data),
                 column_names=piece.header,
                 skip_rows=int(names_columns),
             ),
@@ -327,20 +394,17 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
                 column_types={name: pa.string() for name in piece.columns},
             ),
         )
-        line = chunk.first_line + names_columns
-        findings = chunk.findings
-        for batch in reader:
-            findings += [_skipped_line(piece, row, chunk.first_line) for row in skipped]
-            lines = line + np.arange(len(batch) + len(skipped))
-            line += len(lines)
-            lines = np.setdiff1d(lines, [chunk.first_line - 1 + row.number for row in skipped])
-            yield Block(piece, pa.Table.from_batches([batch]), lines, findings)
-            findings = []
-            skipped.clear()
-        findings += [_skipped_line(piece, row, chunk.first_line) for row in skipped]
-        if findings:  # no batch comes where all lines were skipped
-            nothing = pa.table({name: pa.array([], pa.string()) for name in piece.columns})
-            yield Block(piece, nothing, np.empty(0, dtype=np.int64), findings)
+        lines = chunk.first_line + names_columns + np.arange(len(rows) + len(skipped))
+        lines = np.setdiff1d(lines, [chunk.first_line - 1 + row.number for row in skipped])
+        findings = [_skipped_line(piece, row, chunk.first_line) for row in skipped]
+        filled = _filled(rows)
+        yield Block(piece, rows.filter(pa.array(filled)), lines[filled], chunk.findings + findings)
+
+
+def _filled(rows: pa.Table) -> Booleans:
+    """Mark the rows that are no blank lines."""
+    cells = [pc.not_equal(column, "").to_numpy() for column in rows.columns]
+    return np.any(cells, axis=0)
 
 
 def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
@@ -361,25 +425,31 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
 def _read_json(piece: Piece) -> Iterator[Block]:
     for chunk in _chunks(piece):
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
-            line = lines_before(piece) + chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
-            raise DatasetError(f"{piece.path}, row {line}: is not a JSON object")
-        read = pa.json.ReadOptions(use_threads=False, block_size=BYTES_PER_BLOCK)
-        parse = pa.json.ParseOptions(
-            explicit_schema=_json_schema(piece, chunk.data, read),
-            unexpected_field_behavior="ignore",
-        )
-        line = chunk.first_line
-        findings = chunk.findings
-        for batch in pa.json.open_json(pa.BufferReader(chunk.data), read, parse):
-            rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield Block(piece, rows, line + np.arange(len(batch)), findings)
-            line += len(batch)
-            findings = []
+            line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
+            raise _bad_line(piece, line, "is not a JSON object; write one object a line")
+        rows = _parse_json(piece, chunk)
+        lines = chunk.first_line + np.arange(len(rows))
+        yield Block(piece, rows.select(piece.columns), lines, chunk.findings)
 
 
-def _json_schema(piece: Piece, data: bytes, read: pa.json.ReadOptions) -> pa.Schema:
-    """Take each column as the first lines of ``data`` have it: numbers, or else text."""
-    found = next(iter(pa.json.open_json(pa.BufferReader(data), read))).schema
+def _parse_json(piece: Piece, chunk: "_Chunk") -> pa.Table:
+    """Take each column as the first lines of ``chunk`` have it, or else as most of its lines do."""
+    whole = pa.json.ReadOptions(use_threads=False, block_size=len(chunk.data) + 1)
+    start = chunk.data[: chunk.data.find(b"\n", BYTES_PER_JSON_SAMPLE) + 1] or chunk.data
+    for sample in (start, chunk.data):
+        try:
+            found = pa.json.read_json(pa.BufferReader(sample), whole).schema
+            parse = pa.json.ParseOptions(
+                explicit_schema=_json_schema(piece, found), unexpected_field_behavior="ignore"
+            )
+            return pa.json.read_json(pa.BufferReader(chunk.data), whole, parse)
+        except pa.ArrowInvalid as error:
+            problem = error
+    raise _bad_json(piece, chunk) or problem
+
+
+def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
+    """Take numbers as numbers and all else as text."""
     missing = [name for name in piece.columns if name not in found.names]
     if missing:
         raise DatasetError(
@@ -390,6 +460,31 @@ def _json_schema(piece: Piece, data: bytes, read: pa.json.ReadOptions) -> pa.Sch
     return pa.schema(
         [(name, kind if _is_number(kind) else pa.string()) for name, kind in kinds.items()]
     )
+
+
+def _bad_json(piece: Piece, chunk: "_Chunk") -> DatasetError | None:
+    """Find the first line that is no JSON, or has a cell of another kind than the lines before."""
+    kinds: dict[str, str] = {}
+    for line, content in enumerate(chunk.data.split(b"\n"), start=chunk.first_line):
+        try:
+            found = json.loads(content) if content.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return _bad_line(piece, line, f"is not a JSON object: {error}")
+        for name in piece.columns:
+            cell = found.get(name)
+            kind = _KINDS.get(type(cell), "neither text nor a number")
+            if cell is None or kind == kinds.setdefault(name, kind) in _KINDS.values():
+                continue
+            before = f"; above it is {kinds[name]}" if kind != kinds[name] else ""
+            return _bad_line(piece, line, f"{repr(cell)[:60]} is {kind}{before}", name)
+    return None
+
+
+_KINDS = {str: "text", int: "a number", float: "a number"}
+
+
+def _bad_line(piece: Piece, line: int, message: str, column: str | None = None) -> DatasetError:
+    return error_at(piece.path, message, row=lines_before(piece) + line, column=column)
 
 
 @dataclass(frozen=True)
@@ -420,29 +515,53 @@ def _chunks(piece: Piece) -> Iterator[_Chunk]:
 
 
 def _whole_lines(stream: pa.NativeFile) -> Iterator[bytes]:
+    pieces: list[bytes] = []
     while data := stream.read(BYTES_PER_PIECE):
-        yield data if data.endswith(b"\n") else data + _rest_of_line(stream)
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*pieces, data[:cut]])
+            pieces = []
+        pieces.append(data[cut:])
+    if rest := b"".join(pieces):
+        yield rest + b"\n"
 
 
-def _rest_of_line(stream: pa.NativeFile) -> bytes:
-    rest = b""
-    while (letter := stream.read(1)) not in (b"", b"\n"):
-        rest += letter
-    return rest + b"\n"
+def _rest_of_line(file: pa.NativeFile) -> bytes:
+    parts: list[bytes] = []
+    while data := file.read(BYTES_PER_SEARCH):
+        rest, line_break, _ = data.partition(b"\n")
+        parts.append(rest)
+        if line_break:
+            break
+    return b"".join(parts) + b"\n"
 
 
 def _checked(piece: Piece, parts: Iterable[bytes]) -> Iterator[_Chunk]:
     line = 1
     for data in parts:
         if data.count(b'"') % 2 and piece.format != "jsonl":
-            raise DatasetError(
-                f"{piece.path}: a quote is not closed, or a cell with line breaks goes across "
-                f"{BYTES_PER_PIECE >> 20} MB; write such texts as parquet or JSON lines"
-            )
+            _refuse_open_quote(piece, data, line)
         text, damaged = _to_utf8(data)
+        if not piece.start and line == 1:
+            text = text.removeprefix(BYTE_ORDER_MARK)
         if data.strip():
             yield _Chunk(text, line, [_latin1(piece, damaged)] if damaged else [])
         line += data.count(b"\n")
+
+
+def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
+    """Refuse a cell that starts with a quote and has no other; within a cell a quote is a letter.
+
+    Raises:
+        DatasetError: there is one.
+    """
+    start = rf'(?:\A|[{_delimiter(piece.format)}\n])"[^"]*+(?:""[^"]*+)*+("?)'
+    for cell in re.finditer(start.encode(), data):
+        if not cell[1]:
+            line += data[: cell.start() + 1].count(b"\n")
+            message = "a quote is not closed, or its cell goes across several megabytes"
+            advice = "close it, or write such texts as parquet or JSON lines"
+            raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
 
 
 def _to_utf8(data: bytes) -> tuple[bytes, int]:

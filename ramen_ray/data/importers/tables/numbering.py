@@ -12,7 +12,7 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.hashing import UInt64s
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
-from ramen_ray.data.sources import Piece, lines_before
+from ramen_ray.data.sources import Piece, lines_before, read_cell
 
 Int64s = NDArray[np.int64]
 
@@ -130,13 +130,16 @@ def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> 
 
 def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Finding:
     listed = tables.queries if role == "query" else tables.ads
+    column = tables.click_columns[role]
+    example = read_cell(piece, column, int(rows[0]))
     return Finding(
         "error",
         piece.path,
-        f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in {listed}",
+        f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
+        f" {listed}, such as {example!r}",
         "add what is missing, or leave such clicks out with --skip-bad-rows",
         row=lines_before(piece) + int(rows[0]),
-        column=tables.click_columns[role],
+        column=column,
     )
 
 
@@ -149,7 +152,8 @@ def sum_clicks(clicks: pa.Table, folder: Path, min_weight: float) -> pa.Table:
         min_weight: pairs of query and ad whose weights sum up to less are left out.
 
     Returns:
-        one row with the ``part`` and how many pairs were left out.
+        one row with the ``part``, and how many ``clicks`` came in, as how many ``pairs`` of query
+        and ad, of which how many are too light (``light_pairs``) and left out.
     """
     names = ("query", "ad", "period")
     query, ad, period = (clicks[name].to_numpy() for name in names)
@@ -166,7 +170,12 @@ def sum_clicks(clicks: pa.Table, folder: Path, min_weight: float) -> pa.Table:
     part = int(clicks["part"][0].as_py())
     with pa.ipc.new_file(str(part_file(folder, "summed", part)), SUMMED) as writer:
         writer.write_table(pa.table(columns, schema=SUMMED))
-    return pa.table({"part": [part], "light_pairs": [int((pair_weight < min_weight).sum())]})
+    counts = {
+        "clicks": len(clicks),
+        "pairs": len(pair_weight),
+        "light_pairs": int((pair_weight < min_weight).sum()),
+    }
+    return pa.table({"part": [part], **{name: [count] for name, count in counts.items()}})
 
 
 def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:

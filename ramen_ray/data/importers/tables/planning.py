@@ -89,7 +89,8 @@ def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int
 
 
 _ADVICE = {
-    "train": "ask for fewer test and validation queries, or lower the minimum counts",
+    "train": "ask for fewer test and validation queries, see to splits.test-from and"
+    " splits.validation-from, or lower the minimum counts",
     "validation": "raise splits.validation-fraction, or see to splits.validation-from",
     "test": "raise splits.test-fraction, or see to splits.test-from",
 }

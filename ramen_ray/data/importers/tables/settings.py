@@ -101,9 +101,10 @@ class UserTables:
         """Check what belongs together.
 
         Raises:
-            DatasetError: a split by time lacks times, fractions leave nothing to train on, or an
-                anchor set has no edges or an unusable name.
+            DatasetError: one column of clicks has two roles, a split by time lacks times, fractions
+                leave nothing to train on, or an anchor set has no edges or an unusable name.
         """
+        _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
         splits = self.splits
         if splits.validation_from and not splits.test_from:
@@ -179,3 +180,13 @@ class UserTables:
         if kind == "queries":
             return {"id": self.columns.query_id, "text": self.columns.query_text}
         return {"id": self.columns.ad_id, "text": self.columns.ad_text}
+
+
+def _refuse_one_column_for_two(click_columns: dict[str, str]) -> None:
+    roles: dict[str, str] = {}
+    for role, name in click_columns.items():
+        if name in roles:
+            raise DatasetError(
+                f"columns.clicks-{roles[name]} and columns.clicks-{role} are both {name!r}"
+            )
+        roles[name] = role

@@ -25,6 +25,7 @@ from ramen_ray.data.sources import (
 )
 from ramen_ray.data.texts import fold, normalized
 
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # sums of them are float32
 NODES = pa.schema(
     [
         ("source_id", pa.string()),
@@ -45,30 +46,44 @@ CLICKS = pa.schema(
 )
 
 
-def stage_nodes(piece: Piece, kind: str, number: int, tables: UserTables, folder: Path) -> None:
-    """Stage a piece of the table of ``queries`` or ``ads`` as part ``number``."""
+def stage_nodes(
+    piece: Piece, kind: str, number: int, tables: UserTables, folder: Path
+) -> dict[str, int]:
+    """Stage a piece of the table of ``queries`` or ``ads`` as part ``number``.
+
+    Returns:
+        how many rows are ``kept`` and how many are ``left_out``.
+    """
     names = tables.node_columns(kind)
     findings: list[Finding] = []
+    kept = left_out = 0
     with _part(folder, kind, number, NODES) as part:
         for block in read_piece(piece):
-            ids, no_id = as_strings(block.rows[names["id"]])
-            texts, no_text = as_strings(block.rows[names["text"]])
+            ids, no_id = block.cells(names["id"], as_strings)
+            texts, no_text = block.cells(names["text"], as_strings)
             findings += block.findings + _bad_cells(block, names, {"id": no_id, "text": no_text})
             good = pa.array(~(no_id | no_text))
             texts = texts.filter(good)
+            kept += len(texts)
+            left_out += len(good) - len(texts) + _unreadable(block)
             part.write_table(
                 _nodes(ids.filter(good), normalized(texts) if tables.normalize_texts else texts)
             )
     write_findings(folder, f"{kind}-{number:06d}", findings)
+    return {"kept": kept, "left_out": left_out}
 
 
-def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) -> None:
+def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) -> dict[str, int]:
     """Stage a piece of the table of clicks as part ``number``.
 
     Where there is no table of queries (or ads), the texts that the clicks name become one.
+
+    Returns:
+        how many rows are ``kept`` and how many are ``left_out``.
     """
     names = tables.click_columns
     findings: list[Finding] = []
+    kept = left_out = 0
     with ExitStack() as stack:
         part = stack.enter_context(_part(folder, "clicks", number, CLICKS))
         unlisted = {
@@ -80,6 +95,8 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
             columns, bad = _click_columns(block, names)
             findings += block.findings + _bad_cells(block, names, bad)
             good = ~np.any(list(bad.values()), axis=0)
+            kept += int(good.sum())
+            left_out += int((~good).sum()) + _unreadable(block)
             for role in ("query", "ad"):
                 columns[role] = columns[role].filter(pa.array(good))
             for role, nodes in unlisted.items():
@@ -88,6 +105,12 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
                 nodes.write_table(_nodes(None, columns[role].unique()))
             part.write_table(_clicks(columns, good, block.row_numbers, tables.period_bounds or ()))
     write_findings(folder, f"clicks-{number:06d}", findings)
+    return {"kept": kept, "left_out": left_out}
+
+
+def _unreadable(block: Block) -> int:
+    """Count the lines that could not even be split into cells; each is an error of its own."""
+    return sum(finding.severity == "error" for finding in block.findings)
 
 
 def _click_columns(
@@ -97,9 +120,10 @@ def _click_columns(
     convert = {"query": as_strings, "ad": as_strings, "weight": as_numbers, "time": as_seconds}
     columns, bad = {}, {}
     for role, name in names.items():
-        columns[role], bad[role] = convert[role](block.rows[name])
+        columns[role], bad[role] = block.cells(name, convert[role])
     if "weight" in names:
-        bad["weight"] = bad["weight"] | (columns["weight"] <= 0)
+        weight = columns["weight"]
+        bad["weight"] = bad["weight"] | (weight < MIN_WEIGHT) | (weight > MAX_WEIGHT)
     return columns, bad
 
 
@@ -135,7 +159,7 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
 
 
 _MEANT = {
-    "weight": "are no positive numbers",
+    "weight": f"are no positive numbers up to {MAX_WEIGHT:g}",
     "time": "are no times (ISO 8601 or seconds since 1970)",
 }
 
@@ -170,9 +194,9 @@ def write_findings(folder: Path, name: str, findings: list[Finding]) -> None:
         (folder / f"{name}.findings.json").write_text(json.dumps([asdict(f) for f in findings]))
 
 
-def read_findings(folder: Path) -> list[Finding]:
-    """Collect the findings of all tasks, in the order of their parts."""
-    files = sorted(folder.glob("*.findings.json"))
+def read_findings(folder: Path, names: str = "*") -> list[Finding]:
+    """Collect the findings of the tasks whose names fit the glob, in the order of their parts."""
+    files = sorted(folder.glob(f"{names}.findings.json"))
     return [Finding(**content) for file in files for content in json.loads(file.read_text())]
 
 
