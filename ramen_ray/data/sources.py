@@ -396,9 +396,10 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
         )
         lines = chunk.first_line + names_columns + np.arange(len(rows) + len(skipped))
         lines = np.setdiff1d(lines, [chunk.first_line - 1 + row.number for row in skipped])
-        findings = [_skipped_line(piece, row, chunk.first_line) for row in skipped]
+        findings = chunk.findings + [_skipped_line(piece, row, chunk.first_line) for row in skipped]
         filled = _filled(rows)
-        yield Block(piece, rows.filter(pa.array(filled)), lines[filled], chunk.findings + findings)
+        if filled.any() or findings:
+            yield Block(piece, rows.filter(pa.array(filled)), lines[filled], findings)
 
 
 def _filled(rows: pa.Table) -> Booleans:
