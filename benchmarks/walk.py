@@ -1,17 +1,19 @@
 """Speed of the random walks, on a graph of the shape of LF-WikiSeeAlsoTitles-320K.
 
-Generated: 693,082 queries and 312,330 ads, each side against 2,458,399 anchors at 38.9 edges a node
-(hyper_link) and 656,086 anchors at 4.7 (category). A node's degree is Poisson; its anchors are drawn
-without regard to each other, the anchor of rank r with a probability that falls as 1 / r^0.9 (links
-between Wikipedia's pages follow a law close to this), so that neighbours never share cache lines.
+Generated: 693,082 queries and 312,330 ads, each side against 2,458,399 anchors at 38.9 edges a
+node (hyper_link) and 656,086 anchors at 4.7 (category). A node's degree is Poisson; its anchors are
+drawn without regard to each other, the anchor of rank r with a probability that falls as 1 / r^0.9
+(links between Wikipedia's pages follow a law close to this): neighbours share no cache lines.
 
 `seconds` is what a run pays for the walked graph of both sides of both sets through Ray's tasks on
-two CPUs: heads dropped, turned round, compiled, walked, joined, written. `hop_ns` is the walk alone,
-in one thread of processor time, on the largest of the four graphs. A hop reads four unforeseeable
-places (start and content of an anchor's row and of a node's), so `read_bound` sets four single
-random reads of 128 MB, by numpy's take, against it.
-`ratio` is edges passed per second over those of igraph's random_walk on a tenth of the same graph
-(igraph neither restarts nor counts), both in one thread.
+two CPUs: heads dropped, turned round, compiled, walked, joined, written; `processor_s` is what all
+of Ray's processes used meanwhile. `hop_ns` is the walk alone, in one thread of processor time, on
+the largest of the four graphs. A hop reads four unforeseeable places (start and content of an
+anchor's row and of a node's): `read_bound` sets four random reads of 128 MB, by numpy's take,
+against it.
+`ratio` is edges passed per second over those of igraph's random_walk on a tenth of the same graph,
+both in one thread. igraph takes one long walk, since it prepares each call; it neither restarts nor
+counts.
 
     python -m benchmarks.walk [--scale 0.1]
 """
@@ -26,6 +28,7 @@ from pathlib import Path
 
 import igraph
 import numpy as np
+import psutil
 
 from benchmarks.common import alternate, finish, in_fresh_process
 from ramen_ray.config import WalkConfig
@@ -97,20 +100,28 @@ def walk_all(folder: Path) -> dict[str, float]:
 
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)
-    started = time.monotonic()
+    started, used = time.monotonic(), _processor_seconds()
     walked = walked_edges(data, list(ANCHORS), SETTINGS, 0, folder / "walked")
-    seconds = time.monotonic() - started
+    seconds, used = time.monotonic() - started, _processor_seconds() - used
     again = time.monotonic()
     walked_edges(data, list(ANCHORS), SETTINGS, 0, folder / "walked")
     sides = list(product(ANCHORS, NODES))
     num_walks = sum(np.count_nonzero(np.diff(Csr.open(walked / s / t).indptr)) for s, t in sides)
     return {
         "seconds": seconds,
+        "processor_s": used,
         "again_s": time.monotonic() - again,
         "edges": sum(len(data.edges(*side).indices) for side in sides),
         "walked_edges": sum(len(Csr.open(walked / s / t).indices) for s, t in sides),
         "hops": int(num_walks) * SETTINGS.num_hops,
     }
+
+
+def _processor_seconds() -> float:
+    """Return what this process and those below it, which is Ray, have used."""
+    here = psutil.Process()
+    times = [process.cpu_times() for process in [here, *here.children(recursive=True)]]
+    return sum(t.user + t.system for t in times)
 
 
 def walk_alone(folder: Path) -> dict[str, float]:
@@ -155,8 +166,7 @@ def compare(scale: float) -> dict[str, float]:
     steps = EDGES_PER_HOP * SETTINGS.num_hops
 
     def walk_peer() -> None:
-        for node in walkers:
-            peer.random_walk(node, steps, return_type="edges", stuck="return")
+        peer.random_walk(int(nodes[0]), len(walkers) * steps, stuck="return")
 
     def walk() -> None:
         most_visited(graph, 0, len(walkers), SETTINGS, 0)
