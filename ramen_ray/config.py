@@ -140,8 +140,8 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random draw."""
     output: str = "outputs"
-    """Folder for prepared data, runs and, unless MLFLOW_TRACKING_URI is set, the MLflow store.
-    Several machines need a folder that all of them see."""
+    """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
+    MLflow store. Several machines need a folder that all of them see."""
     name: str | None = None
     """Name of the run; None derives one from the configuration. A run that was cut off is continued
     by starting it again under its name."""

@@ -152,6 +152,16 @@ def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter() -> None:
     assert _walked(graph, SHORT) != _walked(graph, SHORT, seed=1)
 
 
+def test_a_side_without_edges_stays_without(tmp_path: Path) -> None:
+    _graph([[]] * 5).forward.save(tmp_path / "forward")
+    _graph([[]] * 5).backward.save(tmp_path / "backward")
+    graph = WalkGraph(Csr.open(tmp_path / "forward"), Csr.open(tmp_path / "backward"))
+    visited_edges([most_visited(graph, 0, 5, SHORT, 0)]).save(tmp_path / "walked")
+    walked = Csr.open(tmp_path / "walked")
+    assert rows_of(walked) == [[]] * 5
+    assert walked.draw(np.arange(5), np.full(5, 0.5)).tolist() == [-1] * 5
+
+
 @settings(max_examples=20)
 @given(st.integers(2, 4000))
 def test_long_walks_over_many_anchors_lose_no_visit(num_hops: int) -> None:
