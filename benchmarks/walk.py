@@ -118,10 +118,11 @@ def walk_all(folder: Path) -> dict[str, float]:
 
 
 def _processor_seconds() -> float:
-    """Return what this process and those below it, which is Ray, have used."""
+    """Return what this process and those below it, which is Ray, have used, ended ones included."""
     here = psutil.Process()
     times = [process.cpu_times() for process in [here, *here.children(recursive=True)]]
-    return sum(t.user + t.system for t in times)
+    own_and_ended = ("user", "system", "children_user", "children_system")
+    return sum(getattr(t, part) for t in times for part in own_and_ended)
 
 
 def walk_alone(folder: Path) -> dict[str, float]:
