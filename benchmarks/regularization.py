@@ -1,14 +1,17 @@
-"""What the two graphs bring on foldoc: the preset against its own base (λ = 0), all else equal.
+"""What the anchor sets bring on foldoc: choices of them against the base (λ = 0).
 
-Both sides train in this process, without Ray, with seeds 0, 1, 2 in turns; each test query's R@10
-and P@1 are compared pairwise. The interval is a bootstrap over queries of the mean over the seeds
-(10,000 samples). `ratio` is the preset's R@10 over the base's.
+The sides are the preset (links and categories), similar texts alone, and all three. They train in
+this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with
+the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds (10,000
+samples). `ratio` is the preset's test R@10 over the base's.
 
-    python -m benchmarks.regularization [--seeds 3]
+    python -m benchmarks.regularization [--seeds 3] [--sides base preset similar all]
 """
 
 import argparse
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.common import NUM_THREADS, finish, prepared
 from ramen_ray.config import RegularizationConfig, RunConfig
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics import find_hits, precision_at, recall_at
 from ramen_ray.method.optimization import build_optimizer, build_schedule
@@ -26,51 +30,69 @@ from ramen_ray.presets import foldoc
 
 MEASURED = ("R@10", "P@1")
 SHOWN = ("P@1", "P@5", "PSP@1", "PSP@5", "R@10", "R@100")
+SPLITS = ("validation", "test")
+SIMILAR = 0.1
 
 
 def main() -> None:
-    """Train both sides with every seed and compare."""
+    """Train all sides with every seed and compare them with the base."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    seeds = range(parser.parse_args().seeds)
-    torch.set_num_threads(NUM_THREADS)
     preset = foldoc()
+    given = preset.regularization.lambda_x
+    lambda_x = {
+        "base": {},
+        "preset": given,
+        "similar": {"similar": SIMILAR},
+        "all": {**given, "similar": SIMILAR},
+    }
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", default=list(lambda_x), choices=list(lambda_x))
+    arguments = parser.parse_args()
+    torch.set_num_threads(NUM_THREADS)
     data = prepared(preset.dataset, preset.encoder)
-    sides = {
-        "base": preset.model_copy(update={"regularization": RegularizationConfig()}),
-        "preset": preset,
-    }
-    metrics: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    by_query: dict[str, list[NDArray[np.float64]]] = {side: [] for side in sides}
-    for seed in seeds:
-        for side, config in sides.items():
+    outcomes: dict[str, list[dict[str, Outcome]]] = {side: [] for side in arguments.sides}
+    for seed in range(arguments.seeds):
+        for side in arguments.sides:
+            weights = RegularizationConfig(lambda_x=lambda_x[side])
+            config = preset.model_copy(update={"regularization": weights})
             started = time.monotonic()
-            found, values = _train(config, data, seed)
-            metrics[side].append({name: 100 * found[name] for name in SHOWN})
-            by_query[side].append(values)
+            outcomes[side].append(_train(config, data, seed))
             seconds = time.monotonic() - started
-            print(f"seed {seed} {side} ({seconds:.0f} s): {metrics[side][-1]}", flush=True)
-    means = {
-        side: {name: float(np.mean([row[name] for row in rows])) for name in SHOWN}
-        for side, rows in metrics.items()
+            test = outcomes[side][-1]["test"].metrics
+            print(f"seed {seed} {side} ({seconds:.0f} s): {test}", flush=True)
+    figures = {
+        split: {side: _figures(outcomes, side, split) for side in outcomes} for split in SPLITS
     }
-    difference = np.mean(by_query["preset"], axis=0) - np.mean(by_query["base"], axis=0)
-    comparison = {
-        name: {
-            "difference": 100 * difference[row].mean(),
-            "interval_95": _interval(difference[row]),
-        }
+    test = figures["test"]
+    finish(test["preset"]["R@10"] / test["base"]["R@10"], figures)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Metrics (per cent) on a split, and each query's (2, queries) R@10 and P@1."""
+
+    metrics: dict[str, float]
+    by_query: NDArray[np.float64]
+
+
+def _figures(
+    outcomes: dict[str, list[dict[str, Outcome]]], side: str, split: str
+) -> dict[str, Any]:
+    """Return a side's means over the seeds, and its differences to the base with intervals."""
+    rows = [outcome[split] for outcome in outcomes[side]]
+    means = {name: float(np.mean([row.metrics[name] for row in rows])) for name in SHOWN}
+    if side == "base" or "base" not in outcomes:
+        return means
+    base = [outcome[split].by_query for outcome in outcomes["base"]]
+    difference = np.mean([row.by_query for row in rows], axis=0) - np.mean(base, axis=0)
+    return means | {
+        f"{name} less base": [100 * difference[row].mean(), *_interval(difference[row])]
         for row, name in enumerate(MEASURED)
     }
-    finish(
-        means["preset"]["R@10"] / means["base"]["R@10"], {**means, "preset_less_base": comparison}
-    )
 
 
-def _train(
-    config: RunConfig, data: Prepared, seed: int
-) -> tuple[dict[str, float], NDArray[np.float64]]:
-    """Train without Ray; returns test metrics and each query's (2, queries) R@10 and P@1."""
+def _train(config: RunConfig, data: Prepared, seed: int) -> dict[str, Outcome]:
+    """Train without Ray; returns the outcome by split."""
     weights, loss, optimizer = config.regularization, config.loss, config.optimizer
     objective = Objective(
         loss.margin,
@@ -86,10 +108,15 @@ def _train(
     built = build_optimizer(encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr)
     schedule = build_schedule(built, round(optimizer.warmup_fraction * steps), steps)
     list(train_steps(TrainState(encoder, built, schedule), batches, objective, steps))
-    metrics, topk = evaluate(encoder, data, "test", Propensity())
-    truth = data.clicks["test"]
+    return {split: _evaluate(encoder, data, split) for split in SPLITS}
+
+
+def _evaluate(encoder: Encoder, data: Prepared, split: str) -> Outcome:
+    metrics, topk = evaluate(encoder, data, split, Propensity())
+    truth = data.clicks[split]
     hits = find_hits(topk[0], truth)
-    return metrics, np.stack([recall_at(hits, np.diff(truth.indptr), 10), precision_at(hits, 1)])
+    by_query = np.stack([recall_at(hits, np.diff(truth.indptr), 10), precision_at(hits, 1)])
+    return Outcome({name: 100 * metrics[name] for name in SHOWN}, by_query)
 
 
 def _interval(differences: NDArray[np.float64], samples: int = 10_000) -> list[float]:

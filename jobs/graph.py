@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import run_job, train_command
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
 from ramen_ray.data.sessions import SessionLog, SessionSettings
 from ramen_ray.method.similar import SimilarSettings, add_similar
@@ -22,38 +22,40 @@ from ramen_ray.orchestration.sessions import add_co_session
 
 Directory = Annotated[Positional[Path], arg(metavar="DATASET", help="Where the set is added.")]
 Name = Annotated[str, arg(help="What to call the anchor set.")]
-Counts = dict[str, int]
+Added = tuple[Path, dict[str, int]]
 Replace = Annotated[bool, arg(help="Replace what has that name.")]
 
 
 def co_session(
     dataset: Directory, log: SessionLog, settings: SessionSettings, replace: Replace = False
-) -> Counts:
+) -> Added:
     """Tie queries asked, and ads clicked, in the same sessions; held-out queries stay out."""
-    return add_co_session(dataset, log, settings, replace)
+    return dataset, add_co_session(dataset, log, settings, replace)
 
 
 def similar(
     dataset: Directory, settings: SimilarSettings, name: Name = "similar", replace: Replace = False
-) -> Counts:
+) -> Added:
     """Tie train queries and ads to the texts of others that are most similar."""
-    return add_similar(dataset, name, settings, replace)
+    return dataset, add_similar(dataset, name, settings, replace)
 
 
-def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace = False) -> Counts:
+def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace = False) -> Added:
     """Bring in edges of your own."""
-    return add_edge_list(dataset, name, edge_list, replace)
+    return dataset, add_edge_list(dataset, name, edge_list, replace)
 
 
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
-    counts = tyro.extras.subcommand_cli_from_dict(
+    dataset, counts = tyro.extras.subcommand_cli_from_dict(
         {"co-session": co_session, "similar": similar, "edges": edges},
         description=__doc__,
         config=(OmitArgPrefixes, FlagCreatePairsOff),
     )
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
+    written = [what for what, count in counts.items() if count]
+    print(f"added to {dataset}; train with it: {train_command(dataset, written)}")
 
 
 if __name__ == "__main__":

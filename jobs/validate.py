@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.structure import inspect_structure
 from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.structure import inspect_structure
 
 
 def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None = None) -> int:
@@ -39,7 +39,7 @@ def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None
         counts.add_row(table, f"{rows:,}")
     Console().print(counts)
     for finding in findings:
-        print(f"{finding.severity}: {finding}".replace(f"{opened.path}/", ""))
+        print(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
     print(f"{errors} errors, {len(findings) - errors} warnings")
     if json_file is not None:

@@ -3,8 +3,9 @@
 import argparse
 import io
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
@@ -78,6 +79,25 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
     default = _for_dataset(base, rest)
     with _errors_in_one_line():
         return tyro.cli(RunConfig, default=default, args=rest, description=description)
+
+
+def train_command(dataset: Path, written: Iterable[str]) -> str:
+    """Give the command that trains on a dataset directory with its new edges.
+
+    Args:
+        dataset: the dataset directory.
+        written: names of tables; those of edges give the flags.
+    """
+    words = ["python", "jobs/train.py", "--dataset", str(dataset)]
+    for table in written:
+        match table.split("/"):
+            case ["edges", name, side]:
+                weight = {"query": "lambda-x", "ad": "lambda-z"}[side]
+                words += [
+                    f"--regularization.{weight}.{name.replace('_', '-')}",
+                    str(DEFAULT_LAMBDA),
+                ]
+    return shlex.join(words)
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.batches import table_batches
 from ramen_ray.data.csr import Csr
-from ramen_ray.data.dataset import Dataset, new_dataset
+from ramen_ray.data.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -29,11 +29,12 @@ from ramen_ray.data.preparation import (
     write_parts,
 )
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.structure import check_structure, read_tables
 from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.batches import table_batches
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import check_structure, read_tables
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16
@@ -156,10 +157,18 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
             of_part = numbered.filter(pc.equal(numbered["part"], part))
             sum_clicks(of_part, folder, tables.min_click_weight)
         make_plan(folder, tables, num_parts["queries"])
-        for part in range(num_parts["ads"]):
-            write_ads(folder, part, writer)
-        for part in range(num_parts["queries"]):
-            write_queries(folder, part, writer, tables)
+        _write_all(folder, num_parts, tables, writer)
         findings = read_findings(folder)
         shutil.rmtree(folder)
     return Dataset(output), findings
+
+
+def _write_all(
+    folder: Path, num_parts: dict[str, int], tables: UserTables, writer: DatasetWriter
+) -> None:
+    for part in range(num_parts["ads"]):
+        write_ads(folder, part, writer)
+    for part in range(num_parts["queries"]):
+        write_queries(folder, part, writer, tables)
+    for name in tables.edge_lists:
+        write_edges(folder, name, tables, writer)

@@ -393,27 +393,31 @@ def _broken(folder: Path, table: str, rows: pa.Table) -> str:
 @pytest.mark.parametrize(
     ("table", "rows", "message"),
     [
-        ("queries/train", query_table(["q"], [[3]]), "column 'ad_ids': id 3 is not among 0..0"),
-        ("queries/test", query_table(["q"], [[-1]]), "column 'ad_ids': id -1 is not among 0..0"),
-        ("edges/links/ad", node_edges("ad_id", [[4]]), "column 'anchor_id': id 4 is not among"),
-        ("edges/links/ad", node_edges("ad_id", [[], [0]]), "column 'ad_id': id 1 is not among"),
-        ("ads", pa.table({"ad_id": [7], "text": ["x"]}), "no row has the ad_id 0"),
+        ("queries/train", query_table(["q"], [[3]]), "column 'ad_ids': id outside 0..0: 3"),
+        ("queries/test", query_table(["q"], [[-1]]), "column 'ad_ids': id outside 0..0: -1"),
+        ("edges/links/ad", node_edges("ad_id", [[4]]), "column 'anchor_id': id outside 0..0: 4"),
+        ("edges/links/ad", node_edges("ad_id", [[], [0]]), "column 'ad_id': id outside 0..0: 1"),
+        (
+            "ads",
+            pa.table({"ad_id": [7], "text": ["x"]}),
+            "ads.parquet, row 0, column 'ad_id': id outside 0..0: 7",
+        ),
         (
             "ads",
             pa.table({"ad_id": [0], "text": pa.array([None], pa.string())}),
-            "table 'ads': a row has no text",
+            "ads.parquet, row 0, column 'text': no value",
         ),
         (
             "queries/train",
             query_table(["q"], [[0]]).set_column(
                 2, "ad_ids", [pa.array([None], pa.list_(pa.int64()))]
             ),
-            "column 'ad_ids': 1 nulls",
+            "column 'ad_ids': no value",
         ),
         (
             "ads",
             pa.table({"ad_id": [0], "text": pa.array([b"\xff"]).view(pa.string())}),
-            "table 'ads': a text is not UTF-8",
+            "ads.parquet, row 0, column 'text': bytes that are not UTF-8",
         ),
         ("ads", text_table("ad_id", []), "table 'ads' is empty"),
     ],
@@ -435,6 +439,21 @@ def test_broken_tables_are_named(
     assert said.startswith("error: ")
     assert message in said
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_all_errors_are_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = _broken(tmp_path, "queries/train", query_table(["", "q"], [[0], [4]]))
+    (tmp_path / "broken" / "anchors" / "links.parquet").unlink()
+    assert _run_job(monkeypatch, dataset, "--output", str(tmp_path / "o")) == 2
+    first, *errors = capsys.readouterr().err.splitlines()
+    assert first == f"error: the dataset directory {dataset} is not usable:"
+    assert [error.split(":")[0] for error in errors] == [
+        "  - edges/links",
+        "  - queries/train.parquet, row 1, column 'ad_ids'",
+        "  - queries/train.parquet, row 0, column 'text'",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,11 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def path_with_ids(path: Path, tmp_path: Path) -> Path:
     tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
-    for name, ids in (("queries/train", ["7", "8", "9", "10"]), ("ads", ["x", "y", "z"])):
+    for name, ids in (
+        ("queries/train", ["7", "8", "9", "10"]),
+        ("queries/test", ["blue hat"]),
+        ("ads", ["x", "y", "z"]),
+    ):
         tables[name] = tables[name].append_column("source_id", [ids])
     return write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
 
@@ -113,7 +117,7 @@ def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
     query_edges.write_text(
         "query,anchor,w\n"
         "red shoes,felt,1\n"
-        "silk tie,felt,1\n"
+        "silk ties,felt,1\n"
         ",felt,1\n"
         "blue hat,,1\n"
         "blue hat,felt,none\n"
@@ -137,36 +141,73 @@ def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
         f"  - {query_edges}, row 8: 4 cells instead of 3: 'blue hat,felt,1,2'; "
         "quote cells that hold the delimiter",
         f"  - {query_edges}, row 4, column 'query': the cell is empty: ''; {CORRECT}",
-        f"  - {query_edges}, row 3, column 'query': there is no such train query: "
-        f"'silk tie'; {SKIP}",
+        f"  - {query_edges}, row 3, column 'query': there is no such query: 'silk ties'; {CORRECT}",
         f"  - {query_edges}, row 5, column 'anchor': the cell is empty: ''; {CORRECT}",
         f"  - {query_edges}, row 6, column 'w': a weight must be a number above 0: "
         f"'none', '-1'; {CORRECT}",
-        f"  - {ad_edges}, row 3, column 'ad_id': there is no such ad: '99'; {SKIP}",
-        f"  - {ad_edges}, row 2, column 'anchor': there is no such anchor: 'wool'; {SKIP}",
+        f"  - {ad_edges}, row 3, column 'ad_id': there is no such ad: '99'; {CORRECT}",
+        f"  - {ad_edges}, row 2, column 'anchor': there is no such anchor: 'wool'; {CORRECT}",
         f"  - {ad_edges}, row 2, column 'w': a weight must be a number above 0: 'inf'; {CORRECT}",
     ]
     assert Dataset(path).anchor_sets == []
 
 
-CORRECT = "correct these rows or leave them out"
-SKIP = "correct these rows, or leave them out with --skip-unknown"
+CORRECT = "correct these rows, or leave them out with --skip-bad-rows"
 
 
-def test_unknown_nodes_can_be_skipped(path: Path, tmp_path: Path) -> None:
-    links = LINKS.assign(query=["red shoes", "silk tie", "99", "silk", "7", "blue hat"])
-    source = _write(links, tmp_path / "links.csv")
-    counts = _add(path, query_edges=source, skip_unknown=True)
-    assert counts["edges skipped, unknown train query"] == 3
-    assert len(_edges(path, "query")) == 4
+def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
+    links, anchors = tmp_path / "links.csv", tmp_path / "anchors.csv"
+    links.write_text(
+        "query,anchor,weight\n"
+        "red shoes,felt,1\n"
+        "no such query,felt,1\n"
+        ",felt,1\n"
+        "blue hat,,1\n"
+        "blue hat,no such anchor,1\n"
+        "blue hat,felt,-1\n"
+        "blue hat,felt,1,2\n"
+        "blue hat,felt,3\n"
+    )
+    anchors.write_text("anchor_id,text\nfelt,Felt\nfelt,Felt again\n,Wool\ntweed,\n")
+    found = {"query_edges": str(links), "anchors": str(anchors), "weight_column": "weight"}
+    counts = _add(path, **found, skip_bad_rows=True)
+    assert _edges(path, "query") == {(0, "Felt"): 1.0, (2, "Felt"): 1.0, (1, "Felt"): 3.0}
+    assert {what: count for what, count in counts.items() if "bad" in what or "lines" in what} == {
+        "bad rows, the cell is empty": 4,
+        "bad rows, the anchor is there twice": 1,
+        "unreadable lines": 1,
+        "bad rows, there is no such query": 1,
+        "bad rows, there is no such anchor": 1,
+        "bad rows, a weight must be a number above 0": 1,
+    }
+
+
+def test_held_out_queries_bring_no_edges(path: Path, tmp_path: Path) -> None:
+    links = LINKS.assign(query=["red shoes", "silk tie", " Silk ", "SILK  tie", "7", "blue hat"])
+    counts = _add(path, query_edges=_write(links, tmp_path / "links.csv"))
+    assert counts["query edges of validation and test queries"] == 3
+    assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
+
+
+def test_the_id_of_a_held_out_query_goes_before_the_text_of_a_train_query(
+    path_with_ids: Path, tmp_path: Path
+) -> None:
+    links = pd.DataFrame({"query": ["blue hat", "8"], "anchor": ["of the test query", "mine"]})
+    counts = _add(path_with_ids, query_edges=_write(links, tmp_path / "links.csv"))
+    assert _edges(path_with_ids, "query") == {(1, "mine"): 1.0}
+    assert counts["query edges of validation and test queries"] == 1
 
 
 def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="--query-edges"):
         _add(path)
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
-    with pytest.raises(DatasetError, match="would have no edges"):
-        _add(path, query_edges=source, skip_unknown=True)
+    with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):
+        _add(path, query_edges=source, skip_bad_rows=True)
+    broken = tmp_path / "broken.csv"
+    broken.write_text("query,anchor\nred shoes\n")
+    with pytest.raises(DatasetError, match="row 2: 1 cells instead of 2"):
+        _add(path, query_edges=str(broken))
     header_only = _write(LINKS[:0], tmp_path / "empty.csv")
     with pytest.raises(DatasetError, match=r"empty.csv holds no rows"):
         _add(path, query_edges=header_only)

@@ -1,6 +1,7 @@
 """The graph job on a real Ray: its anchor sets, what it says, and training with them."""
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import ray
 from support import errors_in, prepare_in_process
 
 from jobs import graph
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.config import overlay
 from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset
@@ -87,6 +88,10 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
+    flags = shlex.split(said[-1].split("jobs/train.py")[1])
+    config = parse_run_config("train", [*flags[:3], "0.7", *flags[4:]])
+    assert config.regularization.lambda_x["co_session"] == 0.7
+    assert flags[4:] == ["--regularization.lambda-z.co-click", "0.1"]
     dataset = Dataset(path)
     assert errors_in(dataset) == []
     anchors = dataset.read("anchors/co_session")["text"].to_pylist()
@@ -121,6 +126,25 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert result.metrics["trained"]["test"]["P@1"] > 0
 
 
+def test_what_a_new_log_does_not_give_is_not_left_from_the_old_one(
+    cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log(Dataset(path))
+    numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
+    by_number = log.assign(ad_id=[str(numbers.get(ad, ad)) for ad in log["ad_id"]])
+    for name, rows in (("old", by_number), ("new", log.assign(ad_id=""))):
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    sessions = ["co-session", path, "--sessions"]
+    assert _run(monkeypatch, *sessions, tmp_path / "old.csv") == 0
+    assert {"co_click", "co_session"} < set(Dataset(path).anchor_sets)
+    assert _run(monkeypatch, *sessions, tmp_path / "new.csv", "--replace") == 0
+    dataset = Dataset(path)
+    assert "co_click" not in dataset.anchor_sets
+    assert list(dataset.metadata["anchor_sets"]) == ["co_session"]
+    assert "anchors/co_click" not in dataset.metadata["num_rows"]
+    assert not list(path.rglob("*co_click*"))
+
+
 def test_training_learns_from_similar_texts(
     path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +169,13 @@ def test_edges_of_ones_own(
     (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
     command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
     assert _run(monkeypatch, *command) == 0
-    assert "           2  edges/mine/query\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "           2  edges/mine/query\n" in said
+    assert said.splitlines()[-1] == f"added to {path}; train with it: python jobs/train.py " + (
+        f"--dataset {path} --regularization.lambda-x.mine 0.1"
+    )
     assert _run(monkeypatch, *command) == 2
-    assert "choose another --name or --replace" in capsys.readouterr().err
+    assert "already; give another name, or --replace" in capsys.readouterr().err
     assert _run(monkeypatch, *command, "--replace") == 0
 
 

@@ -26,8 +26,8 @@ from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.novel import make_novel_split
 from ramen_ray.data.predictions import write_predictions
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.structure import check_structure
 from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import KS, Propensity, encode_rows, evaluate
 from ramen_ray.orchestration.train import TrainResult, fit
@@ -296,7 +296,7 @@ def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: P
     said = "\n".join(map(str, validate(split)))
     assert "novel_ads.parquet, row 1, column 'ad_id'" in said
     (split.path / "novel_ads.parquet").unlink()
-    with pytest.raises(DatasetError, match="queries/zero_shot is there without novel_ads"):
+    with pytest.raises(DatasetError, match="it is there without novel_ads"):
         check_structure(Dataset(split.path))
 
 

@@ -130,6 +130,19 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     assert numbers == [152]
 
 
+@pytest.mark.parametrize("block_size", [64, 1 << 20])
+def test_broken_lines_at_the_end_are_not_lost(
+    block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BYTES_PER_BLOCK", block_size)
+    good = "".join(f"q{n},a\n" for n in range(40))
+    for content, broken in ((good, range(42, 72)), ("", range(2, 32))):
+        (tmp_path / "t.csv").write_text("query,ad\n" + content + "broken\n" * 30)
+        (piece,) = sources.find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
+        found = [finding.row for block in sources.read_piece(piece) for finding in block.findings]
+        assert found == list(broken)
+
+
 def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"query": [f"q{n}" for n in range(30)]})
     _write(frame, tmp_path / "a.parquet")

@@ -201,6 +201,8 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "anchor set 'a/b': a name holds"),
+    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
         "is not before splits.test-from",
@@ -215,6 +217,78 @@ def test_settings_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None
         _shop(tmp_path, **changes)
 
 
+def _edges_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], float]:
+    """Return an anchor set's edges by the texts of node and anchor."""
+    nodes = dataset.read("queries/train" if side == "query" else "ads")["text"].to_pylist()
+    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    rows = dataset.read(f"edges/{name}/{side}").to_pylist()
+    return {(nodes[r[f"{side}_id"]], anchors[r["anchor_id"]]): r["weight"] for r in rows}
+
+
+def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
+    """A query that has two ids has the edges of both; HAT, socks and gloves are not trained on."""
+    events = [(n % 8, n % 3, 1, 1 + 3 * (n % 8)) for n in range(48)]
+    _write_shop(tmp_path, [*events, (0, 6, 1, 1)])
+    with (tmp_path / "queries.csv").open("a") as queries:
+        queries.write("q8,boots\n")
+    links = pd.DataFrame({"query_id": [f"q{n}" for n in range(9)]})
+    links["topic"] = [n % 2 for n in range(9)]
+    links["w"] = [1.0 + n for n in range(9)]
+    links.to_json(tmp_path / "links.jsonl", orient="records", lines=True)
+    ad_links = pd.DataFrame({"item": [100, 101, 106, 105, 100], "topic": [0, 1, 1, 0, 0], "w": 2})
+    ad_links.to_parquet(tmp_path / "ad_links.parquet")
+    pd.DataFrame({"key": [0, 1], "title": ["even", "odd"]}).to_csv(
+        tmp_path / "topics.csv", index=False
+    )
+    columns = Columns(
+        clicks_weight="count",
+        clicks_time="day",
+        edges_ad="item",
+        edges_anchor="topic",
+        edges_weight="w",
+        anchor_id="key",
+        anchor_text="title",
+    )
+    shop = _shop(
+        tmp_path,
+        columns=columns,
+        splits=Splits(validation_from="2026-03-16", test_from="2026-03-22"),
+        min_queries_per_ad=1,
+        query_edges={"topics": str(tmp_path / "links.jsonl")},
+        ad_edges={"topics": str(tmp_path / "ad_links.parquet")},
+        anchors={"topics": str(tmp_path / "topics.csv")},
+    )
+    dataset, findings = import_in_process(shop, tmp_path / "out")
+    assert findings == []
+    assert errors_in(dataset) == []
+    train = set(_clicks_of(dataset, "train"))
+    expected: dict[tuple[str, str], float] = defaultdict(float)
+    for number, text in enumerate([*QUERY_TEXTS, "boots"]):
+        if text in train:
+            expected[text, ["even", "odd"][number % 2]] += 1.0 + number
+    assert len(train) == 5
+    assert _edges_of(dataset, "topics", "query") == expected
+    assert _edges_of(dataset, "topics", "ad") == {
+        ("ad number 0", "even"): 4.0,
+        ("ad number 1", "odd"): 2.0,
+        ("ad number 6", "odd"): 2.0,
+    }
+
+
+def test_edges_name_texts_where_the_clicks_do(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    links = pd.DataFrame({"query": [f"query \u00a0{n}" for n in range(400)], "anchor": "anything"})
+    links.to_csv(tmp_path / "links.csv", index=False)
+    edges = {"query_edges": {"links": str(tmp_path / "links.csv")}}
+    with pytest.raises(DatasetError, match=r"row 2, column 'query': there is no such query"):
+        _random_shop(tmp_path, 1 << 20, **edges)
+    normal = _random_shop(tmp_path, 1 << 20, **edges, normalize_texts=True, skip_bad_rows=True)
+    train = normal.read("queries/train")["text"].to_pylist()
+    expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
+    assert _edges_of(normal, "links", "query") == expected
+    assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=2, log_to_driver=False)
@@ -225,13 +299,22 @@ def cluster() -> Iterator[None]:
 def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sources, "BYTES_PER_PIECE", 3000)
     _write_log(tmp_path)
-    tables = UserTables(str(tmp_path / "clicks.csv"))
+    links = pd.DataFrame({"query": [f"query {3 * n}" for n in range(130)], "anchor": "divisible"})
+    links.to_csv(tmp_path / "links.csv", index=False)
+    edges = {"links": str(tmp_path / "links.csv")}
+    tables = UserTables(str(tmp_path / "clicks.csv"), query_edges=edges)
     expected, _ = import_in_process(tables, tmp_path / "expected")
     found = import_tables(tables, tmp_path / "found")
     assert found.tables == expected.tables
     for table in found.tables:
         assert found.read(table).equals(expected.read(table))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "expected", "found"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "clicks.csv",
+        "expected",
+        "found",
+        "links.csv",
+    ]
+    assert found.metadata["anchor_sets"]["links"]["made_by"] == "edges"
     assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
 
 
@@ -274,6 +357,18 @@ def test_bad_rows_can_be_left_out(cluster: None, tmp_path: Path) -> None:
     )
     total = sum(sum(map(len, _clicks_of(dataset, split).values())) for split in SPLITS)
     assert total == len({(n % 8, n % 7) for n in range(60)} | {(1, 0)})
+
+
+def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
+    edges = {"links": str(tmp_path / "links.csv")}
+    with pytest.raises(DatasetError, match=r"row 3, column 'query': there is no such query"):
+        import_tables(UserTables(str(tmp_path / "clicks.csv"), query_edges=edges), tmp_path / "out")
+    missing = {"links": str(tmp_path / "none.csv")}
+    with pytest.raises(DatasetError, match=r"there is no file or folder .*none\.csv"):
+        import_tables(UserTables(str(tmp_path / "clicks.csv"), ad_edges=missing), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "links.csv"]
 
 
 def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) -> None:

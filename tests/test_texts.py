@@ -1,80 +1,36 @@
-"""Tokenising, and the buckets that an encoder pass is cut into."""
+"""What makes two texts one: case, white space, and how Unicode spells them."""
 
-from itertools import pairwise
-from pathlib import Path
+import unicodedata
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, BertTokenizer
 
-from ramen_ray.method.pretrained import text_tokenizer
-from ramen_ray.method.texts import MIN_TEXTS_PER_BUCKET, TokenBatch, bucket_bounds
-
-lengths_strategy = st.lists(st.integers(1, 5), min_size=1, max_size=400).map(sorted)
+from ramen_ray.data.texts import fold, normalized
 
 
-@given(lengths_strategy)
-def test_buckets_hold_every_text_once_in_order_padded_to_their_longest(lengths):
-    token_ids = np.arange(1, sum(lengths) + 1)
-    ends = np.cumsum(lengths).tolist()
-    expected = [token_ids[end - n : end].tolist() for n, end in zip(lengths, ends, strict=True)]
-    found = []
-    for padded, bucket_lengths in TokenBatch(token_ids, np.array(lengths)).buckets():
-        assert padded.shape == (len(bucket_lengths), bucket_lengths.max())
-        for row, length in zip(padded.tolist(), bucket_lengths.tolist(), strict=True):
-            found.append(row[:length])
-            assert not any(row[length:])
-    assert found == expected
+def _words(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-@given(lengths_strategy, st.integers(1, 100))
-def test_buckets_end_where_the_length_changes_and_are_not_small(lengths, min_texts):
-    bounds = bucket_bounds(np.array(lengths), min_texts)
-    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
-    assert bounds[-1][1] == len(lengths)
-    for start, stop in bounds[:-1]:
-        assert stop - start >= min_texts
-        assert lengths[stop - 1] < lengths[stop]
-        changes = [i + 1 for i, (a, b) in enumerate(pairwise(lengths)) if a < b]
-        assert not [c for c in changes if start + min_texts <= c < stop]
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Red Heron", "red heron"),
+        ("red heron", " red\t \nheron\x0b"),
+        ("red heron", "red\u00a0heron"),  # no-break space
+        ("red heron", "red\u2003\u2028heron"),  # em space, line separator
+        ("caf\u00e9", "CAFE\u0301"),  # one letter, or a letter and an accent
+        ("heron 7", "\uff28eron\u3000\uff17"),  # full width
+    ],
+)
+def test_spellings_of_one_text_fold_alike(text: str, other: str):
+    first, second = fold(pa.array([text, other])).to_pylist()
+    assert first == second
 
 
-def test_a_long_run_of_one_length_is_one_bucket_without_padding():
-    lengths = np.repeat([2, 7], MIN_TEXTS_PER_BUCKET)
-    batch = TokenBatch(np.ones(lengths.sum(), dtype=np.int64), lengths)
-    assert [padded.shape[1] for padded, _ in batch.buckets()] == [2, 7]
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_tokenize_equals_one_text_at_a_time(encoder_path: Path, special: bool):
-    tokenizer = AutoTokenizer.from_pretrained(encoder_path)
-    texts = ["old robin", "ships - northern sloops and ketch", "heron " * 20, "漢字 robin"]
-    limit = 6
-    expected = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    expected = [row[: limit - 2 if special else limit] for row in expected]
-    if special:
-        expected = [[tokenizer.cls_token_id, *row, tokenizer.sep_token_id] for row in expected]
-    token_ids, lengths = text_tokenizer(tokenizer, limit, special)(texts)
-    assert token_ids.dtype == np.int32
-    assert lengths.tolist() == [len(row) for row in expected]
-    assert token_ids.tolist() == [token for row in expected for token in row]
-
-
-@pytest.mark.parametrize("max_length", [4, 5, 16])
-@pytest.mark.parametrize("special", [True, False])
-def test_no_text_is_longer_than_max_length(encoder_path: Path, max_length: int, special: bool):
-    tokenizer = AutoTokenizer.from_pretrained(encoder_path)
-    _, lengths = text_tokenizer(tokenizer, max_length, special)(["heron " * 40, "old"])
-    assert lengths.max() <= max_length
-
-
-@pytest.mark.parametrize("unknown", [0, 1])
-def test_a_text_without_tokens_becomes_the_unknown_token(unknown: int):
-    special = ["[UNK]", "[PAD]"] if unknown == 0 else ["[PAD]", "[UNK]"]
-    words = [*special, "[CLS]", "[SEP]", "[MASK]", "robin"]
-    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    token_ids, lengths = text_tokenizer(tokenizer, 4, False)(["\u200b", "robin", "\u00ad"])
-    assert lengths.tolist() == [1, 1, 1]
-    assert token_ids.tolist() == [unknown, 5, unknown]
+@given(st.lists(st.none() | st.text(), min_size=1))
+def test_normal_form_is_that_of_pythons_own_words(texts):
+    expected = [None if text is None else _words(text) for text in texts]
+    assert normalized(pa.array(texts, pa.string())).to_pylist() == expected

@@ -73,7 +73,7 @@ def test_errors_come_first_and_end_in_exit_code_1(
     written = json.loads(findings.read_text())
     assert [finding["severity"] for finding in written] == ["error"] + ["warning"] * 5
     assert (written[0]["row"], written[0]["column"]) == (3, "weight")
-    assert written[0]["file"] == str(copied / "edges" / "links" / "ad.parquet")
+    assert written[0]["file"] == "edges/links/ad.parquet"
 
 
 def test_a_folder_of_something_else_ends_in_exit_code_2(tmp_path: Path, monkeypatch, capsys):
@@ -129,6 +129,12 @@ def test_a_job_says_each_time_what_is_doubtful(
     assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
     assert said[0][-1] == f"and 1 more: jobs/validate.py {copied} lists all"
+    moved = copied.rename(copied.parent / "moved")
+    with caplog.at_level(logging.WARNING, pipeline.__name__):
+        _prepare(moved, encoder_path)
+    found = [record.getMessage() for record in caplog.records]
+    assert found == [line.replace(str(copied), str(moved)) for line in said[0]]
+    assert len(list((copied.parent / "cache").iterdir())) == 1
 
 
 def test_a_job_refuses_errors_of_rows_and_of_whole_tables(

@@ -42,17 +42,26 @@ class Edges:
         return len(self.nodes)
 
 
+def check_spelling(name: str) -> None:
+    """Check that an anchor set may have this name.
+
+    Raises:
+        DatasetError: the name is unusable.
+    """
+    if not re.fullmatch(r"[\w-]+", name):
+        raise DatasetError(f"anchor set {name!r}: a name holds letters, digits, '_' and '-' only")
+
+
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
     """Check that an anchor set called ``name`` may be added; cheap, so ask before the work.
 
     Raises:
         DatasetError: the name is unusable, or taken and not to be replaced.
     """
-    if not re.fullmatch(r"[\w-]+", name):
-        raise DatasetError(f"anchor set {name!r}: a name holds letters, digits, '_' and '-' only")
+    check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
-            f"{dataset.path} has an anchor set {name!r} already; choose another --name or --replace"
+            f"{dataset.path} has an anchor set {name!r} already; give another name, or --replace"
         )
 
 
@@ -85,9 +94,41 @@ def add_anchor_set(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    linked = np.unique(np.concatenate([side.anchors for side in edges.values()]))
-    if not len(linked):
+    if not any(map(len, edges.values())):
         raise DatasetError(f"anchor set {name!r} would have no edges; {dataset.path} is unchanged")
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
+    try:
+        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
+        with _hidden(dataset.path, name):
+            _move_in(aside, dataset.path, name)
+            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
+            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return written | _without_edges(dataset, edges)
+
+
+def remove_anchor_set(dataset_path: Path, name: str) -> None:
+    """Take an anchor set out of a dataset directory, if it is there."""
+    dataset = Dataset(dataset_path)
+    if name not in dataset.anchor_sets:
+        return
+    with _hidden(dataset.path, name):
+        made_by = {**dataset.metadata.get("anchor_sets", {})}
+        made_by.pop(name, None)
+        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by})
+        _delete(dataset.path, name)
+
+
+def write_anchor_set(
+    writer: DatasetWriter, name: str, texts: pa.Array, edges: Mapping[str, Edges]
+) -> dict[str, int]:
+    """Write ``anchors/<name>`` and ``edges/<name>/...``; see :func:`add_anchor_set`.
+
+    Returns:
+        The row count of every table written.
+    """
+    linked = np.unique(np.concatenate([side.anchors for side in edges.values()]))
     tables = {
         f"anchors/{name}": pa.table(
             {"anchor_id": np.arange(len(linked)), "text": texts.take(pa.array(linked))}
@@ -96,19 +137,9 @@ def add_anchor_set(
     for side in SIDES:
         if side in edges and len(edges[side]):
             tables[f"edges/{name}/{side}"] = _edge_table(side, edges[side], linked)
-    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
-    try:
-        writer = DatasetWriter(aside)
-        for table, rows in tables.items():
-            writer.write(table, rows)
-        with _hidden(dataset.path, name):
-            _move_in(aside, dataset.path, name)
-            written = {table: rows.num_rows for table, rows in tables.items()}
-            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
-            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return written | _without_edges(dataset, edges)
+    for table, rows in tables.items():
+        writer.write(table, rows)
+    return {table: rows.num_rows for table, rows in tables.items()}
 
 
 def _without_edges(dataset: Dataset, edges: Mapping[str, Edges]) -> dict[str, int]:
@@ -141,12 +172,16 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
     marker.unlink()
 
 
-def _move_in(aside: Path, folder: Path, name: str) -> None:
+def _delete(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "edges" / name, ignore_errors=True)
     anchors = folder / "anchors" / f"{name}.parquet"
     if anchors.is_dir():
         shutil.rmtree(anchors)
     anchors.unlink(missing_ok=True)
+
+
+def _move_in(aside: Path, folder: Path, name: str) -> None:
+    _delete(folder, name)
     for table in (f"edges/{name}", f"anchors/{name}.parquet"):
         (folder / table).parent.mkdir(exist_ok=True)
         (aside / table).rename(folder / table)

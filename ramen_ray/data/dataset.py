@@ -38,6 +38,10 @@ class Dataset:
         self.path = Path(path).absolute()
         self.metadata = _read_metadata(self.path)
 
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"the dataset directory {self.path}"
+
     @property
     def name(self) -> str:
         """The dataset's name, as ``dataset.json`` gives it."""
@@ -47,6 +51,11 @@ class Dataset:
     def tables(self) -> list[str]:
         """Names of the tables that lie in the directory, sorted."""
         return sorted({name for name, _ in _table_files(self.path)})
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits of queries that are there, train first."""
+        return [split for split in (*SPLITS, ZERO_SHOT) if self.has(f"queries/{split}")]
 
     @property
     def anchor_sets(self) -> list[str]:

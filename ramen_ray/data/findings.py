@@ -22,7 +22,8 @@ class Finding:
 
     Attributes:
         severity: an ``error`` cannot be trained on; a ``warning`` can.
-        file: the file, or the folder where something is missing.
+        file: the file, or the folder where something is missing; in a dataset directory, from
+            there on.
         message: what is wrong, with an example.
         advice: what to do about it.
         row: first row concerned: counted from 0 in parquet, the line number (from 1) in text files.
@@ -107,11 +108,11 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def raise_errors(what: str, findings: Iterable[Finding]) -> None:
+def raise_errors(what: object, findings: Iterable[Finding]) -> None:
     """Raise one DatasetError that lists the errors among ``findings``, if there are any.
 
     Args:
-        what: names the input, as in "the dataset directory /data/mine".
+        what: the input, or its name, as in "the dataset directory /data/mine".
         findings: what was found; warnings are passed over.
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]

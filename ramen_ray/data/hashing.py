@@ -31,6 +31,14 @@ def uniforms(key: tuple[int, ...], values: NDArray[Any]) -> NDArray[np.float64]:
     return (keyed_hash(key, values) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
+    """Return the place (n,) of each of ``hashes`` (n,) in ``ascending`` (m,), or -1."""
+    if not len(ascending):
+        return np.full(len(hashes), -1)
+    places = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
+    return np.where(ascending[places] == hashes, places, -1)
+
+
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     """Hash each text's tokens; equal texts hash equally whichever table they lie in.
 
@@ -41,13 +49,7 @@ def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     Returns:
         (texts,) uint64.
     """
-    lengths = np.diff(offsets)
-    position = np.arange(len(token_ids)) - np.repeat(offsets[:-1] - offsets[0], lengths)
-    mixed = mix(mix(position) ^ token_ids.astype(np.uint64))
-    running = np.zeros(len(token_ids) + 1, dtype=np.uint64)
-    np.cumsum(mixed, out=running[1:])  # wraps around, and differences wrap back
-    starts = np.asarray(offsets) - offsets[0]
-    return mix(running[starts[1:]] - running[starts[:-1]])
+    return mix(_sums(token_ids.astype(np.uint64), np.asarray(offsets) - offsets[0]))
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:
@@ -59,20 +61,31 @@ def hash_strings(strings: pa.Array) -> UInt64s:
         (n,) uint64.
     """
     strings = pc.fill_null(strings.cast(pa.string()), "")
-    _, offsets, data = strings.buffers()
+    _, bounds, data = strings.buffers()
     span = slice(strings.offset, strings.offset + len(strings) + 1)
-    ends = np.frombuffer(offsets, dtype=np.int32)[span].astype(np.int64)
+    ends = np.frombuffer(bounds, dtype=np.int32)[span].astype(np.int64)
     if data is None or not len(strings):
         return mix(np.zeros(len(strings), dtype=np.uint64))
     letters = np.frombuffer(data, dtype=np.uint8)[ends[0] : ends[-1]]
     lengths = np.diff(ends)
     num_words = -(-lengths // 8)
-    starts = np.concatenate([[0], np.cumsum(num_words)])
-    padded = np.zeros(8 * starts[-1], dtype=np.uint8)
-    shifts = np.repeat(8 * starts[:-1] - (ends[:-1] - ends[0]), lengths)
-    padded[np.arange(len(letters)) + shifts] = letters
-    words = padded.view(np.uint64)
-    position = np.arange(len(words)) - np.repeat(starts[:-1], num_words)
-    running = np.zeros(len(words) + 1, dtype=np.uint64)
-    np.cumsum(mix(mix(position) ^ words), out=running[1:])  # wraps around, and back
-    return mix((running[starts[1:]] - running[starts[:-1]]) ^ lengths.astype(np.uint64))
+    offsets = np.concatenate([[0], np.cumsum(num_words)])
+    first_bytes = 8 * _positions(offsets)  # of each word, within its string
+    padded = np.append(letters, np.zeros(8, dtype=np.uint8))
+    at_any_byte = np.ndarray(len(letters) + 1, np.uint64, padded, strides=(1,))
+    words = at_any_byte[np.repeat(ends[:-1] - ends[0], num_words) + first_bytes]
+    num_bytes = np.minimum(np.repeat(lengths, num_words) - first_bytes, 8)
+    words &= np.uint64(0xFFFFFFFFFFFFFFFF) >> (64 - 8 * num_bytes).astype(np.uint64)
+    return mix(_sums(words, offsets) ^ lengths.astype(np.uint64))
+
+
+def _sums(values: UInt64s, offsets: NDArray[np.int64]) -> UInt64s:
+    """Sum up, for each sequence of ``values``, hashes of what stands at which position."""
+    running = np.zeros(len(values) + 1, dtype=np.uint64)
+    np.cumsum(mix(mix(_positions(offsets)) ^ values), out=running[1:])  # wraps around, and back
+    return running[offsets[1:]] - running[offsets[:-1]]
+
+
+def _positions(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of each value within its sequence."""
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))

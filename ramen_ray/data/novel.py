@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
-from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.hashing import keyed_hash
 from ramen_ray.data.schemas import ZERO_SHOT
-from ramen_ray.data.validation import validate
+from ramen_ray.data.validation import check
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -53,7 +52,7 @@ def make_novel_split(
             empty; nothing is left at ``output``.
     """
     parent = Dataset(dataset)
-    raise_errors(f"the dataset directory {parent.path}", validate(parent))
+    check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     novel = _draw_novel_ads(parent, novel_fraction, seed)

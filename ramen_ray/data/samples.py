@@ -1,14 +1,14 @@
-"""A few rows of a dataset as text: seeded samples, and the texts of given ids."""
+"""A few rows of a dataset as text: seeded samples, and the texts of given ids.
 
-from collections.abc import Iterable, Iterator
+The dataset must be free of errors (:func:`ramen_ray.data.validation.check`).
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.schemas import schema_of
+from ramen_ray.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -35,42 +35,23 @@ def sample_rows(num_rows: int, size: int, seed: int) -> list[int]:
 
 
 def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str]:
-    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are no more.
-
-    Raises:
-        DatasetError: a text is missing or not UTF-8.
-    """
+    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are no more."""
     rows = dataset.rows(table, sample_rows(dataset.num_rows(table), size, seed))
-    return _strings(dataset, table, rows["text"])
+    return rows["text"].to_pylist()
 
 
 def texts_of(dataset: Dataset, table: str, ids: Iterable[int]) -> dict[int, str]:
-    """Return the texts of the rows of a table (queries, ads or anchors) that have these ids.
-
-    Raises:
-        DatasetError: an id is not there, or a text is missing or not UTF-8.
-    """
-    key = schema_of(table).names[0]
-    found: dict[int, str] = {}
-    wanted = set(ids)
-    for rows in _where(dataset, table, [key, "text"], wanted):
-        texts = _strings(dataset, table, rows.column("text"))
-        found |= dict(zip(rows.column(key).to_pylist(), texts, strict=True))
-    if missing := wanted - found.keys():
-        raise DatasetError(f"{dataset.path}, table {table!r}: no row has the {key} {min(missing)}")
-    return found
+    """Return the texts of the rows of a table (queries, ads or anchors) that have these ids."""
+    rows = dataset.rows_with_ids(table, ids)
+    return dict(zip(rows[0].to_pylist(), rows["text"].to_pylist(), strict=True))
 
 
 def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
-    """Spell out ``size`` train queries, drawn by ``seed``, with their ads and anchors.
-
-    Raises:
-        DatasetError: an ad or anchor is not there, or a text is missing or not UTF-8.
-    """
+    """Spell out ``size`` train queries, drawn by ``seed``, with their ads and anchors."""
     table = "queries/train"
-    rows = dataset.rows(table, sample_rows(dataset.num_rows(table), size, seed))
-    query_ids, clicks = rows["query_id"].to_pylist(), rows["ad_ids"].to_pylist()
-    ads = texts_of(dataset, "ads", {ad for ad_ids in clicks for ad in ad_ids})
+    rows = dataset.rows(table, sample_rows(dataset.num_rows(table), size, seed)).to_pylist()
+    ads = texts_of(dataset, "ads", {ad for row in rows for ad in row["ad_ids"]})
+    query_ids = [row["query_id"] for row in rows]
     anchors = {
         name: _anchors_of(dataset, name, query_ids)
         for name in dataset.anchor_sets
@@ -78,45 +59,18 @@ def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
     }
     return [
         SampleQuery(
-            text,
-            [ads[ad] for ad in ad_ids],
-            {name: of_query[query] for name, of_query in anchors.items()},
+            row["text"],
+            [ads[ad] for ad in row["ad_ids"]],
+            {name: of_query[row["query_id"]] for name, of_query in anchors.items()},
         )
-        for query, text, ad_ids in zip(
-            query_ids, _strings(dataset, table, rows["text"]), clicks, strict=True
-        )
+        for row in rows
     ]
 
 
 def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:
-    table = f"edges/{anchor_set}/query"
-    pairs = [
-        (edge["query_id"], edge["anchor_id"])
-        for rows in _where(dataset, table, ["query_id", "anchor_id"], query_ids)
-        for edge in rows.to_pylist()
-    ]
-    texts = texts_of(dataset, f"anchors/{anchor_set}", {anchor for _, anchor in pairs})
+    edges = dataset.rows_with_ids(f"edges/{anchor_set}/query", query_ids).to_pylist()
+    texts = texts_of(dataset, f"anchors/{anchor_set}", {edge["anchor_id"] for edge in edges})
     of_query: dict[int, list[str]] = {query: [] for query in query_ids}
-    for query, anchor in pairs:
-        of_query[query].append(texts[anchor])
+    for edge in edges:
+        of_query[edge["query_id"]].append(texts[edge["anchor_id"]])
     return of_query
-
-
-def _where(
-    dataset: Dataset, table: str, columns: list[str], ids: Iterable[int]
-) -> Iterator[pa.RecordBatch]:
-    """Stream the rows whose first column is among ``ids``."""
-    wanted = pa.array(sorted(ids), pa.int64())
-    for batch in dataset.batches(table, columns):
-        chosen = batch.filter(pc.is_in(batch.column(columns[0]), wanted))
-        if len(chosen):
-            yield chosen
-
-
-def _strings(dataset: Dataset, table: str, texts: pa.Array | pa.ChunkedArray) -> list[str]:
-    if texts.null_count:
-        raise DatasetError(f"{dataset.path}, table {table!r}: a row has no text (null)")
-    try:
-        return list(texts.to_pylist())
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"{dataset.path}, table {table!r}: a text is not UTF-8") from error

@@ -53,7 +53,8 @@ class SessionLog:
         session_column: Tells the sessions apart.
         time_column: When: timestamps, seconds, or ISO 8601 text.
         query_column: The query's text or your id of it.
-        ad_column: Your id or the text of the ad clicked, or nothing; None if the log has no ads.
+        ad_column: The ad clicked, or nothing: your id of it, its text or, where the dataset has no
+            ids of yours, its number; None if the log has no ads.
     """
 
     sessions: str
@@ -170,7 +171,7 @@ def _clicked(block: Block, log: SessionLog, ads: Nodes) -> tuple[UInt64s, Boolea
         return np.full(num_rows, NO_AD, dtype=np.uint64), np.zeros(num_rows, dtype=bool)
     cells, no_ad = as_strings(block.rows[log.ad_column])
     clicked = pc.utf8_trim_whitespace(cells).dictionary_encode()
-    hashes, nodes = ads.identify(clicked.dictionary)
+    hashes, nodes = ads.identify(clicked.dictionary, by_number=True)
     row = clicked.indices.to_numpy()
     known = (nodes >= 0)[row] & ~no_ad
     return np.where(known, hashes[row], np.uint64(NO_AD)), ~known & ~no_ad

@@ -337,6 +337,10 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
             yield Block(piece, pa.Table.from_batches([batch]), lines, findings)
             findings = []
             skipped.clear()
+        findings += [_skipped_line(piece, row, chunk.first_line) for row in skipped]
+        if findings:  # no batch comes where all lines were skipped
+            nothing = pa.table({name: pa.array([], pa.string()) for name in piece.columns})
+            yield Block(piece, nothing, np.empty(0, dtype=np.int64), findings)
 
 
 def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:

@@ -1,11 +1,7 @@
 """Summary statistics of a dataset directory."""
 
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
-
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.degrees import count_clicks
 from ramen_ray.data.schemas import SPLITS
 
 
@@ -25,17 +21,14 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
     """
     num_ads = dataset.num_rows("ads")
     statistics = {f"num_{split}_queries": dataset.num_rows(f"queries/{split}") for split in SPLITS}
-    for split in SPLITS:
-        statistics[f"num_{split}_clicks"] = sum(map(len, _clicked_ads(dataset, split)))
-    queries_of_ad = np.zeros(num_ads, dtype=np.int64)
-    for ad_ids in _clicked_ads(dataset, "train"):
-        queries_of_ad += np.bincount(ad_ids, minlength=num_ads)
+    clicks_per_ad = {split: count_clicks(dataset, split).per_ad for split in SPLITS}
+    statistics |= {f"num_{split}_clicks": int(clicks_per_ad[split].sum()) for split in SPLITS}
     num_queries = statistics["num_train_queries"]
     averages = {
         "clicks_per_query": _ratio(statistics["num_train_clicks"], num_queries),
         "queries_per_ad": _ratio(statistics["num_train_clicks"], num_ads),
-        "share_ads_without_click": _ratio(int((queries_of_ad == 0).sum()), num_ads),
-        "share_ads_with_one_click": _ratio(int((queries_of_ad == 1).sum()), num_ads),
+        "share_ads_without_click": _ratio(int((clicks_per_ad["train"] == 0).sum()), num_ads),
+        "share_ads_with_one_click": _ratio(int((clicks_per_ad["train"] == 1).sum()), num_ads),
     }
     for name in dataset.anchor_sets:
         averages |= {
@@ -45,12 +38,6 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
         }
     everything = {**statistics, "num_ads": num_ads, **averages}
     return {key: float(value) for key, value in everything.items()}
-
-
-def _clicked_ads(dataset: Dataset, split: str) -> Iterator[NDArray[np.int64]]:
-    """Stream the ad ids of the split's clicks, without reading the texts."""
-    for batch in dataset.batches(f"queries/{split}", ["ad_ids"]):
-        yield batch.column("ad_ids").flatten().to_numpy(zero_copy_only=False)
 
 
 def _num_edges(dataset: Dataset, anchor_set: str, side: str) -> int:

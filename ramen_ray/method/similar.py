@@ -1,7 +1,8 @@
 """An anchor set of similar texts: each train query and ad is tied to the texts nearest to it.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Validation and test queries are never anchors and bring no edges.
+RAMEN paper). Validation and test queries bring no edges, and are no anchors, except that an ad may
+have the text of one.
 """
 
 from collections.abc import Iterator

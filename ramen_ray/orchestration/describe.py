@@ -10,9 +10,8 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.degrees import Edges, count_clicks, count_edges
 from ramen_ray.data.description import Description, Hub, TokenLengths
 from ramen_ray.data.samples import sample_queries, sample_texts, texts_of
-from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.structure import check_structure
+from ramen_ray.data.validation import check
 from ramen_ray.method.metrics import popularity_groups
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer, count_tokens
@@ -43,19 +42,19 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         max_length: texts with more tokens count as too long.
 
     Raises:
-        DatasetError: a table is missing, unreadable or empty, or an id is not there.
+        DatasetError: the dataset directory has errors; lists all of them.
         EncoderError: there is no such encoder.
     """
-    check_structure(dataset)
+    logger.info("checking %s", dataset.path)
+    check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
     logger.info("counting clicks and edges of %s", dataset.path)
-    splits = [*SPLITS, *([ZERO_SHOT] if dataset.has(f"queries/{ZERO_SHOT}") else [])]
-    clicks = {split: count_clicks(dataset, split) for split in splits}
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
     edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
     statistics = dataset_statistics(dataset)
     logger.info("counting tokens")
     tables = [
-        *(f"queries/{split}" for split in splits),
+        *(f"queries/{split}" for split in dataset.splits),
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]

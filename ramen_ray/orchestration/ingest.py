@@ -18,7 +18,9 @@ import ray.data
 from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.edge_lists import made_by
 from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -55,16 +57,26 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
         )
         if source is not None
     }
+    for edge_list in tables.edge_lists.values():
+        for source, names in edge_list.tables.values():
+            find_pieces(source, names)  # says at once what is missing
+    metadata = {
+        "name": name or output.name,
+        "source": tables.clicks,
+        "licence": "",
+        "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
+    }
     start_ray()
-    with (
-        new_dataset(output, name=name or output.name, source=tables.clicks, licence="") as writer,
-        user_errors(),
-    ):
+    with new_dataset(output, **metadata) as writer, user_errors():
         folder = writer.folder / STAGING
         folder.mkdir()
         _stage(pieces, tables, folder)
         _number(pieces, tables, folder)
         _write(pieces, tables, folder, writer)
+        for key in tables.edge_lists:
+            counts = ray.get(ray.remote(write_edges).remote(folder, key, tables, writer))
+            found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            logger.info("anchor set %s: %s", key, found)
         shutil.rmtree(folder)
     return Dataset(output)
 

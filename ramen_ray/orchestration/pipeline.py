@@ -20,8 +20,6 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
-from ramen_ray.data.batches import read_batches, table_batches
-from ramen_ray.data.cross_checks import cross_findings
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.preparation import (
@@ -33,15 +31,17 @@ from ramen_ray.data.preparation import (
     write_parts,
 )
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.row_checks import row_findings
 from ramen_ray.data.statistics import dataset_statistics
-from ramen_ray.data.structure import inspect_structure, read_tables
+from ramen_ray.data.validation.batches import read_batches, table_batches
+from ramen_ray.data.validation.cross_checks import cross_findings
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.orchestration.cluster import user_errors
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 2
+PREPARED_VERSION = 3
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 
@@ -56,7 +56,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
     """
     structure = inspect_structure(dataset)
-    raise_errors(_named(dataset), structure.findings)
+    raise_errors(dataset, structure.findings)
     target = cache / _cache_key(dataset, tokenizer)
     if not target.is_dir():
         _prepare_once(target, dataset, tokenizer, structure.num_rows)
@@ -94,7 +94,7 @@ def _prepare_into(
         keys = ["table", "key", "anchor_id"]
         parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
     findings = ray.get(check)
-    raise_errors(_named(dataset), findings)
+    raise_errors(dataset, findings)
     join = ray.remote(join_parts).options(num_cpus=1)
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
@@ -102,10 +102,9 @@ def _prepare_into(
     for table in ID_TABLES:
         if dataset.has(table):
             batches = table_batches(dataset, table)
-            raise_errors(_named(dataset), row_findings(table, batches, num_rows))
+            raise_errors(dataset, row_findings(table, batches, num_rows))
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
-        "dataset": str(dataset.path),
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
         "statistics": ray.get(statistics.remote(dataset)),
@@ -160,19 +159,15 @@ def _read_checked(
     (item,) = group.to_pylist()
     table, opened = item["table"], Dataset(dataset)
     columns = opened.schema(table).names
-    for batch in read_batches(Path(item["file"]), columns, item["row_group"]):
-        raise_errors(_named(opened), row_findings(table, [batch], num_rows))
+    for batch in read_batches(opened, Path(item["file"]), columns, item["row_group"]):
+        raise_errors(opened, row_findings(table, [batch], num_rows))
         yield to_rows(table, pa.Table.from_batches([batch.rows]))
 
 
-def _named(dataset: Dataset) -> str:
-    return f"the dataset directory {dataset.path}"
-
-
 def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
-    warnings = [str(finding) for finding in findings if finding.severity == "warning"]
+    warnings = [finding for finding in findings if finding.severity == "warning"]
     for warning in warnings[:MAX_WARNINGS_SHOWN]:
-        logger.warning("warning: %s", warning)
+        logger.warning("warning: %s/%s", dataset.path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
         logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)

@@ -20,7 +20,7 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 
-from ramen_ray.data.anchor_sets import add_anchor_set, check_name
+from ramen_ray.data.anchor_sets import add_anchor_set, check_name, remove_anchor_set
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.hashing import UInt64s
 from ramen_ray.data.nodes import HeldOut, Nodes
@@ -50,7 +50,7 @@ def add_co_session(
         dataset_path: the dataset directory.
         log: the log and its columns.
         settings: which pairs become edges, and what the anchor sets of train queries and of ads are
-            called; one that gets no edge is left out.
+            called; one that gets no edge is left out, and removed with ``replace``.
         replace: whether sets of these names may be replaced.
 
     Returns:
@@ -74,20 +74,25 @@ def add_co_session(
         aside = Path(folder)
         pairs = _count(_Work(pieces, log, known, aside), settings)
         summary = dict(_noted(aside))
+        made_sets = {}
         for name, side, nodes in (
             (settings.query_set, "query", known.queries),
             (settings.ad_set, "ad", known.ads),
         ):
             edges, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
             if len(edges):
-                texts = _texts(dataset, nodes, anchors, aside)
-                summary |= add_anchor_set(dataset.path, name, texts, {side: edges}, made, replace)
+                made_sets[name] = (_texts(dataset, nodes, anchors, aside), {side: edges})
             summary[f"edges/{name}/{side}"] = len(edges)
-    if not (summary[f"edges/{settings.query_set}/query"] or summary[f"edges/{settings.ad_set}/ad"]):
+    if not made_sets:
         found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
         raise DatasetError(
             f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
         )
+    for name in (settings.query_set, settings.ad_set):
+        if name in made_sets:
+            summary |= add_anchor_set(dataset.path, name, *made_sets[name], made, replace)
+        else:
+            remove_anchor_set(dataset.path, name)
     return summary
 
 

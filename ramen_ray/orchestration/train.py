@@ -18,7 +18,7 @@ from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, flatten
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.predictions import shown_ads, spell_out
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.structure import check_structure
+from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.evaluation import GROUP_KS, KS
 from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer

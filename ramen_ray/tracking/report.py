@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 
 matplotlib.use("Agg")
 
@@ -45,7 +46,8 @@ def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained
 
 def log_predictions(uri: str, run_id: str, columns: Mapping[str, list[object]]) -> None:
     """Log sample predictions as a table that the MLflow UI shows."""
-    MlflowClient(tracking_uri=uri).log_table(run_id, dict(columns), "sample_predictions.json")
+    table = pd.DataFrame(columns, dtype=object)  # MLflow trips over pandas' own strings
+    MlflowClient(tracking_uri=uri).log_table(run_id, table, "sample_predictions.json")
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:

@@ -77,7 +77,8 @@ def import_xc(
 
     Queries without ads are left out, and so is what has no text; what is left out, and what was
     repaired, is logged as warnings. The published splits stay as they are; where there is no
-    validation split, train queries are held out, all of one text (but for letter case) together.
+    validation split, train queries are held out, all of one text (but for case and white space)
+    together.
 
     Args:
         source: Folder with the data set's files.

@@ -18,7 +18,8 @@ from scipy import sparse
 
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.hashing import UInt64s, hash_texts
+from ramen_ray.data.hashing import UInt64s, hash_strings
+from ramen_ray.data.texts import fold
 from ramen_ray.data.xc.lines import line_blocks, lines_not_utf8, read_texts
 from ramen_ray.data.xc.matrices import build_matrix
 
@@ -36,7 +37,6 @@ _TYPES_OF = {
 }
 _DAMAGE = (OSError, EOFError, zlib.error)
 _ROWS_AT_ONCE = 8192
-_HASHED_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Scan:
 
     Attributes:
         is_empty: (lines,) bool, True where there is no text but white space.
-        hashes: (lines,) uint64, equal for texts that are equal but for letter case.
+        hashes: (lines,) uint64, equal for texts that :func:`~ramen_ray.data.texts.fold` makes one.
     """
 
     is_empty: NDArray[np.bool_]
@@ -142,7 +142,7 @@ def scan(file: TextFile) -> Scan:
     for batch in file.batches():
         texts = pc.utf8_trim_whitespace(batch["text"].combine_chunks())
         is_empty.append(pc.equal(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False))
-        hashes.append(_hash(texts))
+        hashes.append(hash_strings(fold(texts)))
     return Scan(np.concatenate(is_empty), np.concatenate(hashes))
 
 
@@ -152,17 +152,6 @@ def _report_encoding(path: Path) -> None:
         rest = f" ({len(lines)} lines in all)" if len(lines) > 1 else ""
         message = f"the line is not UTF-8 and is read as latin-1{rest}"
         log.warning(Finding("warning", str(path), message, "convert it to UTF-8", lines[0]))
-
-
-def _hash(texts: pa.StringArray) -> UInt64s:
-    """Hash the beginnings and ends of texts: what is equal in whole is equal there."""
-    if not len(texts):
-        return np.empty(0, dtype=np.uint64)
-    first = pc.utf8_slice_codeunits(texts, 0, _HASHED_CHARACTERS)
-    last = pc.utf8_slice_codeunits(texts, -_HASHED_CHARACTERS)
-    _, offsets, characters = pc.utf8_lower(pc.binary_join_element_wise(first, last, "")).buffers()
-    starts = np.frombuffer(offsets, dtype=np.int32)[: len(texts) + 1]
-    return hash_texts(np.frombuffer(characters, dtype=np.uint8)[: starts[-1]], starts)
 
 
 def _even_batches(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from ramen_ray.data.anchor_sets import check_spelling
 from ramen_ray.data.dataset import DatasetError
+from ramen_ray.data.edge_lists import EdgeList
 from ramen_ray.data.sources import as_seconds
 
 
@@ -30,6 +32,18 @@ class Columns:
     """Id of an ad in the table of ads."""
     ad_text: str = "text"
     """Text of an ad in the table of ads."""
+    edges_query: str | None = None
+    """Query of an edge, named as the clicks name it; default the clicks' column."""
+    edges_ad: str | None = None
+    """Ad of an edge, named as the clicks name it; default the clicks' column."""
+    edges_anchor: str = "anchor"
+    """Anchor of an edge: its id, or its text without a table of anchors."""
+    edges_weight: str | None = None
+    """Weight of an edge; without it every edge weighs 1."""
+    anchor_id: str = "anchor_id"
+    """Id of an anchor in a table of anchors."""
+    anchor_text: str = "text"
+    """Text of an anchor in a table of anchors."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,12 @@ class UserTables:
     """Table of queries: id and text."""
     ads: str | None = None
     """Table of ads: id and text."""
+    query_edges: dict[str, str] = field(default_factory=dict)
+    """Anchor sets and their tables of edges of queries: NAME TABLE NAME TABLE..."""
+    ad_edges: dict[str, str] = field(default_factory=dict)
+    """Anchor sets and their tables of edges of ads."""
+    anchors: dict[str, str] = field(default_factory=dict)
+    """Anchor sets and their tables of anchors' ids and texts; without one edges name texts."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns in the tables."""
     splits: Splits = field(default_factory=Splits)
@@ -81,8 +101,10 @@ class UserTables:
         """Check what belongs together.
 
         Raises:
-            DatasetError: a split by time lacks times, or fractions leave nothing to train on.
+            DatasetError: a split by time lacks times, fractions leave nothing to train on, or an
+                anchor set has no edges or an unusable name.
         """
+        self._check_anchor_sets()
         splits = self.splits
         if splits.validation_from and not splits.test_from:
             raise DatasetError("splits.validation-from needs splits.test-from")
@@ -101,6 +123,14 @@ class UserTables:
             raise DatasetError("splits.validation-from and splits.test-from must be times")
         if splits.validation_from and validation >= test:
             raise DatasetError("splits.validation-from is not before splits.test-from")
+
+    def _check_anchor_sets(self) -> None:
+        with_edges = {**self.query_edges, **self.ad_edges}
+        for name in with_edges:
+            check_spelling(name)
+        for name in self.anchors:
+            if name not in with_edges:
+                raise DatasetError(f"anchors {name}: give its edges, query-edges or ad-edges")
 
     @property
     def period_bounds(self) -> tuple[float, float] | None:
@@ -123,6 +153,26 @@ class UserTables:
             "time": columns.clicks_time,
         }
         return {role: name for role, name in named.items() if name is not None}
+
+    @property
+    def edge_lists(self) -> dict[str, EdgeList]:
+        """The edges of each anchor set."""
+        columns = self.columns
+        return {
+            name: EdgeList(
+                self.query_edges.get(name),
+                self.ad_edges.get(name),
+                self.anchors.get(name),
+                columns.edges_query or self.click_columns["query"],
+                columns.edges_ad or self.click_columns["ad"],
+                columns.edges_anchor,
+                columns.edges_weight,
+                columns.anchor_id,
+                columns.anchor_text,
+                self.skip_bad_rows,
+            )
+            for name in sorted({**self.query_edges, **self.ad_edges})
+        }
 
     def node_columns(self, kind: str) -> dict[str, str]:
         """Names of the id and text columns of the table of ``queries`` or ``ads``."""

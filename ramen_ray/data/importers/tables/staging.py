@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding
@@ -24,6 +23,7 @@ from ramen_ray.data.sources import (
     as_strings,
     read_piece,
 )
+from ramen_ray.data.texts import fold, normalized
 
 NODES = pa.schema(
     [
@@ -57,7 +57,7 @@ def stage_nodes(piece: Piece, kind: str, number: int, tables: UserTables, folder
             good = pa.array(~(no_id | no_text))
             texts = texts.filter(good)
             part.write_table(
-                _nodes(ids.filter(good), _normalized(texts) if tables.normalize_texts else texts)
+                _nodes(ids.filter(good), normalized(texts) if tables.normalize_texts else texts)
             )
     write_findings(folder, f"{kind}-{number:06d}", findings)
 
@@ -84,7 +84,7 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
                 columns[role] = columns[role].filter(pa.array(good))
             for role, nodes in unlisted.items():
                 if tables.normalize_texts:
-                    columns[role] = _normalized(columns[role])
+                    columns[role] = normalized(columns[role])
                 nodes.write_table(_nodes(None, columns[role].unique()))
             part.write_table(_clicks(columns, good, block.row_numbers, tables.period_bounds or ()))
     write_findings(folder, f"clicks-{number:06d}", findings)
@@ -129,14 +129,9 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
         "text": texts,
         "id_hash": text_hash if ids is None else hash_strings(ids),
         "text_hash": text_hash,
-        "folded_hash": hash_strings(pc.utf8_lower(_normalized(texts))),
+        "folded_hash": hash_strings(fold(texts)),
     }
     return pa.table(columns, schema=NODES)
-
-
-def _normalized(texts: pa.Array) -> pa.Array:
-    texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
-    return pc.replace_substring_regex(texts, r"\s+", " ")
 
 
 _MEANT = {

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.batches import ids, readable, table_batches
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Tally
-from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.hashing import find, hash_strings
+from ramen_ray.data.validation.batches import ids, readable, table_batches
 
 Keys = tuple[NDArray[np.int64], NDArray[np.uint64]]
 """Row numbers within the batch (n,) and their keys (n,); rows without a key are left out."""
@@ -32,9 +32,8 @@ def tally_repeats(
     seen = np.zeros(len(repeated), dtype=np.bool_)
     for batch in table_batches(dataset, table, columns):
         rows, keys = keys_of(batch.rows)
-        place = np.searchsorted(repeated, keys).clip(max=len(repeated) - 1)
-        hit = repeated[place] == keys
-        rows, place = rows[hit], place[hit]
+        place = find(keys, repeated)
+        rows, place = rows[place >= 0], place[place >= 0]
         met, first = np.unique(place, return_index=True)
         again = np.ones(len(rows), dtype=np.bool_)
         again[first] = seen[met]

@@ -8,8 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.batches import Batch, ids, list_entries, positions, readable, undecodable
 from ramen_ray.data.findings import Finding, Tally
+from ramen_ray.data.validation.batches import (
+    Batch,
+    ids,
+    list_entries,
+    positions,
+    readable,
+    undecodable,
+)
 
 Hits = tuple[NDArray[np.int64], pa.Array]
 """Row numbers within the batch (n,) and the values (n,) there that are wrong."""

@@ -2,15 +2,14 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.batches import READ_ERRORS, unreadable
 from ramen_ray.data.dataset import Dataset, optional_tables, required_tables
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.schemas import ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.validation.batches import READ_ERRORS, unreadable
 
 _NEEDED_BY = {
     f"queries/{ZERO_SHOT}": "novel_ads",
@@ -51,7 +50,7 @@ def check_structure(dataset: Dataset) -> dict[str, int]:
         DatasetError: names every table, file and column that is wrong.
     """
     structure = inspect_structure(dataset)
-    raise_errors(f"the dataset directory {dataset.path}", structure.findings)
+    raise_errors(dataset, structure.findings)
     return structure.num_rows
 
 
@@ -62,8 +61,8 @@ def inspect_structure(dataset: Dataset) -> Structure:
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
     for table in filter(_is_known, wanted):
         if not dataset.has(table):
-            file = dataset.path / f"{table}.parquet"
-            findings.append(_finding(file, f"there is no table {table!r}", "training needs it"))
+            message = f"there is no table {table!r}"
+            findings.append(_finding(f"{table}.parquet", message, "training needs it"))
             continue
         found, count = _table_findings(dataset, table)
         findings += found
@@ -75,11 +74,12 @@ def inspect_structure(dataset: Dataset) -> Structure:
 def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | None]:
     """Check a table's footers; returns its row count too, or None where rows cannot be read."""
     findings: list[Finding] = []
-    schemas: dict[Path, pa.Schema] = {}
+    schemas: dict[str, pa.Schema] = {}
     count = 0
-    for file in dataset.files(table):
+    for path in dataset.files(table):
+        file = str(path.relative_to(dataset.path))
         try:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(path)
             schemas[file] = parquet.schema_arrow
             count += parquet.metadata.num_rows
         except READ_ERRORS as error:
@@ -91,15 +91,15 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
         findings += _column_findings(file, expected, schema)
     if findings:
         return findings, None
-    path = dataset.path / f"{table}.parquet"
+    file = f"{table}.parquet"
     if not count and not table.startswith("filters/"):
         advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
-        findings.append(_finding(path, f"table {table!r} is empty", advice))
+        findings.append(_finding(file, f"table {table!r} is empty", advice))
     stated = _stated_counts(dataset).get(table, count)
     if stated != count:
         findings.append(
             _finding(
-                path,
+                file,
                 f"it has {count} rows, but dataset.json says {stated}",
                 "a file was changed, cut off or lost: restore it, or correct dataset.json",
             )
@@ -107,7 +107,7 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
     return findings, count
 
 
-def _column_findings(file: Path, expected: pa.Schema, found: pa.Schema) -> list[Finding]:
+def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> list[Finding]:
     findings = []
     for field in expected:
         types = [column.type for column in found if column.name == field.name]
@@ -119,7 +119,7 @@ def _column_findings(file: Path, expected: pa.Schema, found: pa.Schema) -> list[
             message, advice = f"the column is {types[0]}, not {field.type}", "cast it"
         else:
             continue
-        findings.append(Finding("error", str(file), message, advice, column=field.name))
+        findings.append(Finding("error", file, message, advice, column=field.name))
     return findings
 
 
@@ -134,7 +134,7 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
     sets, tables = dataset.anchor_sets, dataset.tables
     findings = [
         _finding(
-            dataset.path,
+            f"anchors/{name}.parquet",
             f"the name of anchor set {name!r} holds more than letters, digits, '_' and '-'",
             "rename its anchors and edges",
         )
@@ -144,15 +144,15 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
     with_edges = {table.split("/")[1] for table in tables if table.startswith("edges/")}
     findings += [
         _finding(
-            dataset.path,
-            f"edges/{name} belongs to no anchor set (there is no anchors/{name})",
+            f"edges/{name}",
+            f"the edges belong to no anchor set (there is no anchors/{name})",
             "add the anchors, or remove the edges",
         )
         for name in sorted(with_edges - set(sets))
     ]
     findings += [
         _finding(
-            dataset.path,
+            f"anchors/{name}.parquet",
             f"anchor set {name!r} has no edges (no edges/{name}/query or .../ad)",
             "add edges, or remove the anchors",
         )
@@ -160,14 +160,14 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
         if not any(dataset.has(f"edges/{name}/{side}") for side in ("query", "ad"))
     ]
     findings += [
-        _finding(dataset.path, f"{table} is there without {needed}", f"add {needed}")
+        _finding(f"{table}.parquet", f"it is there without {needed}", f"add {needed}")
         for table, needed in _NEEDED_BY.items()
         if dataset.has(table) and not dataset.has(needed)
     ]
     return findings + [
         Finding(
             "warning",
-            str(dataset.path / f"{table}.parquet"),
+            f"{table}.parquet",
             f"the dataset directory has no table {table!r}; it is not read",
             "is the name right?",
         )
@@ -186,7 +186,7 @@ def _is_known(table: str) -> bool:
 
 def _count_findings(dataset: Dataset) -> list[Finding]:
     """Check that dataset.json counts the rows of tables that are there."""
-    file = str(dataset.path / "dataset.json")
+    file = "dataset.json"
     counts = _stated_counts(dataset)
     if dataset.metadata.get("num_rows", {}) != counts:
         message = "num_rows is not an object that gives each table's row count"
@@ -209,5 +209,5 @@ def _stated_counts(dataset: Dataset) -> dict[str, int]:
     return {table: count for table, count in counts if type(count) is int}
 
 
-def _finding(path: Path, message: str, advice: str = "") -> Finding:
-    return Finding("error", str(path), message, advice)
+def _finding(file: str, message: str, advice: str) -> Finding:
+    return Finding("error", file, message, advice)

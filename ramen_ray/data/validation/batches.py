@@ -19,12 +19,16 @@ READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class UnreadableFileError(DatasetError):
-    """A parquet file is damaged; ``finding`` says which."""
+    """A parquet file of a dataset directory is damaged; ``finding`` says which."""
 
-    def __init__(self, finding: Finding) -> None:
-        """Keep ``finding``."""
-        super().__init__(str(finding))
-        self.finding = finding
+    finding: Finding
+
+    @classmethod
+    def of(cls, dataset: Dataset, finding: Finding) -> "UnreadableFileError":
+        """Name the file with its whole path, as no other message names the directory."""
+        error = cls(f"{dataset.path}/{finding}")  # one argument, or Ray cannot unpickle it
+        error.finding = finding
+        return error
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Batch:
     """Some rows of a file.
 
     Attributes:
-        file: the parquet file.
+        file: the parquet file, from the dataset directory on.
         first_row: the number of the first row within the file, from 0.
         rows: the rows.
     """
@@ -42,14 +46,17 @@ class Batch:
     rows: pa.RecordBatch
 
 
-def read_batches(file: Path, columns: list[str], row_group: int | None = None) -> Iterator[Batch]:
-    """Stream ``columns`` of a file, or of one of its row groups.
+def read_batches(
+    dataset: Dataset, path: Path, columns: list[str], row_group: int | None = None
+) -> Iterator[Batch]:
+    """Stream ``columns`` of one of the dataset's files, or of one of its row groups.
 
     Raises:
         UnreadableFileError: the file is not parquet, or damaged.
     """
+    file = path.relative_to(dataset.path)
     try:
-        parquet = pq.ParquetFile(file)
+        parquet = pq.ParquetFile(path)
         metadata = parquet.metadata
         counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         groups = range(len(counts)) if row_group is None else [row_group]
@@ -59,9 +66,10 @@ def read_batches(file: Path, columns: list[str], row_group: int | None = None) -
             yield Batch(file, first_row, rows.select(columns))
             first_row += len(rows)
     except READ_ERRORS as error:
-        raise UnreadableFileError(unreadable(file, error)) from error
+        raise UnreadableFileError.of(dataset, unreadable(file, error)) from error
     if first_row != last_row or sum(counts) != metadata.num_rows:
-        raise UnreadableFileError(unreadable(file, "other number of rows than its footer says"))
+        finding = unreadable(file, "other number of rows than its footer says")
+        raise UnreadableFileError.of(dataset, finding)
 
 
 def table_batches(
@@ -72,11 +80,11 @@ def table_batches(
     Raises:
         UnreadableFileError: a file is not parquet, or damaged.
     """
-    for file in dataset.files(table):
-        yield from read_batches(file, columns or dataset.schema(table).names)
+    for path in dataset.files(table):
+        yield from read_batches(dataset, path, columns or dataset.schema(table).names)
 
 
-def unreadable(file: Path, why: object) -> Finding:
+def unreadable(file: str | Path, why: object) -> Finding:
     """Say that ``file`` cannot be read."""
     return Finding(
         "error",

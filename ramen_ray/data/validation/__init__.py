@@ -2,12 +2,21 @@
 
 from collections.abc import Callable
 
-from ramen_ray.data.batches import UnreadableFileError, table_batches
-from ramen_ray.data.cross_checks import cross_findings
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.findings import Finding
-from ramen_ray.data.row_checks import row_findings
-from ramen_ray.data.structure import inspect_structure
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.validation.batches import UnreadableFileError, table_batches
+from ramen_ray.data.validation.cross_checks import cross_findings
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import inspect_structure
+
+
+def check(dataset: Dataset) -> None:
+    """Refuse a dataset directory in which :func:`validate` finds errors.
+
+    Raises:
+        DatasetError: lists all of them.
+    """
+    raise_errors(dataset, validate(dataset))
 
 
 def validate(

@@ -11,13 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.batches import ids, list_entries, positions, readable, table_batches
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, Severity, Tally
-from ramen_ray.data.hashing import hash_strings
-from ramen_ray.data.repeats import id_keys, number_pairs, pair_keys, tally_repeats, text_keys
-from ramen_ray.data.row_checks import id_limits
+from ramen_ray.data.hashing import find, hash_strings
 from ramen_ray.data.schemas import ZERO_SHOT, schema_of
+from ramen_ray.data.texts import fold
+from ramen_ray.data.validation.batches import ids, list_entries, positions, readable, table_batches
+from ramen_ray.data.validation.repeats import (
+    id_keys,
+    number_pairs,
+    pair_keys,
+    tally_repeats,
+    text_keys,
+)
+from ramen_ray.data.validation.row_checks import id_limits
 
 TRAIN = "queries/train"
 _DAMAGE = (
@@ -101,7 +108,7 @@ def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Ite
     trained = np.empty(num_rows[TRAIN], dtype=np.uint64)
     filled = 0
     for batch in table_batches(dataset, TRAIN, ["text"]):
-        trained[filled : filled + len(batch.rows)] = _plain_hashes(batch.rows)
+        trained[filled : filled + len(batch.rows)] = hash_strings(fold(readable(batch.rows[0])))
         filled += len(batch.rows)
     trained.sort()
     for table in _held_out(num_rows):
@@ -109,15 +116,10 @@ def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Ite
         message = f"query that {TRAIN} has too, up to case and white space"
         tally = Tally("warning", message, advice, "text")
         for batch in table_batches(dataset, table, ["text"]):
-            found = positions(_among(_plain_hashes(batch.rows), trained))
+            hashes = hash_strings(fold(readable(batch.rows[0])))
+            found = positions(find(hashes, trained) >= 0)
             tally.add(batch.file, batch.first_row + found, batch.rows.column(0).take(found))
         yield from tally.findings(out_of=num_rows[table])
-
-
-def _plain_hashes(rows: pa.RecordBatch) -> NDArray[np.uint64]:
-    """Hash texts (n,) regardless of case and of how much white space stands where."""
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(readable(rows[0]))))
-    return hash_strings(pc.binary_join(words, " "))
 
 
 def _held_out(num_rows: dict[str, int]) -> list[str]:
@@ -166,7 +168,7 @@ def _filtered_answers(
     tally = Tally("warning", f"pair that is a right answer in {queries}", advice, "ad_id")
     for batch in table_batches(dataset, filters, ["query_id", "ad_id"]):
         rows, keys = pair_keys(batch.rows, limits)
-        found = rows[_among(keys, truth)]
+        found = rows[find(keys, truth) >= 0]
         values = batch.rows.take(pa.array(found)).to_struct_array()
         tally.add(batch.file, batch.first_row + found, values)
     return tally.findings(out_of=dataset.num_rows(filters))
@@ -191,10 +193,3 @@ def _unmarked(flags: NDArray[np.bool_], ad_ids: NDArray[np.int64]) -> NDArray[np
     """Return where ``ad_ids`` (n,) names an ad that is not flagged."""
     inside = np.flatnonzero((ad_ids >= 0) & (ad_ids < len(flags)))
     return inside[~flags[ad_ids[inside]]]
-
-
-def _among(keys: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Flag the keys (n,) that are among ``known``, which is sorted."""
-    if not len(known):
-        return np.zeros(len(keys), dtype=np.bool_)
-    return np.asarray(known[np.searchsorted(known, keys).clip(max=len(known) - 1)] == keys)

@@ -1,0 +1,76 @@
+"""Last stage too: write the anchor sets, whose edges name queries and ads as the clicks do."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.data.anchor_sets import write_anchor_set
+from ramen_ray.data.dataset import DatasetWriter
+from ramen_ray.data.edge_lists import Named, read_edge_list
+from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.importers.tables.numbering import Numbering
+from ramen_ray.data.importers.tables.planning import TRAIN, Plan
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.texts import normalized
+
+LEFT_OUT = -1
+
+
+def write_edges(
+    folder: Path, name: str, tables: UserTables, writer: DatasetWriter
+) -> dict[str, int]:
+    """Write the anchor set ``name``.
+
+    Returns:
+        Row counts of what was written, and edges left out or joined.
+
+    Raises:
+        DatasetError: names every row that is wrong, or no edge is left.
+    """
+    edge_list = tables.edge_lists[name]
+    namings = {
+        side: partial(naming, folder=folder, tables=tables)
+        for side, naming in (("query", _name_queries), ("ad", _name_ads))
+        if side in edge_list.tables
+    }
+    texts, edges, counts = read_edge_list(edge_list, name, namings)
+    return write_anchor_set(writer, name, texts, edges) | counts
+
+
+def _name_queries(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
+    plan = Plan.open(folder)
+    known, numbers = _numbers(cells, "queries", folder, tables)
+    splits = plan.query_splits[numbers]
+    is_train = splits == TRAIN
+    left_out = {
+        "validation and test queries": _marked(known[splits > TRAIN], len(cells)),
+        "queries that the import left out": _marked(known[splits == LEFT_OUT], len(cells)),
+    }
+    return Named(known[is_train], plan.query_ids[numbers[is_train]], left_out)
+
+
+def _name_ads(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
+    known, numbers = _numbers(cells, "ads", folder, tables)
+    ads = Plan.open(folder).ad_ids[numbers]
+    left_out = {"ads that the import left out": _marked(known[ads == LEFT_OUT], len(cells))}
+    return Named(known[ads != LEFT_OUT], ads[ads != LEFT_OUT], left_out)
+
+
+def _numbers(
+    cells: pa.StringArray, kind: str, folder: Path, tables: UserTables
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of cells that name ``queries`` or ``ads`` at all, and their numbers."""
+    by_text = getattr(tables, kind) is None
+    names = normalized(cells) if by_text and tables.normalize_texts else cells
+    numbers = Numbering.open(folder, kind).of(hash_strings(names))
+    known = np.flatnonzero(numbers >= 0)
+    return known, numbers[known]
+
+
+def _marked(places: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+    marks = np.zeros(length, dtype=bool)
+    marks[places] = True
+    return marks
