@@ -74,6 +74,21 @@ class RegularizationConfig(Section):
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
 
 
+class WalkConfig(Section):
+    """Random walks with restart, which replace each node's edges by the anchors that they visit."""
+
+    enabled: bool = False
+    """Train on the walked graph instead of the dataset's own edges."""
+    num_hops: Positive = 400
+    """Hops of each node's walk."""
+    restart_probability: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Probability of going back to the start before a hop."""
+    max_anchor_degree: Positive = 500
+    """Anchors with more edges (of queries, or of ads) are left out."""
+    top_k: Positive = 10
+    """How many of its most visited anchors a node keeps, weighted by visits."""
+
+
 class TrainingConfig(Section):
     """How long to train, on what batches, and what to keep."""
 
@@ -125,8 +140,8 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random draw."""
     output: str = "outputs"
-    """Folder for prepared data, runs and, unless MLFLOW_TRACKING_URI is set, the MLflow store.
-    Several machines need a folder that all of them see."""
+    """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
+    MLflow store. Several machines need a folder that all of them see."""
     name: str | None = None
     """Name of the run; None derives one from the configuration. A run that was cut off is continued
     by starting it again under its name."""
@@ -136,6 +151,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
+    walk: WalkConfig = WalkConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     workers: WorkersConfig = WorkersConfig()

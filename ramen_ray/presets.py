@@ -9,6 +9,7 @@ from ramen_ray.config import (
     RegularizationConfig,
     RunConfig,
     TrainingConfig,
+    WalkConfig,
 )
 
 
@@ -64,6 +65,7 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.01, warmup_fraction=0.0025),
         loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        walk=WalkConfig(enabled=True),
         training=TrainingConfig(epochs=300, global_batch_size=1024, validate_every=10),
     )
 

@@ -81,6 +81,9 @@ def test_overlaying_what_flatten_gave_rebuilds_the_tree(preset: str, changes: di
         ("loss.margin", -0.1),
         ("regularization.lambda_x.links", -1.0),
         ("regularization.lambda_x", [1.0]),
+        ("walk.restart_probability", 0.0),
+        ("walk.restart_probability", 1.0),
+        ("walk.top_k", 0),
         ("workers.num_workers", 0),
         ("seed", -1),
     ],
@@ -188,6 +191,7 @@ def test_flags_change_a_preset_as_an_overlay_does():
     found = _parse(
         *("tiny", "--optimizer.lr", "0.25", "--training.epochs=3", "--workers.use-gpu"),
         *("--encoder.num-layers", "2", "--regularization.lambda-x.links", "0.5"),
+        *("--walk.enabled", "--walk.restart-probability", "0.6"),
     )
     changes = {
         "optimizer.lr": 0.25,
@@ -195,6 +199,8 @@ def test_flags_change_a_preset_as_an_overlay_does():
         "workers.use_gpu": True,
         "encoder.num_layers": 2,
         "regularization.lambda_x.links": 0.5,
+        "walk.enabled": True,
+        "walk.restart_probability": 0.6,
     }
     assert found == overlay(PRESETS["tiny"](), changes)
     assert _parse("--seed", "7") == overlay(PRESETS["foldoc"](), {"seed": 7})

@@ -52,6 +52,14 @@ class Csr:
             np.load(weights, mmap_mode="r") if weights.exists() else None,
         )
 
+    def save(self, folder: Path) -> None:
+        """Write the arrays into ``folder``, for :meth:`open`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "indptr.npy", self.indptr)
+        np.save(folder / "indices.npy", self.indices)
+        if self.cumulative_weights is not None:
+            np.save(folder / "cumulative_weights.npy", self.cumulative_weights)
+
     @property
     def num_rows(self) -> int:
         """How many rows there are."""

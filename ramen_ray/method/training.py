@@ -6,6 +6,7 @@ D width of an embedding, L candidates of a pool.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,17 @@ class Batches:
         self._order = np.empty((0, 0), dtype=np.int64)
 
     @classmethod
-    def of(cls, data: Prepared, anchor_sets: list[str], batch_size: int, seed: int) -> "Batches":
-        """Map the tables of a prepared dataset."""
-        graphs = [Graph(data.edges(s, "query"), data.edges(s, "ad")) for s in anchor_sets]
+    def of(
+        cls,
+        data: Prepared,
+        anchor_sets: list[str],
+        batch_size: int,
+        seed: int,
+        edges: Path | None = None,
+    ) -> "Batches":
+        """Map the tables of a prepared dataset; ``edges`` holds a graph in place of its own."""
+        folders = [(edges or data.path / "edges") / name for name in anchor_sets]
+        graphs = [Graph(Csr.open(f / "query"), Csr.open(f / "ad")) for f in folders]
         anchors = [data.anchors(s) for s in anchor_sets]
         tables = [data.queries["train"], data.ads, *(t for t in anchors for _ in ("query", "ad"))]
         return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)

@@ -23,10 +23,17 @@ from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.evaluation import GROUP_KS, KS
 from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
+from ramen_ray.method.walk import WalkSettings
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
-from ramen_ray.orchestration.worker import VALIDATION, WorkerTask, train_loop_per_worker
+from ramen_ray.orchestration.walks import walked_edges
+from ramen_ray.orchestration.worker import (
+    VALIDATION,
+    WorkerTask,
+    build_objective,
+    train_loop_per_worker,
+)
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
     close_run,
@@ -83,8 +90,10 @@ def fit(config: RunConfig) -> TrainResult:
             logger.info("run %s: preparing %s", directory.name, dataset.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
+            with _timed(seconds, "walk"):
+                edges = _edges(config, data)
             _log_inputs(uri, run_id, config, data)
-            task = WorkerTask(config, str(data.path), uri, run_id)
+            task = WorkerTask(config, str(data.path), str(edges), uri, run_id)
             called = time.time()
             outcome = _train(config, directory, task)
             seconds["workers"] = outcome["entered_at"] - called
@@ -152,6 +161,18 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load the tokenizer that goes with an encoder; a bag of tokens takes no special ones."""
     special = encoder.kind == "transformer"
     return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
+
+
+def _edges(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on."""
+    walk = config.walk
+    if not walk.enabled:
+        return data.path / "edges"
+    settings = WalkSettings(
+        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
+    )
+    walked = Path(config.output) / "walked"
+    return walked_edges(data, build_objective(config).anchor_sets, settings, config.seed, walked)
 
 
 @contextmanager

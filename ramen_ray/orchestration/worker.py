@@ -52,6 +52,7 @@ class WorkerTask:
 
     config: RunConfig
     prepared: str
+    edges: str
     tracking_uri: str
     mlflow_run_id: str
 
@@ -90,6 +91,17 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     return build_transformer(config.pretrained, config.pooling, config.num_layers)
 
 
+def build_objective(config: RunConfig) -> Objective:
+    """Take the objective's constants out of the configuration."""
+    return Objective(
+        config.loss.margin,
+        config.loss.num_hard_negatives,
+        config.loss.softmax_weighting,
+        config.regularization.lambda_x,
+        config.regularization.lambda_z,
+    )
+
+
 @dataclass
 class Worker:
     """One worker's encoder, data and state."""
@@ -111,18 +123,13 @@ class Worker:
             config.training.precision == "auto" and self.device.type == "cuda"
         )
         self.data = Prepared(Path(self.task.prepared))
-        self.objective = Objective(
-            config.loss.margin,
-            config.loss.num_hard_negatives,
-            config.loss.softmax_weighting,
-            config.regularization.lambda_x,
-            config.regularization.lambda_z,
-        )
+        self.objective = build_objective(config)
         self.batches = Batches.of(
             self.data,
             self.objective.anchor_sets,
             config.training.global_batch_size,
             config.seed,
+            Path(self.task.edges),
         )
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
         self._restore_or_start()

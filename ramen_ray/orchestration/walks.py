@@ -1,0 +1,114 @@
+"""Walked graphs: Ray tasks over ranges of nodes, made once for a graph, its settings and a seed.
+
+The folder of a walked graph looks like ``edges`` in the prepared arrays, SET/{query,ad}. Each side
+of a set is made on its own, so that runs that use different sets share what they have in common.
+"""
+
+import fcntl
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import ray
+
+from ramen_ray.data.csr import Csr
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
+
+logger = logging.getLogger(__name__)
+
+WALK_VERSION = 1
+NODES_PER_TASK = 50_000
+SIDES = ("query", "ad")
+SECONDS_BETWEEN_LINES = 30
+
+
+def walked_edges(
+    data: Prepared, anchor_sets: Sequence[str], settings: WalkSettings, seed: int, cache: Path
+) -> Path:
+    """Return the folder of the walked graph of ``anchor_sets``, made as far as ``cache`` lacks it.
+
+    Of two that ask for the same at the same time the second waits for the first.
+    """
+    digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
+    folder = cache / f"{data.path.name}-{digest.hexdigest()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder):
+        missing = [
+            f"{name}/{side}"
+            for name, side in product(anchor_sets, SIDES)
+            if not (folder / name / side).is_dir()
+        ]
+        if missing:
+            _walk(data, missing, settings, seed, folder)
+    return folder
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _walk(
+    data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
+) -> None:
+    write, walk, join = (
+        ray.remote(task).options(num_cpus=1) for task in (_write_graph, _walk_range, _join)
+    )
+    started = time.monotonic()
+    aside = folder / ".aside"
+    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    aside.mkdir()
+    ranges, joined = [], []
+    try:
+        for side in sides:
+            edges, graph = data.path / "edges" / side, aside / "graphs" / side
+            made = write.remote(edges, graph, settings.max_anchor_degree)
+            num_nodes = Csr.open(edges).num_rows
+            starts = range(0, num_nodes, NODES_PER_TASK)
+            bounds = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
+            parts = [walk.remote(made, graph, nodes, settings, seed) for nodes in bounds]
+            ranges += parts
+            joined.append(join.remote(aside / side, *parts))
+        _wait(ranges + joined)
+        for side in sides:
+            (folder / side).parent.mkdir(exist_ok=True)
+            (aside / side).rename(folder / side)
+    finally:
+        shutil.rmtree(aside)
+    logger.info("walked %s in %.1f s", ", ".join(sides), time.monotonic() - started)
+
+
+def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
+    walkable = WalkGraph.of(Csr.open(edges), max_anchor_degree)
+    walkable.forward.save(graph / "forward")
+    walkable.backward.save(graph / "backward")
+
+
+def _walk_range(
+    made: None, graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int
+) -> Visits:
+    """Walk from the nodes from one number up to another, once the graph is ``made``."""
+    walkable = WalkGraph(Csr.open(graph / "forward"), Csr.open(graph / "backward"))
+    return most_visited(walkable, *nodes, settings, seed)
+
+
+def _join(folder: Path, *parts: Visits) -> None:
+    visited_edges(parts).save(folder)
+
+
+def _wait(tasks: list[ray.ObjectRef]) -> None:
+    """Wait until all tasks are done, telling how far they are, or until one fails."""
+    waiting = tasks
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LINES)
+        ray.get(done)
+        if waiting:
+            logger.info("walk: %d of %d parts", len(tasks) - len(waiting), len(tasks))
