@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from support import errors_in, query_table, text_table
 
-from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.sources import pieces
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
 LINKS = pd.DataFrame(
@@ -77,7 +77,7 @@ def _add(path: Path, **edge_list: Any) -> dict[str, int]:
 def test_every_format_gives_the_edges(
     suffix: str, piece_size: int, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", piece_size)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
     source = _write(LINKS, tmp_path / f"links{suffix}")
     counts = _add(path, query_edges=source, weight_column="weight")
     assert _edges(path, "query") == QUERY_EDGES

@@ -17,8 +17,8 @@ from support import errors_in, prepare_in_process
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.config import overlay
-from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.sources import pieces
 from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training import Batches, Objective, TrainState, global_losses, train_steps
@@ -102,7 +102,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert not list(path.rglob(".*"))
 
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 60_000)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 60_000)
     made = _tables(path)
     for source in ("log.csv", "log.parquet"):
         assert (

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramen_ray.data import sources
 from ramen_ray.data.dataset import DatasetError
-from ramen_ray.data.sources import as_numbers, as_seconds, as_strings, find_pieces, read_piece
+from ramen_ray.data.sources import (
+    as_numbers,
+    as_seconds,
+    as_strings,
+    find_pieces,
+    pieces,
+    read_piece,
+)
 
 CELLS = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12
@@ -51,7 +57,7 @@ def test_every_format_gives_the_cells_that_were_written(
     frame["query"] = "q" + frame["query"]
     _write(frame, tmp_path / name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BYTES_PER_PIECE", piece_size)
+        patch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
         found = _read(tmp_path / name, "clicks", "query", "ad")
     assert list(found.columns) == ["clicks", "query", "ad"]
     assert found["query"].tolist() == frame["query"].tolist()
@@ -115,11 +121,11 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     lines = [f"query {n},{n}" for n in range(200)]
     lines[50], lines[120], lines[160] = "only one", "a,b,c", ""
     file.write_text("\n".join(["query,ad", *lines]) + "\n")
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 300)
-    pieces = find_pieces(str(file), ["query", "ad"])
-    blocks = [block for piece in pieces for block in read_piece(piece)]
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 300)
+    found = find_pieces(str(file), ["query", "ad"])
+    blocks = [block for piece in found for block in read_piece(piece)]
     findings = [finding for block in blocks for finding in block.findings]
-    assert len(pieces) > 5
+    assert len(found) > 5
     assert [finding.row for finding in findings] == [52, 122]
     assert "1 cells instead of 2: 'only one'" in str(findings[0])
     numbers = []
@@ -134,12 +140,15 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
 def test_broken_lines_at_the_end_are_not_lost(
     piece_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", piece_size)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
     good = "".join(f"q{n},a\n" for n in range(40))
     for content, broken in ((good, range(42, 72)), ("", range(2, 32))):
         (tmp_path / "t.csv").write_text("query,ad\n" + content + "broken\n" * 30)
-        pieces = find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
-        blocks = [block for piece in pieces for block in read_piece(piece)]
+        blocks = [
+            block
+            for piece in find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
+            for block in read_piece(piece)
+        ]
         found = [finding.row for block in blocks for finding in block.findings]
         assert found == list(broken)
 
@@ -265,7 +274,7 @@ def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:
 def test_lines_longer_than_a_piece(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 1 << 20)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 1 << 20)
     texts = [letter * 5_000_000 for letter in "abc"]
     frame = pd.DataFrame({"query": texts})
     _write(frame, tmp_path / name)

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import errors_in, import_in_process
 
-from ramen_ray.data import sources
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
 from ramen_ray.data.schemas import SPLITS
+from ramen_ray.data.sources import pieces
 from ramen_ray.orchestration.ingest import import_tables
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +107,7 @@ def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> Non
 
 def _random_shop(folder: Path, piece_size: int, **changes: Any) -> Dataset:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "BYTES_PER_PIECE", piece_size)
+        patch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
         return import_in_process(
             UserTables(str(folder / "clicks.csv"), **changes), folder / f"out-{piece_size}"
         )[0]
@@ -301,7 +301,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sources, "BYTES_PER_PIECE", 3000)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 3000)
     _write_log(tmp_path)
     links = pd.DataFrame({"query": [f"query {3 * n}" for n in range(130)], "anchor": "divisible"})
     links.to_csv(tmp_path / "links.csv", index=False)
