@@ -1,10 +1,10 @@
 """Evaluate a checkpoint on a split.
 
 Examples:
-    python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME --split zero_shot
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
-    python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split zero_shot
-    python jobs/evaluate.py --checkpoint CHECKPOINT --predictions predictions.parquet
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions predictions.parquet
 """
 
 import json
@@ -29,7 +29,7 @@ def evaluate(
     """Evaluate a checkpoint and print its metrics.
 
     Args:
-        checkpoint: Folder that training wrote, with the encoder and its configuration.
+        checkpoint: Folder of a finished run, for its best checkpoint, or of one checkpoint.
         split: Split to evaluate on; zero_shot searches among the novel ads only.
         dataset: Another dataset directory than the one trained on.
         json_file: Also write all metrics there, as JSON.

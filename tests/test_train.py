@@ -102,7 +102,7 @@ def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -
 
 
 def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
-    metrics = evaluate_checkpoint(unharmed.encoder.parent, "test")
+    metrics = evaluate_checkpoint(unharmed.run_directory, "test")
     assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
 
 
@@ -151,7 +151,8 @@ def test_a_killed_driver_goes_on_with_the_same_command(
     second = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert second.returncode == 0, second.stderr
     after = json.loads((run_directory / "run.json").read_text())
-    assert after == {**before, "finished": True}
+    best = unharmed.encoder.parent.name
+    assert after == {**before, "finished": True, "best_checkpoint": best}
     run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name

@@ -55,7 +55,7 @@ def count_clicks(dataset: Dataset, split: str) -> Clicks:
     """Count the clicks of a split at both ends."""
     table = f"queries/{split}"
     columns = [name for name in ("ad_ids", "weights") if name in dataset.schema(table).names]
-    per_query: list[Int64s] = []
+    per_query = [np.empty(0, dtype=np.int64)]
     per_ad = np.zeros(dataset.num_rows("ads"), dtype=np.int64)
     weight = 0.0
     for batch in dataset.batches(table, columns):

@@ -22,7 +22,7 @@ from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
 from ramen_ray.method.search import TopK
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.pipeline import prepare
-from ramen_ray.orchestration.run_directory import CONFIG_FILE
+from ramen_ray.orchestration.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 from ramen_ray.orchestration.train import encoder_tokenizer
 
 ROWS_PER_SHARE = 8192
@@ -34,7 +34,8 @@ def evaluate_checkpoint(
     """Return the metrics of a checkpoint's encoder on a split.
 
     Args:
-        checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``.
+        checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
+            folder of a finished run, for its best checkpoint.
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: another dataset directory than the one trained on.
         predictions: a parquet file to write the predictions to, in the users' ids.
@@ -44,6 +45,7 @@ def evaluate_checkpoint(
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset directory is not usable or has no such split.
     """
+    checkpoint = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
     opened = Dataset(dataset or config.dataset)
     if not opened.has(f"queries/{split}"):
@@ -67,6 +69,16 @@ def evaluate_checkpoint(
     finally:
         shutil.rmtree(shares, ignore_errors=True)
     return metrics
+
+
+def _best_checkpoint(folder: Path) -> Path:
+    """Return the best checkpoint of a run's folder; any other folder as it is."""
+    if not (folder / RUN_FILE).is_file():
+        return folder
+    name = RunDirectory(folder).facts.get("best_checkpoint")
+    if name is None:
+        raise CheckpointError(f"the run {folder} is not finished; name one of its checkpoints")
+    return folder / name
 
 
 def _read_checkpoint_config(checkpoint: Path) -> RunConfig:

@@ -112,7 +112,7 @@ def fit(config: RunConfig) -> TrainResult:
             close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
             raise
         close_run(uri, run_id, "FINISHED")
-        directory.note(finished=True)
+        directory.note(finished=True, best_checkpoint=result.encoder.parent.name)
     return result
 
 
