@@ -1,6 +1,7 @@
 """The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ["RAY_ADDRESS"] = "local"  # never the cluster of another test or of the machine
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
@@ -43,7 +45,6 @@ TOPICS = {
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
 NUM_LINKS = 30
-PORT, DASHBOARD_PORT = 6399, 8299
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
 
@@ -160,15 +161,22 @@ class Head:
     dashboard: str
 
 
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
     """A head node of its own, on loopback."""
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    command += [f"--port={PORT}", f"--dashboard-port={DASHBOARD_PORT}", "--num-cpus=2"]
+    port, dashboard_port = _free_port(), _free_port()
+    command += [f"--port={port}", f"--dashboard-port={dashboard_port}", "--num-cpus=2"]
     command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    yield Head(f"127.0.0.1:{PORT}", f"http://127.0.0.1:{DASHBOARD_PORT}")
+    yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}")
     started = psutil.Process(process.pid).children(recursive=True)
     for child in [*started, process]:
         child.kill()

@@ -30,7 +30,7 @@ def _flags(encoder_path: Path, output: Path) -> list[str]:
 def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "jobs" / "train.py"), *arguments],
-        env={**os.environ, "RAY_ADDRESS": "local", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         cwd=ROOT,
