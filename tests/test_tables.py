@@ -1,7 +1,6 @@
 """A user's own tables against plain loops over the same rows."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys

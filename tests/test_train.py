@@ -1,7 +1,6 @@
 """Whole runs on a real Ray: what they leave, and that a killed one ends like an unharmed one."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
