@@ -15,6 +15,7 @@ from typing import Literal
 from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.tracking.report import metrics_table
 
@@ -39,7 +40,10 @@ def evaluate(
     metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset, file)
     Console(width=110).print(metrics_table({checkpoint.name: {split: metrics}}))
     if json_file is not None:
-        json_file.write_text(json.dumps(metrics, indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json-file {json_file}: {error.strerror}") from error
         print(f"all metrics: {json_file}")
     if predictions is not None:
         print(f"predictions: {predictions}")

@@ -41,10 +41,13 @@ def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None
     for finding in findings:
         print(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
-    print(f"{errors} errors, {len(findings) - errors} warnings")
+    print(f"errors: {errors}, warnings: {len(findings) - errors}")
     if json_file is not None:
-        content = [asdict(finding) for finding in findings]
-        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        content = json.dumps([asdict(finding) for finding in findings], indent=2)
+        try:
+            json_file.write_text(content + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DatasetError(f"--json-file {json_file}: {error.strerror}") from error
     return 1 if errors else 0
 
 

@@ -38,7 +38,7 @@ def _run(language: str, block: str, folder: Path, address: str) -> str:
 def test_bring_your_own_data(project: Path, head: Head) -> None:
     said = "".join(_run(*block, project, head.address) for block in BLOCKS)
     assert "wrote mine to" in said
-    assert "0 errors" in said
+    assert "errors: 0" in said
     assert (project / "outputs" / "descriptions" / "mine.html").exists()
     assert {path.stem for path in (project / "mine" / "anchors").iterdir()} == {
         "co_click",

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 from support import errors_in, prepare_in_process
@@ -205,3 +207,22 @@ def test_a_log_that_gives_nothing_is_one_clear_error(
     assert message in capsys.readouterr().err
     assert json.loads((path / "dataset.json").read_text()) == before
     assert not list(path.rglob(".*"))
+
+
+@pytest.mark.parametrize("command", ["co-session", "edges"])
+def test_a_column_of_lists_is_one_clear_error(
+    command: str,
+    cluster: None,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    columns = {"session_id": ["s1"], "time": [1], "query": [["old robin"]], "ad_id": ["0"]}
+    pq.write_table(pa.table(columns | {"anchor": ["a bird"]}), tmp_path / "log.parquet")
+    flags = {
+        "co-session": ["--sessions", tmp_path / "log.parquet"],
+        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.parquet"],
+    }
+    assert _run(monkeypatch, command, path, *flags[command]) == 2
+    assert "log.parquet, column 'query': list<" in capsys.readouterr().err

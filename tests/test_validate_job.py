@@ -50,7 +50,7 @@ def test_warnings_alone_end_well(copied: Path, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(copied))
     *_, closing = out.splitlines()
     assert code == 0
-    assert closing == "0 errors, 4 warnings"
+    assert closing == "errors: 0, warnings: 4"
     assert "│ queries/train      │   60 │" in out
     assert "\nwarning: ads.parquet, row 38, column 'text': text that an earlier ad has" in out
 
@@ -62,14 +62,14 @@ def test_errors_come_first_and_end_in_exit_code_1(
     _change(copied, "ads", "text", 2, "\tword [bold]\x07")
     findings = tmp_path / "findings.json"
     code, out, _ = _run(monkeypatch, capsys, str(copied), "--json-file", str(findings))
-    lines = [line for line in out.splitlines() if line.startswith(("error", "warning"))]
+    lines = [line for line in out.splitlines() if line.startswith(("error:", "warning:"))]
     assert code == 1
     assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 5
     assert lines[0] == (
         "error: edges/links/ad.parquet, row 3, column 'weight': weight that is no positive number: "
         "-1; give it a positive number, or leave it out"
     )
-    assert out.endswith("1 errors, 5 warnings\n")
+    assert out.endswith("errors: 1, warnings: 5\n")
     written = json.loads(findings.read_text())
     assert [finding["severity"] for finding in written] == ["error"] + ["warning"] * 5
     assert (written[0]["row"], written[0]["column"]) == (3, "weight")
@@ -80,6 +80,12 @@ def test_a_folder_of_something_else_ends_in_exit_code_2(tmp_path: Path, monkeypa
     code, out, err = _run(monkeypatch, capsys, str(tmp_path))
     assert (code, out) == (2, "")
     assert err == f"error: {tmp_path} is not a dataset directory: it has no dataset.json\n"
+
+
+def test_findings_that_cannot_be_written_end_in_exit_code_2(copied: Path, monkeypatch, capsys):
+    file = copied / "nowhere" / "findings.json"
+    code, _, err = _run(monkeypatch, capsys, str(copied), "--json-file", str(file))
+    assert (code, err) == (2, f"error: --json-file {file}: No such file or directory\n")
 
 
 def test_it_runs_as_a_command_without_ray():
@@ -97,7 +103,7 @@ def test_it_runs_as_a_command_without_ray():
 def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(ROOT / "datasets" / name))
     assert code == 0
-    assert out.endswith("0 errors, 1 warnings\n")
+    assert out.endswith("errors: 0, warnings: 1\n")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
+from ramen_ray.data.arrays import Int64s
 
 
 @dataclass(frozen=True)

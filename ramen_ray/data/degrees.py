@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

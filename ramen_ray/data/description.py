@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.degrees import Clicks, Edges, Int64s
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.degrees import Clicks, Edges
 from ramen_ray.data.samples import SampleQuery
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

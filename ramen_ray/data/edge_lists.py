@@ -9,18 +9,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
+from ramen_ray.data.arrays import Booleans, Floats, Int64s, UInt64s
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.hashing import UInt64s, hash_strings
-from ramen_ray.data.nodes import Booleans, HeldOut, Int64s, Nodes, contains
+from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.nodes import HeldOut, Nodes, contains
 from ramen_ray.data.sources import Block, as_numbers, as_strings, find_pieces, read_piece
 
 ADVICE = "correct these rows, or leave them out with --skip-bad-rows"
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -278,14 +276,14 @@ class _Reader:
         column = self.edge_list.weight_column
         if column is None:
             return np.ones(block.rows.num_rows), np.zeros(block.rows.num_rows, dtype=bool)
-        weights, bad = as_numbers(block.rows[column])
+        weights, bad = block.cells(column, as_numbers)
         bad |= weights <= 0
         self._report(block, column, bad, "a weight must be a number above 0")
         return weights, bad
 
     def _filled(self, block: Block, column: str) -> tuple[pa.StringArray, Booleans]:
         """Return the cells (rows,), and which are empty, which they should not be."""
-        cells, empty = as_strings(block.rows[column])
+        cells, empty = block.cells(column, as_strings)
         self._report(block, column, empty, "the cell is empty")
         return cells, empty
 

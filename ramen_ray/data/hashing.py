@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-UInt64s = NDArray[np.uint64]
+from ramen_ray.data.arrays import UInt64s
 
 
 def mix(values: NDArray[Any]) -> UInt64s:

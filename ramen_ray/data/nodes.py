@@ -6,18 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.hashing import UInt64s, find, hash_strings, keyed_hash
+from ramen_ray.data.hashing import find, hash_strings, keyed_hash
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.texts import fold
 
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
-
-Int64s = NDArray[np.int64]
-Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,10 @@ class Names:
 
     def first(self, hashes: UInt64s) -> Int64s:
         """Return the first node (n,) of each of ``hashes`` (n,), or -1."""
-        if not len(self.hashes):
-            return np.full(len(hashes), -1)
-        position = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        return np.where(self.hashes[position] == hashes, self.nodes[position], -1)
+        place = find(hashes, self.hashes)
+        node = np.full(len(hashes), -1)
+        node[place >= 0] = self.nodes[place[place >= 0]]
+        return node
 
     def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return all nodes of ``hashes`` (n,) as (position in ``hashes``, node) pairs."""

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.hashing import keyed_hash
 from ramen_ray.data.schemas import ZERO_SHOT
 from ramen_ray.data.validation import check
 
 Bools = NDArray[np.bool_]
-Int64s = NDArray[np.int64]
 ChosenClicks = Callable[[Int64s, Int64s], Bools]
 """Takes the query and the ad of each click, (clicks,) ids, and flags the clicks that stay."""
 

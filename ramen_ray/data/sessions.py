@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.anchor_sets import Edges
+from ramen_ray.data.arrays import Booleans, Floats, Int64s, UInt64s
 from ramen_ray.data.dataset import DatasetError
-from ramen_ray.data.hashing import UInt64s, hash_strings
-from ramen_ray.data.nodes import Booleans, HeldOut, Int64s, Nodes
+from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.nodes import HeldOut, Nodes
 from ramen_ray.data.sources import Block, as_seconds, as_strings
 
 NO_AD = 0
@@ -41,7 +42,6 @@ STRONGEST_PAIRS = pa.schema(
 )
 
 Weight = Literal["cosine", "pmi"]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ def read_events(
         query is a train query. Texts of the other queries: hash uint64, text. Counts of what was
         left out, by reason.
     """
-    sessions, no_session = as_strings(block.rows[log.session_column])
-    seconds, no_time = as_seconds(block.rows[log.time_column])
-    cells, no_query = as_strings(block.rows[log.query_column])
+    sessions, no_session = block.cells(log.session_column, as_strings)
+    seconds, no_time = block.cells(log.time_column, as_seconds)
+    cells, no_query = block.cells(log.query_column, as_strings)
     queries = pc.utf8_trim_whitespace(cells).dictionary_encode()
     asked = queries.indices.to_numpy()
     hashes, nodes = known.queries.identify(queries.dictionary)
@@ -169,7 +169,7 @@ def _clicked(block: Block, log: SessionLog, ads: Nodes) -> tuple[UInt64s, Boolea
     num_rows = block.rows.num_rows
     if log.ad_column is None:
         return np.full(num_rows, NO_AD, dtype=np.uint64), np.zeros(num_rows, dtype=bool)
-    cells, no_ad = as_strings(block.rows[log.ad_column])
+    cells, no_ad = block.cells(log.ad_column, as_strings)
     clicked = pc.utf8_trim_whitespace(cells).dictionary_encode()
     hashes, nodes = ads.identify(clicked.dictionary, by_number=True)
     row = clicked.indices.to_numpy()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Floats
 from ramen_ray.data.csr import Csr
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.hashing import keyed_hash, uniforms
-
-Int64s = NDArray[np.int64]
 
 _ORDER, _AD, _QUERY_ANCHOR, _AD_ANCHOR = range(4)
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.csr import Csr, ragged_positions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
@@ -21,8 +22,6 @@ from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_ove
 from ramen_ray.method.losses import triplet_loss
 from ramen_ray.method.sampling import Graph, draw, epoch_order, num_steps
 from ramen_ray.method.texts import TokenBatch
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import ray.data
 from numpy.typing import NDArray
 
 from ramen_ray.data.anchor_sets import add_anchor_set, check_name, remove_anchor_set
+from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.hashing import UInt64s
 from ramen_ray.data.nodes import HeldOut, Nodes
 from ramen_ray.data.sessions import (
     STRONGEST_PAIRS,

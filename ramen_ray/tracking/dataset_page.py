@@ -5,7 +5,7 @@ from textwrap import shorten
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.degrees import Int64s
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description import Description, Share, quantiles
 from ramen_ray.tracking.page import Plot, Section
 

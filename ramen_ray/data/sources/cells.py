@@ -5,14 +5,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans
+
 LARGEST_WHOLE_FLOAT = 2**53
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
-
-Booleans = NDArray[np.bool_]
 
 
 def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:

@@ -15,6 +15,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.sources.cells import is_number
@@ -25,7 +26,6 @@ BYTES_PER_JSON_SAMPLE = 1 << 20
 ROWS_PER_BLOCK = 65_536
 MAX_EXAMPLES = 3
 
-Booleans = NDArray[np.bool_]
 Converted = TypeVar("Converted")
 
 

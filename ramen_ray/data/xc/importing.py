@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.hashing import uniforms
@@ -21,8 +22,6 @@ from ramen_ray.data.xc.matrices import read_matrix, read_shape
 from ramen_ray.data.xc.texts import Scan, TextFile, scan
 
 log = logging.getLogger(__name__)
-
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 from scipy import sparse
 
+from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.hashing import UInt64s, hash_strings
+from ramen_ray.data.hashing import hash_strings
 from ramen_ray.data.texts import fold
 from ramen_ray.data.xc.lines import line_blocks, lines_not_utf8, read_texts
 from ramen_ray.data.xc.matrices import build_matrix

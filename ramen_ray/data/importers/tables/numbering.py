@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.hashing import UInt64s
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
 from ramen_ray.data.sources import Piece, lines_before, read_cell
-
-Int64s = NDArray[np.int64]
 
 SUMMED = pa.schema(
     [

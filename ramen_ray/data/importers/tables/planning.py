@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.dataset import DatasetError
-from ramen_ray.data.hashing import UInt64s, uniforms
+from ramen_ray.data.hashing import uniforms
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.settings import Splits, UserTables
 from ramen_ray.data.importers.tables.staging import read_part
 from ramen_ray.data.schemas import SPLITS
 
 Int8s = NDArray[np.int8]
-Int64s = NDArray[np.int64]
 
 TRAIN, VALIDATION, TEST = range(3)
 _NOT_CLICKED = 3

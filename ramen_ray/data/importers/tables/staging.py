@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.hashing import hash_strings
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.sources import (
     Block,
-    Booleans,
     Piece,
     as_numbers,
     as_seconds,

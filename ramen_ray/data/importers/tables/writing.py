@@ -5,16 +5,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import DatasetWriter, conform
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import Plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part
 from ramen_ray.data.schemas import SPLITS
-
-Int64s = NDArray[np.int64]
 
 
 def write_ads(folder: Path, part: int, writer: DatasetWriter) -> None:

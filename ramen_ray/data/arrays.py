@@ -1,0 +1,9 @@
+"""Names of the array types that signatures use."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Booleans = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+UInt64s = NDArray[np.uint64]
