@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,14 @@ def _make_links(
     degrees = [0 if n % 7 == 3 else int(draw.integers(1, 5)) for n in range(len(topics))]
     links = [_pick(draw, range(t, NUM_LINKS, 6), d) for t, d in zip(topics, degrees, strict=True)]
     return links, [draw.uniform(0.5, 4.0, size=degree).tolist() for degree in degrees]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ray_folder() -> Iterator[None]:
+    """A folder of this process's own for Ray, which takes the newest cluster there for its own."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -171,8 +180,10 @@ def _free_port() -> int:
 def head() -> Iterator[Head]:
     """A head node of its own, on loopback."""
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    port, dashboard_port = _free_port(), _free_port()
+    port, dashboard_port, agent_port = (_free_port() for _ in range(3))
     command += [f"--port={port}", f"--dashboard-port={dashboard_port}", "--num-cpus=2"]
+    command += [f"--dashboard-agent-listen-port={agent_port}"]
+    command += ["--min-worker-port=0", "--max-worker-port=0"]
     command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)

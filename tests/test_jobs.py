@@ -53,8 +53,13 @@ def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
 
 
 def test_a_submitted_job_trains_and_is_tracked(
-    head: Head, dataset_path: Path, encoder_path: Path, tmp_path: Path
+    head: Head,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("RAY_ADDRESS")  # it would go before the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
     client, job = _submit(head.dashboard, command)
