@@ -44,7 +44,7 @@ def start_ray() -> None:
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it tells as errors it raises
 
 
 @contextmanager
