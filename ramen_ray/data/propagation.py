@@ -166,23 +166,25 @@ def _edges(parent: Dataset, anchor_set: str, side: str) -> csr_array:
     shape = parent.num_rows(nodes), parent.num_rows(f"anchors/{anchor_set}")
     if not parent.has(table):
         return csr_array(shape, dtype=np.float32)
-    columns = zip(*(batch.columns for batch in parent.batches(table)), strict=True)
-    rows, anchors, weights = (np.concatenate(column) for column in columns)
+    rows, anchors, weights = (column.to_numpy() for column in parent.read(table).columns)
     return csr_array((weights, (rows, anchors)), shape=shape)
 
 
 def _clicks(parent: Dataset) -> csr_array:
     """Read the train clicks as (queries, ads), 1 each."""
-    pairs = [_pairs(rows) for rows in parent.batches(TRAIN, ["query_id", "ad_ids"])]
-    queries, ads = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    pairs = []
+    for rows in parent.batches(TRAIN):
+        positions, ads = _entries(rows)
+        pairs.append((rows["query_id"].to_numpy()[positions], ads))
+    queries_ads = np.concatenate(pairs, axis=1)
     shape = parent.num_rows(TRAIN), parent.num_rows("ads")
-    return csr_array((np.ones(len(ads), np.float32), (queries, ads)), shape=shape)
+    return csr_array((np.ones(queries_ads.shape[1], np.float32), queries_ads), shape=shape)
 
 
-def _pairs(rows: pa.RecordBatch) -> tuple[Int64s, Int64s]:
-    """Return the query and the ad (clicks,) of each click."""
+def _entries(rows: pa.RecordBatch) -> tuple[Int64s, Int64s]:
+    """Return the row and the ad (clicks,) of each click."""
     degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-    return np.repeat(rows["query_id"].to_numpy(), degrees), rows["ad_ids"].flatten().to_numpy()
+    return np.repeat(np.arange(len(rows)), degrees), rows["ad_ids"].flatten().to_numpy()
 
 
 def _with_added_ads(
@@ -192,8 +194,7 @@ def _with_added_ads(
     num_ads = parent.num_rows("ads")
     for rows in parent.batches(TRAIN):
         queries = rows["query_id"].to_numpy()
-        degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-        clicked = np.repeat(np.arange(len(rows)), degrees), rows["ad_ids"].flatten().to_numpy()
+        clicked = _entries(rows)
         same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
         known = np.concatenate([clicked, same_text], axis=1)
         known = csr_array(
@@ -205,9 +206,8 @@ def _with_added_ads(
         ]
         added_rows, added_ads = np.concatenate(found, axis=1)
         yield _extended(rows, added_rows, added_ads)
-        with_more = len(np.unique(added_rows))
-        counts.update(added=len(added_ads), had=int(degrees.sum()), queries=len(rows))
-        counts["queries with more"] += with_more
+        counts.update(added=len(added_ads), had=len(clicked[0]), queries=len(rows))
+        counts["queries with more"] += len(np.unique(added_rows))
 
 
 def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> Int64s:
@@ -227,10 +227,10 @@ def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> 
 
 def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa.RecordBatch:
     """Append ads (added,) to the lists of ``rows``; ``added_rows`` (added,) are ascending."""
-    degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-    row_of_click = np.repeat(np.arange(len(rows)), degrees)
-    order = np.argsort(np.concatenate([row_of_click, added_rows]), kind="stable")
-    lengths = degrees + np.bincount(added_rows, minlength=len(rows))
+    row_of_click, _ = _entries(rows)
+    row_of_entry = np.concatenate([row_of_click, added_rows])
+    order = np.argsort(row_of_entry, kind="stable")
+    lengths = np.bincount(row_of_entry, minlength=len(rows))
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     added: dict[str, NDArray[Any]] = {"ad_ids": added_ads}
     if "weights" in rows.column_names:
