@@ -117,7 +117,8 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist.
+        ConfigError: an anchor set or the selection metric does not exist, or training ends before
+            pruning begins.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -150,7 +151,19 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"encoder.max_length {config.encoder.max_length} is more than the {limit} positions "
             f"of {config.encoder.pretrained!r}"
         )
+    _check_pruning(config)
     return encoder_tokenizer(config.encoder)
+
+
+def _check_pruning(config: RunConfig) -> None:
+    pruning, epochs = config.pruning, config.training.epochs
+    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # the epoch in which it is pruned
+    if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before a graph that is pruned after "
+            f"pruning.warmup_epochs {pruning.warmup_epochs} is trained on; shorten the warm-up, "
+            f"or set pruning.mode to never"
+        )
 
 
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
