@@ -89,6 +89,19 @@ class WalkConfig(Section):
     """How many of its most visited anchors a node keeps, weighted by visits."""
 
 
+class PruningConfig(Section):
+    """Pruning: the encoder in training drops edges between texts that it finds unlike."""
+
+    mode: Literal["asynchronous", "synchronous", "never"] = "never"
+    """Prune while training goes on, while it waits (repeatable to the bit), or not at all."""
+    prune_threshold: Annotated[float, Field(ge=-1, lt=1)] = 0.0
+    """Edges between texts whose cosine is at most this are dropped."""
+    warmup_epochs: Positive = 10
+    """Epochs on the whole graph before it is pruned for the first time."""
+    every_epochs: Positive = 5
+    """Epochs from one pruning to the next; each prunes the whole graph, so edges can come back."""
+
+
 class TrainingConfig(Section):
     """How long to train, on what batches, and what to keep."""
 
@@ -152,6 +165,7 @@ class RunConfig(Section):
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     walk: WalkConfig = WalkConfig()
+    pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     workers: WorkersConfig = WorkersConfig()

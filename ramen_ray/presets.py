@@ -6,6 +6,7 @@ from ramen_ray.config import (
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
+    PruningConfig,
     RegularizationConfig,
     RunConfig,
     TrainingConfig,
@@ -66,6 +67,7 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
         loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         walk=WalkConfig(enabled=True),
+        pruning=PruningConfig(mode="asynchronous"),
         training=TrainingConfig(epochs=300, global_batch_size=1024, validate_every=10),
     )
 
