@@ -27,6 +27,7 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.search import TopK
 from ramen_ray.method.training import (
     Batches,
     Objective,
@@ -34,12 +35,10 @@ from ramen_ray.method.training import (
     global_losses,
     train_steps,
 )
+from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
 from ramen_ray.tracking.runs import StepLogger
 
-VALIDATION = "validation/"
-SAMPLE_QUERIES = 50
-SAMPLE_ADS = 5
 STEPS_PER_LOG = 50
 SECONDS_BETWEEN_LINES = 30
 
@@ -76,12 +75,15 @@ def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
-        and the ``best_checkpoint``'s path; the same on every worker.
+        the ``best_checkpoint``'s path and what took how long; the same on every worker.
     """
     task: WorkerTask = settings["task"]
     worker = Worker(task)
     worker.train()
-    return worker.evaluate_best()
+    untrained = build_encoder(task.config.encoder)
+    splits = worker.data.splits[1:]
+    outcome = evaluate_best(task.config, splits, untrained, worker.evaluate, worker.device)
+    return outcome | worker.timing
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
@@ -224,7 +226,7 @@ class Worker:
         )
 
     def _validate(self) -> dict[str, float]:
-        metrics, _ = self._evaluate(self.encoder, "validation")
+        metrics, _ = self.evaluate(self.encoder, "validation")
         score = metrics[self.config.training.selection_metric]
         self.progress.validations_since_best += 1
         if score > self.progress.best:
@@ -232,7 +234,8 @@ class Worker:
             self.progress.validations_since_best = 0
         return metrics
 
-    def _evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], Any]:
+    def evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], TopK]:
+        """Measure ``encoder`` on a split; returns the metrics and the best ads of each query."""
         evaluation = self.config.evaluation
         propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
         return evaluate(encoder, self.data, split, propensity, self.use_bf16)
@@ -268,30 +271,10 @@ class Worker:
             )
         ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
 
-    def evaluate_best(self) -> dict[str, Any]:
-        """Measure the best encoder and the untrained one on all splits but train."""
-        key = VALIDATION + self.config.training.selection_metric
-        reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
-        best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
-        with best.checkpoint.as_directory() as folder:
-            trained = load_encoder(Path(folder) / ENCODER_FOLDER).to(self.device)
-        rows = {"untrained": build_encoder(self.config.encoder).to(self.device), "trained": trained}
-        metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
-        for row, encoder in rows.items():
-            for split in self.data.splits[1:]:
-                metrics[row][split], found = self._evaluate(encoder, split)
-                if split == "test":
-                    topk = found
-        sample = np.random.default_rng(self.config.seed).permutation(len(topk[0]))[:SAMPLE_QUERIES]
+    @property
+    def timing(self) -> dict[str, float]:
+        """Seconds of training in all runs of this training, and when this one began."""
         return {
-            "metrics": metrics,
-            "sample": {
-                "queries": np.sort(sample).tolist(),
-                "ads": topk[0][np.sort(sample), :SAMPLE_ADS].tolist(),
-                "scores": topk[1][np.sort(sample), :SAMPLE_ADS].tolist(),
-            },
-            "best_checkpoint": best.checkpoint.path,
-            "best_step": best.metrics["step"],
             "trained_seconds": self.progress.trained_seconds,
             "entered_at": self.entered_at,
             "first_step_at": self.first_step_at or self.entered_at,
