@@ -75,12 +75,11 @@ class RegularizationConfig(Section):
 
 
 class BaseConfig(Section):
-    """The objective that the graph regularisers are added to, by where its hard negatives come
-    from."""
+    """The plain objective that the graph regularisers are added to."""
 
     kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
-    """From random batches; from shortlists of an index of all ads; from batches of similar
-    queries."""
+    """Where negatives come from: random batches; besides, the nearest ads of an index (ance);
+    batches of similar queries (ngame)."""
     refresh_every: Positive = 5
     """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next."""
     num_hard_negatives: Positive = 1
@@ -187,6 +186,18 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.global_batch_size {batch} cannot be shared evenly by "
                 f"workers.num_workers {workers}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_clusters(self) -> Self:
+        base, training = self.base, self.training
+        num_doublings = sum(epoch < training.epochs for epoch in base.double_cluster_size_at)
+        largest = base.cluster_size * 2**num_doublings
+        if base.kind == "ngame" and largest > training.global_batch_size:
+            raise ValueError(
+                f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
+                f"training.global_batch_size {training.global_batch_size} holds"
             )
         return self
 

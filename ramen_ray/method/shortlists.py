@@ -25,7 +25,11 @@ def write_shortlists(
     nearest that are no positives of the query, then -1.
     """
     device = next(encoder.parameters()).device
-    queries, clicks, ads = data.queries["train"], data.clicks["train"], data.candidates("validation")
+    queries, clicks, ads = (
+        data.queries["train"],
+        data.clicks["train"],
+        data.candidates("validation"),
+    )
     index = build_index(encode_rows(encoder, data.ads, ads, use_bf16), device.index)
     ad_ids = np.append(ads, -1)  # search says -1 for no more ads
     shape = (len(queries), size)

@@ -1,7 +1,7 @@
 """One training step: draw, encode the distinct texts once, triplet terms, optimiser.
 
-Shapes: b local rows, B rows of the global batch, C = 2 + 2 T + H columns of a draw for T anchor sets
-and H hard negatives, U distinct texts, D width of an embedding, L candidates of a pool.
+Shapes: b local rows, B rows of the global batch, C = 2 + 2 T + H columns of a draw with T anchor
+sets and H hard negatives, U distinct texts, D width of an embedding, L candidates of a pool.
 """
 
 from collections.abc import Iterator, Mapping
@@ -141,9 +141,7 @@ class Batches:
         num_hard = len(self.hard_columns)
         if self.shortlists is None:
             return np.pad(drawn, [(0, 0), (0, num_hard)], constant_values=-1)
-        return np.hstack(
-            [drawn, draw_hard_negatives(self.shortlists, rows, ids, num_hard, key)]
-        )
+        return np.hstack([drawn, draw_hard_negatives(self.shortlists, rows, ids, num_hard, key)])
 
     def _order_of(self, epoch: int) -> Int64s:
         rank, num_workers = world()

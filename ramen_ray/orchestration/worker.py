@@ -23,6 +23,7 @@ from ramen_ray.method.checkpoints import (
     restore_state,
     save_checkpoint,
 )
+from ramen_ray.method.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
@@ -134,6 +135,7 @@ class Worker:
             Path(self.task.edges),
         )
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
+        self.curriculum: Curriculum | None = None
         self._restore_or_start()
         self.logger = (
             StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
@@ -145,9 +147,11 @@ class Worker:
         content: dict[str, Any] | None = None
         if checkpoint is None:
             self.encoder = build_encoder(self.config.encoder)
+            self._begin_base()
         else:
             with checkpoint.as_directory() as folder:
                 self.encoder = load_encoder(Path(folder) / ENCODER_FOLDER)
+                self._begin_base(Path(folder))
                 content = read_state(Path(folder))
         model = ray.train.torch.prepare_model(self.encoder)
         built = build_optimizer(
@@ -158,6 +162,23 @@ class Worker:
         if content is not None:
             restore_state(self.state, content)
             self.progress = Progress(**content["progress"])
+
+    def _begin_base(self, checkpoint: Path | None = None) -> None:
+        """Set up what the base adds to the batches, as it was at ``checkpoint``."""
+        base = self.config.base
+        if base.kind == "ngame":
+            schedule = ClusterSchedule(
+                base.first_clustered_epoch,
+                base.refresh_every,
+                base.cluster_size,
+                base.double_cluster_size_at,
+                self.config.training.epochs,
+            )
+            self.curriculum = Curriculum(schedule, self.batches, self.encoder.dim, self.device)
+            if checkpoint is None:
+                self.curriculum.advance(0)
+            else:
+                self.curriculum.restore(checkpoint)
 
     def train(self) -> None:
         """Train from the present step to the last, with validations and checkpoints on the way."""
@@ -172,7 +193,14 @@ class Worker:
             if not rest and (epoch % every == 0 or stop == self.total_steps):
                 metrics = self._validate()
             self._tell(epoch + bool(rest), stop, losses, metrics)
+            self._advance_curriculum(stop)
             self._report(stop, metrics)
+
+    def _advance_curriculum(self, step: int) -> None:
+        if self.curriculum is not None:
+            started = time.monotonic()
+            self.curriculum.advance(step)
+            self.progress.trained_seconds += time.monotonic() - started
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
@@ -263,6 +291,8 @@ class Worker:
                     Path(folder), self.encoder, self.state, max_length, self.progress.values
                 )
                 write_config(self.config, Path(folder) / CONFIG_FILE)
+                if self.curriculum is not None:
+                    self.curriculum.save(Path(folder))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report(
                 {"step": step, **named},
