@@ -86,8 +86,8 @@ class BaseConfig(Section):
     """ance: ads drawn per step from each query's shortlist; all queries of a batch see them."""
     shortlist_size: Positive = 100
     """ance: nearest ads of a query that are looked at; its positives among them are dropped."""
-    synchronous: bool = False
-    """ance: let training wait for the shortlists, which makes a run repeatable to the bit."""
+    refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """ance: make shortlists while training goes on, or while it waits (repeatable to the bit)."""
     first_clustered_epoch: Positive = 10
     """ngame: epochs of random batches before the first clusters."""
     cluster_size: Positive = 2
@@ -109,6 +109,19 @@ class WalkConfig(Section):
     """Anchors with more edges (of queries, or of ads) are left out."""
     top_k: Positive = 10
     """How many of its most visited anchors a node keeps, weighted by visits."""
+
+
+class PruningConfig(Section):
+    """Pruning: the encoder in training drops edges between texts that it finds unlike."""
+
+    mode: Literal["asynchronous", "synchronous", "never"] = "never"
+    """Prune while training goes on, while it waits (repeatable to the bit), or not at all."""
+    prune_threshold: Annotated[float, Field(ge=-1, lt=1)] = 0.0
+    """Edges between texts whose cosine is at most this are dropped."""
+    warmup_epochs: Positive = 10
+    """Epochs on the whole graph before it is pruned for the first time."""
+    every_epochs: Positive = 5
+    """Epochs from one pruning to the next; each prunes the whole graph, so edges can come back."""
 
 
 class TrainingConfig(Section):
@@ -175,6 +188,7 @@ class RunConfig(Section):
     regularization: RegularizationConfig = RegularizationConfig()
     base: BaseConfig = BaseConfig()
     walk: WalkConfig = WalkConfig()
+    pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     workers: WorkersConfig = WorkersConfig()

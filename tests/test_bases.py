@@ -1,17 +1,24 @@
 """The bases: clusters and their batches, shortlists and hard negatives, and whole runs of each."""
 
+import threading
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from mlflow.tracking import MlflowClient
 from support import rows_of
 from torch.nn.functional import normalize
 
+from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method import clustering
 from ramen_ray.method.clustering import Clusters, balanced_clusters, halve
@@ -19,6 +26,8 @@ from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.sampling import clustered_order, draw_hard_negatives, num_steps
 from ramen_ray.method.shortlists import open_shortlists, write_shortlists
+from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.presets import PRESETS, tiny
 
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
 
@@ -192,3 +201,131 @@ def test_hard_negatives_are_drawn_uniformly() -> None:
     ads, counts = np.unique(np.concatenate(drawn), return_counts=True)
     assert ads.tolist() == [2, 4, 5, 9]
     assert counts == pytest.approx(np.full(4, 2000), rel=0.1)
+
+
+def test_presets_follow_the_papers_table() -> None:
+    ance, ngame = PRESETS["ramen-ance"](), PRESETS["ramen-ngame"]()
+    plain = PRESETS["lf-wikiseealsotitles-320k"]()
+    for preset in (ance, ngame):
+        assert preset.model_copy(update={"base": plain.base}) == plain
+        assert preset.base.refresh_every == 5
+    assert (ance.base.kind, ngame.base.kind) == ("ance", "ngame")
+    assert plain.base.kind == "in_batch"
+
+
+def test_clusters_larger_than_a_batch_are_refused() -> None:
+    changes = {"base.kind": "ngame", "base.cluster_size": 16, "training.global_batch_size": 32}
+    config = overlay(tiny(), {**changes, "base.double_cluster_size_at": (1,)})
+    assert config.base.double_cluster_size_at == (1,)
+    with pytest.raises(ConfigError, match=r"base\.cluster_size 16 doubles to 64"):
+        overlay(config, {"training.epochs": 3, "base.double_cluster_size_at": (1, 2, 3)})
+
+
+STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
+    weights = {"links": 0.1, "topics": 0.2}
+    return overlay(
+        tiny(),
+        {
+            "dataset": str(dataset_path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "encoder.pretrained": str(encoder_path),
+            "regularization.lambda_x": weights,
+            "regularization.lambda_z": weights,
+            "base.refresh_every": 2,
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "base.first_clustered_epoch": 1,
+            "base.cluster_size": 2,
+            "base.double_cluster_size_at": (3,),
+            "training.epochs": NUM_EPOCHS,
+            "training.global_batch_size": 8,
+            "training.checkpoint_every_steps": 3,
+            "workers.cpus_per_worker": 1,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def ngame(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"base.kind": "ngame", "name": "ngame"}))
+
+
+@pytest.fixture(scope="module")
+def ance(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"base.kind": "ance", "name": "ance"}))
+
+
+def test_bases_train_alike_until_they_have_seen_the_encoder(
+    ngame: TrainResult, ance: TrainResult
+) -> None:
+    assert _losses(ngame)[:STEPS_PER_EPOCH] == _losses(ance)[:STEPS_PER_EPOCH]
+    assert len(_losses(ngame)) == len(_losses(ance)) == NUM_EPOCHS * STEPS_PER_EPOCH
+    assert _losses(ngame)[STEPS_PER_EPOCH] != _losses(ance)[STEPS_PER_EPOCH]
+    for result in (ngame, ance):
+        assert result.metrics["trained"]["validation"]["P@1"] > 0
+
+
+def test_ance_renews_its_shortlists_at_epochs(ance: TrainResult) -> None:
+    made = {path.name for path in (ance.run_directory / "shortlists").iterdir()}
+    assert made == {"step_000000014", "step_000000028"}
+    history = MlflowClient(tracking_uri=ance.tracking_uri).get_metric_history
+    taken = [(point.step, point.value) for point in history(ance.mlflow_run_id, "shortlists/step")]
+    assert sorted(taken) == [(14, 14), (28, 28)]
+
+
+@pytest.mark.parametrize("kind", ["ngame", "ance"])
+def test_a_killed_worker_changes_nothing(
+    kind: str, config: RunConfig, request: pytest.FixtureRequest
+) -> None:
+    unharmed: TrainResult = request.getfixturevalue(kind)
+    # Checkpoint 18 lies in an epoch whose embeddings are kept for the next clusters.
+    changes = {"base.kind": kind, "name": f"{kind}-killed"}
+    killed = _fit_killing_a_worker(overlay(config, changes), at_step=18)
+    assert _losses(killed) == _losses(unharmed)
+    assert killed.metrics == unharmed.metrics
+
+
+def test_two_workers_share_clustered_batches(config: RunConfig, ngame: TrainResult) -> None:
+    changes = {"base.kind": "ngame", "name": "two", "workers.num_workers": 2}
+    assert _losses(fit(overlay(config, changes))) == pytest.approx(_losses(ngame), abs=1e-4)
+
+
+def _losses(result: TrainResult) -> list[float]:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    history = client.get_metric_history(result.mlflow_run_id, "loss/total")
+    return [value for _, value in sorted((point.step, point.value) for point in history)]
+
+
+def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
+    """Train, and kill the worker when the checkpoint of ``at_step`` is there."""
+    checkpoint = Path(config.output) / "runs" / str(config.name) / f"checkpoint_{at_step:09d}"
+    killed: list[int] = []
+    killer = threading.Thread(target=_kill_worker_after, args=(checkpoint, killed))
+    killer.start()
+    result = fit(config)
+    killer.join()
+    assert killed
+    return result
+
+
+def _kill_worker_after(checkpoint: Path, killed: list[int]) -> None:
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for process in psutil.Process().children(recursive=True):
+        if "RayTrainWorker" in " ".join(process.cmdline()):
+            process.kill()
+            killed.append(process.pid)
+            return

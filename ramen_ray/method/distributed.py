@@ -35,6 +35,11 @@ def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArra
     return sent.cpu().numpy()
 
 
+def from_first_worker(number: int, device: torch.device) -> int:
+    """Return the ``number`` that the worker of rank 0 gives, on every worker."""
+    return int(gather_rows(np.array([number]), device)[0])
+
+
 def sum_over_workers(values: Tensor) -> Tensor:
     """Return the element-wise sum of every worker's ``values``."""
     if world()[1] > 1:

@@ -61,6 +61,12 @@ class Objective:
         return [1.0, *(weight for pair in pairs for weight in pair)]
 
 
+def open_graphs(edges: Path, anchor_sets: list[str]) -> list[Graph]:
+    """Map the graphs that lie in ``edges`` as SET/{query,ad}."""
+    folders = [edges / name for name in anchor_sets]
+    return [Graph(Csr.open(folder / "query"), Csr.open(folder / "ad")) for folder in folders]
+
+
 class Batches:
     """The batches of a run: which texts each step encodes and what is positive to what.
 
@@ -112,8 +118,7 @@ class Batches:
         edges: Path | None = None,
     ) -> "Batches":
         """Map the tables of a prepared dataset; ``edges`` holds a graph in place of its own."""
-        folders = [(edges or data.path / "edges") / name for name in anchor_sets]
-        graphs = [Graph(Csr.open(f / "query"), Csr.open(f / "ad")) for f in folders]
+        graphs = open_graphs(edges or data.path / "edges", anchor_sets)
         anchors = [data.anchors(s) for s in anchor_sets]
         tables = [data.queries["train"], data.ads, *(t for t in anchors for _ in ("query", "ad"))]
         return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
@@ -126,6 +131,10 @@ class Batches:
     def hard_columns(self) -> list[int]:
         """Columns of a draw that hold hard negatives."""
         return list(range(2 + 2 * len(self.graphs), len(self.tables)))
+
+    def take_graphs(self, graphs: list[Graph]) -> None:
+        """Draw from other ``graphs`` of the same anchor sets from now on."""
+        self.graphs = graphs
 
     def draw(self, step: int) -> Int64s:
         """Return this worker's share (b, C) of a step's draws.

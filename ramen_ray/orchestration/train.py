@@ -89,7 +89,7 @@ def fit(config: RunConfig) -> TrainResult:
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
             _log_inputs(uri, run_id, config, data)
-            task = WorkerTask(config, str(data.path), str(edges), uri, run_id)
+            task = WorkerTask(config, str(data.path), str(edges), str(directory.path), uri, run_id)
             called = time.time()
             outcome = _train(config, directory, task)
             seconds["workers"] = outcome["entered_at"] - called
