@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from ramen_ray.data.arrays import Int64s
 
-ROWS_AT_ONCE = 1 << 15
+ROWS_AT_ONCE = 1 << 13
 MAX_SAMPLE = 512
 MAX_ITERATIONS = 20
 LEAST_GAIN = 1e-4
@@ -80,7 +80,7 @@ def halve(
         present_CM = places < sizes[clusters, None]
         rows_CM = rows[(bounds[clusters, None] + places).clamp(max=len(rows) - 1)]
         sample = torch.randperm(narrowest, generator=generator)[:MAX_SAMPLE].to(rows.device)
-        sample_CSD = embeddings[rows_CM[:, sample]].float()
+        sample_CSD = _gather(embeddings, rows_CM[:, sample])
         scores_CM = _scores(embeddings, rows_CM, _differences(sample_CSD))
         order = scores_CM.masked_fill(~present_CM, -torch.inf).argsort(descending=True, stable=True)
         halved.append(rows_CM.gather(1, order)[present_CM])
@@ -110,7 +110,12 @@ def _differences(sample_CSD: Tensor) -> Tensor:
 def _scores(embeddings: Tensor, rows_CM: Tensor, difference_CD: Tensor) -> Tensor:
     """Multiply rows with their cluster's difference; returns (C, M)."""
     parts = [
-        torch.bmm(embeddings[some].float(), difference_CD[:, :, None])[:, :, 0]
+        torch.bmm(_gather(embeddings, some), difference_CD[:, :, None])[:, :, 0]
         for some in rows_CM.split(ROWS_AT_ONCE, dim=1)
     ]
     return torch.cat(parts, dim=1)
+
+
+def _gather(embeddings: Tensor, rows: Tensor) -> Tensor:
+    """Return ``embeddings[rows]`` as float32; whole rows at once, which is faster on CPUs."""
+    return embeddings.index_select(0, rows.flatten()).view(*rows.shape, -1).float()
