@@ -38,7 +38,7 @@ ROOT = Path(__file__).parent.parent
 SETS = ["links", "topics"]
 SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset
-THRESHOLD = 0.9  # drops some edges of the made dataset
+THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 ALIKE = 0.9999  # drops all but those between equal texts
 EVERY_EPOCH = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=9 * EPOCH, wait=True)
 
@@ -179,25 +179,35 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     def advance(results: BackgroundResults, epoch: int) -> int | None:
         return results.advance(epoch * EPOCH, tmp_path / "encoder")
 
+    def advance_to(step: int, results: BackgroundResults, epoch: int) -> None:
+        while advance(results, epoch) != step:
+            time.sleep(0.05)
+
     schedule = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=6 * EPOCH, wait=False)
-    first = _results(tmp_path, waits, schedule)
+    first, second = (_results(tmp_path, waits, schedule) for _ in range(2))
     assert advance(first, 1) is None
     ray.cancel(first._task, force=True)
-    second = _results(tmp_path, waits, schedule)
     (tmp_path / "encoder" / "weights").write_text("others")
     assert advance(second, 1) is None
     assert advance(second, 2) is None
     gate.write_text("")
-    _wait_for(second.result(EPOCH))
-    assert advance(second, 3) == EPOCH
+    advance_to(EPOCH, second, 3)
     assert (second.result(EPOCH) / "copy").read_text() == "some"
-    _wait_for(second.result(3 * EPOCH))
-    assert advance(second, 4) == 3 * EPOCH
-    _wait_for(second.result(4 * EPOCH))
-    assert advance(second, 5) == 4 * EPOCH, "and nothing more, which no epoch could use"
-    second.stop()
+    advance_to(3 * EPOCH, second, 4)
+    advance_to(4 * EPOCH, second, 5)
     kept = sorted(path.name for path in second.folder.iterdir())
-    assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)]
+    assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
+
+
+def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
+    def sleeps(encoder: Path, folder: Path) -> None:
+        time.sleep(600)
+
+    schedule = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=6 * EPOCH, wait=False)
+    results = _results(tmp_path, sleeps, schedule)
+    assert results.advance(EPOCH, tmp_path / "encoder") is None
+    results.stop()
+    assert list(results.folder.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +248,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     for name, value in read_report(newest).items():
         assert _history(unharmed, f"graph/{name}")[-1] == (3 * EPOCH, value)
     shares = [read_report(newest)[f"share_kept/{name}/{side}"] for name in SETS for side in SIDES]
-    assert 0 < min(shares) < 1
+    assert 0 < min(shares) <= max(shares) < 1, shares
     kept = sorted(path.name for path in newest.parent.iterdir())
     assert kept == [f"step_{step * EPOCH:09d}" for step in (2, 3)]
 
@@ -292,8 +302,8 @@ def test_an_asynchronous_run_takes_a_generation_while_it_trains(
         "name": "asynchronous",
         "pruning.mode": "asynchronous",
         "pruning.prune_threshold": ALIKE,
-        "training.epochs": 40,
-        "training.validate_every": 40,
+        "training.epochs": 16,
+        "training.validate_every": 16,
         "training.checkpoint_every_steps": None,
         "workers.num_workers": 2,
     }
@@ -307,15 +317,6 @@ def test_an_asynchronous_run_takes_a_generation_while_it_trains(
     assert max(losses[step] for step in range(first + 1, first + EPOCH + 1)) == 0
     graphs = {path.name for path in (result.run_directory / "graphs").iterdir()}
     assert ".pending" not in graphs
-    print(taken, _history(result, "graph/waited_s")[-1], _history(result, "graph/seconds"))
-
-
-def test_never_keeps_the_graph(cluster: None, config: RunConfig) -> None:
-    changes = {"name": "never", "pruning.mode": "never", "training.epochs": 2}
-    result = fit(overlay(config, changes))
-    run = MlflowClient(tracking_uri=result.tracking_uri).get_run(result.mlflow_run_id)
-    assert not [name for name in run.data.metrics if name.startswith("graph/")]
-    assert not (result.run_directory / "graphs").exists()
 
 
 def _half(vectors: np.ndarray) -> np.ndarray:

@@ -72,6 +72,8 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert {"config.json", "encoder", "plots", "sample_predictions.json"} <= artifacts
     assert plots == {"plots/losses.png", "plots/validation.png", "plots/head_torso_tail.png"}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
+    assert not [name for name in run.data.metrics if name.startswith("graph/")]
+    assert not (unharmed.run_directory / "graphs").exists()
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
 

@@ -2,7 +2,8 @@
 
 A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
 task reads a copy of the encoder, since Ray Train deletes old checkpoints, and writes beside it, in
-``.pending``. So the folders tell a run that was cut off what it had and what it waited for.
+``.pending``; the first worker then gives the result its name. So the folders tell a run that was
+cut off what it had and what it waited for.
 """
 
 import logging
@@ -142,12 +143,11 @@ class BackgroundResults:
                 f"{self.name} of step {step}",
                 self.compute,
                 self.folder / ".pending" / STEP_FOLDER.format(step),
-                self.result(step),
             )
         )
 
     def _look(self, seconds: float = 0) -> bool:
-        """Wait up to ``seconds`` until nothing is under way; says whether that is so."""
+        """Wait up to ``seconds`` for what is under way; says whether nothing is any more."""
         step = self._pending
         if step is None:
             return True
@@ -157,7 +157,7 @@ class BackgroundResults:
         if not done:
             return False
         try:
-            ray.get(self._task)
+            ray.get(self._task).rename(self.result(step))
         except RayError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             again = "it is tried again after the next epoch"
@@ -175,14 +175,12 @@ def _steps(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in folder.glob("step_*")]
 
 
-def _run(name: str, compute: Compute, pending: Path, result: Path) -> None:
-    """Compute aside, then give the result its name; an attempt that was killed left its folder."""
-    if result.exists():
-        return
+def _run(name: str, compute: Compute, pending: Path) -> Path:
+    """Return the folder of a whole result; an attempt that was cut off left its own."""
     for left in pending.glob("attempt-*"):
         logger.warning("%s was cut off and is run again", name)
         shutil.rmtree(left, ignore_errors=True)
     attempt = pending / f"attempt-{uuid.uuid4().hex}"
     attempt.mkdir()
     compute(pending / "encoder", attempt)
-    attempt.rename(result)
+    return attempt

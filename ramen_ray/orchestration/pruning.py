@@ -103,14 +103,14 @@ def pruned_graphs(
     return BackgroundResults("pruning", folder, pruning, schedule, device)
 
 
-def told(report: Mapping[str, float]) -> str:
-    """Say in words which share of its edges each set keeps."""
+def shares_kept(report: Mapping[str, float]) -> str:
+    """Say in words which share of its edges each side of each set keeps."""
     shares = [
         f"{100 * value:.1f} % of {name.removeprefix('share_kept/')}"
         for name, value in report.items()
         if name.startswith("share_kept/")
     ]
-    return f"keeps {', '.join(shares)}"
+    return ", ".join(shares)
 
 
 def read_report(generation: Path) -> dict[str, float]:

@@ -46,7 +46,7 @@ from ramen_ray.orchestration.bases import (
     read_seconds,
 )
 from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
-from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs, read_report, told
+from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs, read_report, shares_kept
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
 from ramen_ray.tracking.runs import StepLogger
 
@@ -263,7 +263,7 @@ class Worker:
             report["waited_s"] = self.progress.graph_waited_s
             self.logger.log_graph({f"graph/{name}": value for name, value in report.items()}, step)
             if "step" in report:
-                logger.info("step %d: the graph of step %d %s", step, newest, told(report))
+                logger.info("graph pruned at step %d keeps %s", newest, shares_kept(report))
 
     def _take_graph(self, folder: Path) -> None:
         self.batches.take_graphs(open_graphs(folder, self.objective.anchor_sets))
