@@ -74,7 +74,7 @@ def test_clusters_find_planted_groups() -> None:
     assert np.mean(purity) > 0.75
 
 
-def test_clusters_repeat_with_the_seed_and_do_not_depend_on_pieces(monkeypatch) -> None:
+def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch) -> None:
     embeddings = _random_embeddings(300)
     first = balanced_clusters(embeddings, 8, seed=4)
     assert balanced_clusters(embeddings, 8, seed=4).rows.tolist() == first.rows.tolist()

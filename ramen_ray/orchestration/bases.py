@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import faiss
 import ray
 import torch
 
@@ -61,6 +62,7 @@ class ShortlistMining:
         """Write shortlists and a report into ``folder``."""
         started = time.monotonic()
         torch.set_num_threads(self.num_threads)
+        faiss.omp_set_num_threads(self.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
         write_shortlists(
             load_encoder(encoder).to("cuda" if has_gpu else "cpu"),
