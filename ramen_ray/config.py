@@ -203,18 +203,6 @@ class RunConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _check_clusters(self) -> Self:
-        base, training = self.base, self.training
-        num_doublings = sum(epoch < training.epochs for epoch in base.double_cluster_size_at)
-        largest = base.cluster_size * 2**num_doublings
-        if base.kind == "ngame" and largest > training.global_batch_size:
-            raise ValueError(
-                f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
-                f"training.global_batch_size {training.global_batch_size} holds"
-            )
-        return self
-
 
 ConfigType = TypeVar("ConfigType", bound=Section)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from support import rows_of
 from torch.nn.functional import normalize
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method import clustering
 from ramen_ray.method.clustering import Clusters, balanced_clusters, halve
@@ -26,7 +28,7 @@ from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.sampling import clustered_order, draw_hard_negatives, num_steps
 from ramen_ray.method.shortlists import open_shortlists, write_shortlists
-from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.orchestration.train import TrainResult, check_config, fit
 from ramen_ray.presets import PRESETS, tiny
 
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
@@ -213,12 +215,37 @@ def test_presets_follow_the_papers_table() -> None:
     assert plain.base.kind == "in_batch"
 
 
-def test_clusters_larger_than_a_batch_are_refused() -> None:
-    changes = {"base.kind": "ngame", "base.cluster_size": 16, "training.global_batch_size": 32}
-    config = overlay(tiny(), {**changes, "base.double_cluster_size_at": (1,)})
-    assert config.base.double_cluster_size_at == (1,)
-    with pytest.raises(ConfigError, match=r"base\.cluster_size 16 doubles to 64"):
-        overlay(config, {"training.epochs": 3, "base.double_cluster_size_at": (1, 2, 3)})
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"base.kind": "ance"}, "base.refresh_every 5"),
+        ({"base.kind": "ance", "base.refresh_every": 1}, "base.refresh_every 1"),
+        ({"base.kind": "ngame"}, "base.first_clustered_epoch 10"),
+        (
+            {
+                "base.kind": "ngame",
+                "base.first_clustered_epoch": 1,
+                "base.double_cluster_size_at": (1, 1, 2),
+                "base.cluster_size": 4,
+            },
+            "base.cluster_size 4 doubles to 16",
+        ),
+    ],
+)
+def test_a_base_that_cannot_work_is_refused(
+    changes: dict[str, Any], fragment: str, dataset_path: Path, encoder_path: Path
+) -> None:
+    config = {
+        "dataset": str(dataset_path),
+        "encoder.pretrained": str(encoder_path),
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": {},
+        "training.epochs": 2,
+        "training.global_batch_size": 8,
+    }
+    check_config(overlay(tiny(), config), Dataset(dataset_path))
+    with pytest.raises(ConfigError, match=fragment):
+        check_config(overlay(tiny(), config | changes), Dataset(dataset_path))
 
 
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5

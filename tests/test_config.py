@@ -168,7 +168,7 @@ def _another(value: Any) -> Any:
         case int():
             return value * 2 if value else 1
         case float():
-            return value / 2 if value else 0.5
+            return value / 2 or 0.5
         case tuple():
             return value[:-1]
     return OTHER_CHOICE.get(value, f"{value}-other")

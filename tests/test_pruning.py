@@ -148,6 +148,9 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     assert len(list(attempts.iterdir())) == 2
     assert (results.result(EPOCH) / "copy").read_text() == "some"
     assert [path.name for path in results.folder.iterdir()] == [f"step_{EPOCH:09d}"]
+    (results.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
+    assert _results(tmp_path, dies_first).advance(EPOCH, tmp_path / "encoder") == EPOCH
+    assert len(list(attempts.iterdir())) == 2
 
 
 def test_training_goes_on_when_a_task_fails_for_good(

@@ -22,7 +22,7 @@ from ramen_ray.method.distributed import from_first_worker, world
 logger = logging.getLogger(__name__)
 
 STEP_FOLDER = "step_{:09d}"
-SECONDS_BETWEEN_SIGNS = 10
+SECONDS_BETWEEN_SIGNS = 10  # to the workers that wait, whose collectives time out
 NUM_RETRIES = 2
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint goes with
 
@@ -120,7 +120,8 @@ class BackgroundResults:
 
     @property
     def _pending(self) -> int | None:
-        return max(_steps(self.folder / ".pending"), default=None)
+        begun = set(_steps(self.folder / ".pending"))
+        return max(begun.difference(_steps(self.folder)), default=None)
 
     def _submit(self, step: int, encoder: Path) -> None:
         pending = self.folder / ".pending"
@@ -163,7 +164,7 @@ class BackgroundResults:
             again = "it is tried again after the next epoch"
             logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)
         self._task = None
-        shutil.rmtree(self.folder / ".pending")
+        shutil.rmtree(self.folder / ".pending", ignore_errors=True)
         return True
 
     def _remove_old(self) -> None:
