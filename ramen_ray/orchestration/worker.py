@@ -397,7 +397,7 @@ class Worker:
 
     @property
     def timing(self) -> dict[str, float]:
-        """Seconds of training in all runs of this training, and when this one began."""
+        """Seconds trained so far, and when this process was entered and made its first step."""
         return {
             "trained_seconds": self.progress.trained_seconds,
             "entered_at": self.entered_at,
