@@ -74,6 +74,28 @@ class RegularizationConfig(Section):
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
 
 
+class BaseConfig(Section):
+    """The plain objective that the graph regularisers are added to."""
+
+    kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
+    """Where negatives come from: random batches; besides, the nearest ads of an index (ance);
+    batches of similar queries (ngame)."""
+    refresh_every: Positive = 5
+    """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next."""
+    num_hard_negatives: Positive = 1
+    """ance: ads drawn per step from each query's shortlist; all queries of a batch see them."""
+    shortlist_size: Positive = 100
+    """ance: nearest ads of a query that are looked at; its positives among them are dropped."""
+    refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """ance: make shortlists while training goes on, or while it waits (repeatable to the bit)."""
+    first_clustered_epoch: Positive = 10
+    """ngame: epochs of random batches before the first clusters."""
+    cluster_size: Positive = 2
+    """ngame: queries of a cluster, at most, at first; a batch holds many clusters."""
+    double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
+    """ngame: epochs from which on new clusters are twice as large."""
+
+
 class WalkConfig(Section):
     """Random walks with restart, which replace each node's edges by the anchors that they visit."""
 
@@ -164,6 +186,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
+    base: BaseConfig = BaseConfig()
     walk: WalkConfig = WalkConfig()
     pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()

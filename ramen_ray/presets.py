@@ -11,6 +11,7 @@ from ramen_ray.config import (
     RunConfig,
     TrainingConfig,
     WalkConfig,
+    overlay,
 )
 
 
@@ -72,9 +73,36 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
     )
 
 
+def ramen_ance() -> RunConfig:
+    """RAMEN (ANCE) on the public benchmark: hard negatives from shortlists of all ads.
+
+    Table 10 gives the batch, epochs, learning rate and length; shortlists as in DEXML's code.
+    """
+    return overlay(lf_wikiseealsotitles_320k(), {"base.kind": "ance", "base.refresh_every": 5})
+
+
+def ramen_ngame() -> RunConfig:
+    """RAMEN (NGAME) on the public benchmark: batches of similar queries.
+
+    Table 10: clusters are made every 5 epochs and doubled after every 25. It gives neither first
+    nor last size; from 2 at epoch 10 up to 512 at epoch 200 is where OAK's code begins and NGAME's
+    ends, and keeps clusters smaller than batches.
+    """
+    changes = {
+        "base.kind": "ngame",
+        "base.refresh_every": 5,
+        "base.first_clustered_epoch": 10,
+        "base.cluster_size": 2,
+        "base.double_cluster_size_at": tuple(range(25, 201, 25)),
+    }
+    return overlay(lf_wikiseealsotitles_320k(), changes)
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "foldoc": foldoc,
     "debian": debian,
     "tiny": tiny,
     "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
+    "ramen-ance": ramen_ance,
+    "ramen-ngame": ramen_ngame,
 }

@@ -117,8 +117,8 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist, or training ends before
-            pruning begins.
+        ConfigError: an anchor set or the selection metric does not exist, training ends before
+            pruning or the base's hard negatives begin, or clusters outgrow a batch.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -152,6 +152,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"of {config.encoder.pretrained!r}"
         )
     _check_pruning(config)
+    _check_base(config)
     return encoder_tokenizer(config.encoder)
 
 
@@ -163,6 +164,28 @@ def _check_pruning(config: RunConfig) -> None:
             f"training.epochs {epochs} end before a graph that is pruned after "
             f"pruning.warmup_epochs {pruning.warmup_epochs} is trained on; shorten the warm-up, "
             f"or set pruning.mode to never"
+        )
+
+
+def _check_base(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
+    if base.kind == "ance" and base.refresh_every + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
+            f"are made after base.refresh_every {base.refresh_every}; make them more often"
+        )
+    if base.kind == "ngame" and base.first_clustered_epoch >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before base.first_clustered_epoch "
+            f"{base.first_clustered_epoch}; begin clusters earlier"
+        )
+    num_doublings = sum(epoch < epochs for epoch in base.double_cluster_size_at)
+    largest, batch = base.cluster_size * 2**num_doublings, config.training.global_batch_size
+    if base.kind == "ngame" and largest > batch:
+        raise ConfigError(
+            f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
+            f"training.global_batch_size {batch} holds; double it at fewer epochs"
         )
 
 

@@ -28,6 +28,7 @@ from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.search import TopK
+from ramen_ray.method.shortlists import open_shortlists
 from ramen_ray.method.training import (
     Batches,
     Objective,
@@ -37,6 +38,13 @@ from ramen_ray.method.training import (
     train_steps,
 )
 from ramen_ray.orchestration.background import BackgroundResults
+from ramen_ray.orchestration.bases import (
+    SHORTLISTS_FILE,
+    ShortlistMining,
+    build_curriculum,
+    mined_shortlists,
+    read_seconds,
+)
 from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
 from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs, read_report, shares_kept
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
@@ -46,6 +54,7 @@ STEPS_PER_LOG = 50
 SECONDS_BETWEEN_LINES = 30
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 GRAPHS_FOLDER = "graphs"
+SHORTLISTS_FOLDER = "shortlists"
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +81,9 @@ class Progress:
     graph_step: int | None = None
     """Of the checkpoint whose encoder pruned the graph; None for the graph as it was."""
     graph_waited_s: float = 0.0
+    shortlists_step: int | None = None
+    """Of the checkpoint whose encoder made the shortlists; None as long as there are none."""
+    shortlists_waited_s: float = 0.0
 
     @property
     def values(self) -> dict[str, Any]:
@@ -145,6 +157,7 @@ class Worker:
         )
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
         self.pruned_graphs = self._pruned_graphs()
+        self.shortlists = self._mined_shortlists()
         self._restore_or_start()
         self.logger = (
             StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
@@ -162,15 +175,24 @@ class Worker:
         steps_per_epoch = self.batches.steps_per_epoch
         return pruned_graphs(self.config, prune, folder, steps_per_epoch, self.device)
 
+    def _mined_shortlists(self) -> BackgroundResults | None:
+        size = self.config.base.shortlist_size
+        mining = ShortlistMining(self.data.path, size, self.use_bf16)
+        folder = Path(self.task.run_directory) / SHORTLISTS_FOLDER
+        steps_per_epoch = self.batches.steps_per_epoch
+        return mined_shortlists(self.config, mining, folder, steps_per_epoch, self.device)
+
     def _restore_or_start(self) -> None:
         optimizer = self.config.optimizer
         checkpoint = ray.train.get_checkpoint()
         content: dict[str, Any] | None = None
         if checkpoint is None:
             self.encoder = build_encoder(self.config.encoder)
+            self._begin_base()
         else:
             with checkpoint.as_directory() as folder:
                 self.encoder = load_encoder(Path(folder) / ENCODER_FOLDER)
+                self._begin_base(Path(folder))
                 content = read_state(Path(folder))
         model = ray.train.torch.prepare_model(self.encoder)
         built = build_optimizer(
@@ -183,6 +205,21 @@ class Worker:
             self.progress = Progress(**content["progress"])
             if self.pruned_graphs is not None and self.progress.graph_step is not None:
                 self._take_graph(self.pruned_graphs.result(self.progress.graph_step))
+            if self.shortlists is not None and self.progress.shortlists_step is not None:
+                self._take_shortlists(self.shortlists.result(self.progress.shortlists_step))
+
+    def _begin_base(self, checkpoint: Path | None = None) -> None:
+        """Let the base add to the batches what it does at the start, or did at ``checkpoint``."""
+        config = self.config
+        if config.base.kind == "ance":
+            self.batches.expect_hard_negatives(config.base.num_hard_negatives)
+        self.curriculum = build_curriculum(config, self.batches, self.encoder.dim, self.device)
+        if self.curriculum is None:
+            return
+        if checkpoint is None:
+            self.curriculum.advance(0)
+        else:
+            self.curriculum.restore(checkpoint)
 
     def train(self) -> None:
         """Train from the present step to the last, with validations and checkpoints on the way."""
@@ -191,6 +228,7 @@ class Worker:
             if self._stopped_early():
                 return
             self._renew_graph()
+            self._renew_shortlists()
             losses = self._train_until(stop)
             epoch, rest = divmod(stop, steps_per_epoch)
             metrics: dict[str, float] = {}
@@ -198,7 +236,14 @@ class Worker:
             if not rest and (epoch % every == 0 or stop == self.total_steps):
                 metrics = self._validate()
             self._tell(epoch + bool(rest), stop, losses, metrics)
+            self._advance_curriculum(stop)
             self._report(stop, metrics)
+
+    def _advance_curriculum(self, step: int) -> None:
+        if self.curriculum is not None:
+            started = time.monotonic()
+            self.curriculum.advance(step)
+            self.progress.trained_seconds += time.monotonic() - started
 
     def _renew_graph(self) -> None:
         """At the start of an epoch, begin pruning if it is due and take the newest graph."""
@@ -223,10 +268,33 @@ class Worker:
     def _take_graph(self, folder: Path) -> None:
         self.batches.take_graphs(open_graphs(folder, self.objective.anchor_sets))
 
+    def _renew_shortlists(self) -> None:
+        """At the start of an epoch, begin mining if it is due and take the newest shortlists."""
+        step, shortlists = self.state.step, self.shortlists
+        if shortlists is None or step == 0 or step % self.batches.steps_per_epoch:
+            return
+        started = time.monotonic()
+        checkpoint = Path(self.task.run_directory) / CHECKPOINT_FOLDER.format(step)
+        newest = shortlists.advance(step, checkpoint / ENCODER_FOLDER)
+        report: dict[str, float] = {}
+        if newest is not None and newest != self.progress.shortlists_step:
+            self.progress.shortlists_step = newest
+            self._take_shortlists(shortlists.result(newest))
+            report = {"step": newest, "seconds": read_seconds(shortlists.result(newest))}
+        self.progress.shortlists_waited_s += time.monotonic() - started
+        if self.logger is not None:
+            report["waited_s"] = self.progress.shortlists_waited_s
+            named = {f"shortlists/{name}": value for name, value in report.items()}
+            self.logger.log_shortlists(named, step)
+
+    def _take_shortlists(self, folder: Path) -> None:
+        self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
+
     def stop_background(self) -> None:
         """Give up what could still be computed for a training that is over."""
-        if self.pruned_graphs is not None:
-            self.pruned_graphs.stop()
+        for results in (self.pruned_graphs, self.shortlists):
+            if results is not None:
+                results.stop()
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
@@ -317,6 +385,8 @@ class Worker:
                     Path(folder), self.encoder, self.state, max_length, self.progress.values
                 )
                 write_config(self.config, Path(folder) / CONFIG_FILE)
+                if self.curriculum is not None:
+                    self.curriculum.save(Path(folder))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report(
                 {"step": step, **named},
