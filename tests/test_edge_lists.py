@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from support import errors_in, query_table, text_table
 
@@ -84,6 +85,17 @@ def test_every_format_gives_the_edges(
     assert counts["repeated query edges joined"] == 2
     assert counts["anchors/mine"] == 4
     assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
+
+
+def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
+    links = _write(LINKS, tmp_path / "links.csv")
+    ads = _write(pd.DataFrame({"ad_id": ["hat shop"], "anchor": ["felt"]}), tmp_path / "ads.csv")
+    for table, id_column in (("queries/train", "query_id"), ("ads", "ad_id")):
+        rows = Dataset(path).read(table).sort_by([(id_column, "descending")])
+        pq.write_table(rows, path / f"{table}.parquet")
+    _add(path, query_edges=links, ad_edges=ads, weight_column=None)
+    assert _edges(path, "query").keys() == QUERY_EDGES.keys()
+    assert _edges(path, "ad") == {(1, "felt"): 1.0}
 
 
 def test_ids_of_the_user_go_first(path_with_ids: Path, tmp_path: Path) -> None:

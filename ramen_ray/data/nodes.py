@@ -1,6 +1,6 @@
 """Find the queries and ads that a user's cells name, by the user's ids or by text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,11 +126,11 @@ class HeldOut:
     def of(cls, dataset: Dataset) -> "HeldOut":
         """Read the queries of all held-out splits, as a stream."""
         tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
-        texts = [hash_strings(fold(t)) for table in tables for t in _column(dataset, table, "text")]
+        texts = [_column_hashes(dataset, table, "text", fold) for table in tables]
         ids = [_column_hashes(dataset, table, "source_id") for table in tables]
         folded = np.unique(np.concatenate(texts))
-        train = [hash_strings(fold(t)) for t in _column(dataset, "queries/train", "text")]
-        return cls(folded, np.unique(np.concatenate(ids)), np.isin(np.concatenate(train), folded))
+        train = _column_hashes(dataset, "queries/train", "text", fold)
+        return cls(folded, np.unique(np.concatenate(ids)), np.isin(train, folded))
 
     def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
         """Say which cells (n,), naming the train queries ``nodes`` (n,) or -1, are held out."""
@@ -151,13 +151,17 @@ def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
     return find(hashes, ascending) >= 0
 
 
-def _column(dataset: Dataset, table: str, column: str) -> Iterator[pa.StringArray]:
-    for batch in dataset.batches(table, [column]):
-        yield pc.utf8_trim_whitespace(batch.column(0))
-
-
-def _column_hashes(dataset: Dataset, table: str, column: str) -> UInt64s:
-    """Hash a column (rows,), or return nothing where the table does not have it."""
-    if column not in dataset.schema(table).names:
+def _column_hashes(
+    dataset: Dataset,
+    table: str,
+    column: str,
+    normalize: Callable[[pa.StringArray], pa.StringArray] = pc.utf8_trim_whitespace,
+) -> UInt64s:
+    """Hash a column (rows,) by id, or return nothing where the table does not have it."""
+    names = dataset.schema(table).names
+    if column not in names:
         return np.empty(0, dtype=np.uint64)
-    return np.concatenate([hash_strings(values) for values in _column(dataset, table, column)])
+    hashes = np.empty(dataset.num_rows(table), dtype=np.uint64)
+    for ids, values in dataset.batches(table, [names[0], column]):
+        hashes[ids.to_numpy()] = hash_strings(normalize(values))
+    return hashes

@@ -79,7 +79,8 @@ def add_similar(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    nodes = [dataset.read(table)["text"] for table in ("queries/train", "ads")]
+    tables = (("queries/train", "query_id"), ("ads", "ad_id"))
+    nodes = [dataset.read(table).sort_by(id_column)["text"] for table, id_column in tables]
     encoded = pa.chunked_array([chunk for texts in nodes for chunk in texts.chunks])
     encoded = encoded.combine_chunks().dictionary_encode()
     texts, text_of_node = encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
