@@ -5,6 +5,7 @@ Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --split zero_shot
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions predictions.parquet
+    python jobs/evaluate.py --checkpoint outputs/runs/debian --names datasets/debian/names.csv
 """
 
 import json
@@ -17,7 +18,7 @@ from rich.console import Console
 from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.tracking.report import metrics_table
+from ramen_ray.tracking.report import bad_match_table, metrics_table
 
 
 def evaluate(
@@ -26,6 +27,7 @@ def evaluate(
     dataset: str | None = None,
     json_file: Path | None = None,
     predictions: Path | None = None,
+    names: str | None = None,
 ) -> None:
     """Evaluate a checkpoint and print its metrics.
 
@@ -35,10 +37,16 @@ def evaluate(
         dataset: Another dataset directory than the one trained on.
         json_file: Also write all metrics there, as JSON.
         predictions: Also write each query's best ads there, as parquet, in the dataset's own ids.
+        names: Also estimate how often predictions name another brand, place, ... than the query
+            does: a CSV of kind and name, such as brand,sony; with a third column same_as also
+            place,nyc,new york.
     """
     file = None if predictions is None else predictions.absolute()
-    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset, file)
-    Console(width=110).print(metrics_table({checkpoint.name: {split: metrics}}))
+    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset, file, names)
+    console = Console(width=110)
+    console.print(metrics_table({checkpoint.name: {split: metrics}}))
+    if names is not None:
+        console.print(bad_match_table(metrics))
     if json_file is not None:
         try:
             json_file.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")

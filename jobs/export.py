@@ -12,6 +12,7 @@ import tyro
 
 from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.validation import check
 from ramen_ray.data.xc.exporting import export_xc
 
 
@@ -22,7 +23,9 @@ def export(dataset: tyro.conf.Positional[Path], output: Path) -> None:
         dataset: Dataset directory to read.
         output: Folder to write.
     """
-    export_xc(Dataset(dataset), output)
+    opened = Dataset(dataset)
+    check(opened)
+    export_xc(opened, output)
     print(f"wrote {output}")
 
 

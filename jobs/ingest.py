@@ -13,6 +13,9 @@ Examples:
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
+    python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated
+    python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated \
+        --via clicks --anchor-sets links --top-k 3
 """
 
 import logging
@@ -28,6 +31,7 @@ from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.novel import make_novel_split
+from ramen_ray.data.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.orchestration.ingest import import_tables
 
@@ -45,10 +49,26 @@ def ingest_tables(
     return import_tables(tables, output.absolute(), name)
 
 
+def propagate(
+    dataset: Path,
+    output: Path,
+    settings: Annotated[PropagationSettings, tyro.conf.arg(name="")],
+) -> Dataset:
+    """Give train queries the ads that they share anchors with, as the paper's AugGT does.
+
+    Args:
+        dataset: The dataset directory to start from.
+        output: The dataset directory to write; must not exist.
+        settings: Which ads are added.
+    """
+    return propagate_clicks(dataset, output, settings)
+
+
 IMPORTERS = {
     "tables": ingest_tables,
     "xc": import_xc,
     "novel": make_novel_split,
+    "propagate": propagate,
     "foldoc": import_foldoc,
     "debian": import_debian,
 }

@@ -79,6 +79,28 @@ class RegularizationConfig(Section):
     """By what share an adaptive weight moves in a step, at most."""
 
 
+class BaseConfig(Section):
+    """The plain objective that the graph regularisers are added to."""
+
+    kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
+    """Where negatives come from: random batches; besides, the nearest ads of an index (ance);
+    batches of similar queries (ngame)."""
+    refresh_every: Positive = 5
+    """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next."""
+    num_hard_negatives: Positive = 1
+    """ance: ads drawn per step from each query's shortlist; all queries of a batch see them."""
+    shortlist_size: Positive = 100
+    """ance: nearest ads of a query that are looked at; its positives among them are dropped."""
+    refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """ance: make shortlists while training goes on, or while it waits (repeatable to the bit)."""
+    first_clustered_epoch: Positive = 10
+    """ngame: epochs of random batches before the first clusters."""
+    cluster_size: Positive = 2
+    """ngame: queries of a cluster, at most, at first; a batch holds many clusters."""
+    double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
+    """ngame: epochs from which on new clusters are twice as large."""
+
+
 class WalkConfig(Section):
     """Random walks with restart, which replace each node's edges by the anchors that they visit."""
 
@@ -92,6 +114,19 @@ class WalkConfig(Section):
     """Anchors with more edges (of queries, or of ads) are left out."""
     top_k: Positive = 10
     """How many of its most visited anchors a node keeps, weighted by visits."""
+
+
+class PruningConfig(Section):
+    """Pruning: the encoder in training drops edges between texts that it finds unlike."""
+
+    mode: Literal["asynchronous", "synchronous", "never"] = "never"
+    """Prune while training goes on, while it waits (repeatable to the bit), or not at all."""
+    prune_threshold: Annotated[float, Field(ge=-1, lt=1)] = 0.0
+    """Edges between texts whose cosine is at most this are dropped."""
+    warmup_epochs: Positive = 10
+    """Epochs on the whole graph before it is pruned for the first time."""
+    every_epochs: Positive = 5
+    """Epochs from one pruning to the next; each prunes the whole graph, so edges can come back."""
 
 
 class TrainingConfig(Section):
@@ -156,7 +191,9 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
+    base: BaseConfig = BaseConfig()
     walk: WalkConfig = WalkConfig()
+    pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     workers: WorkersConfig = WorkersConfig()

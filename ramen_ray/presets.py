@@ -6,10 +6,12 @@ from ramen_ray.config import (
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
+    PruningConfig,
     RegularizationConfig,
     RunConfig,
     TrainingConfig,
     WalkConfig,
+    overlay,
 )
 
 
@@ -66,8 +68,34 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
         loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         walk=WalkConfig(enabled=True),
+        pruning=PruningConfig(mode="asynchronous"),
         training=TrainingConfig(epochs=300, global_batch_size=1024, validate_every=10),
     )
+
+
+def ramen_ance() -> RunConfig:
+    """RAMEN (ANCE) on the public benchmark: hard negatives from shortlists of all ads.
+
+    Table 10 gives the batch, epochs, learning rate and length; shortlists as in DEXML's code.
+    """
+    return overlay(lf_wikiseealsotitles_320k(), {"base.kind": "ance", "base.refresh_every": 5})
+
+
+def ramen_ngame() -> RunConfig:
+    """RAMEN (NGAME) on the public benchmark: batches of similar queries.
+
+    Table 10: clusters are made every 5 epochs and doubled after every 25. It gives neither first
+    nor last size; from 2 at epoch 10 up to 512 at epoch 200 is where OAK's code begins and NGAME's
+    ends, and keeps clusters smaller than batches.
+    """
+    changes = {
+        "base.kind": "ngame",
+        "base.refresh_every": 5,
+        "base.first_clustered_epoch": 10,
+        "base.cluster_size": 2,
+        "base.double_cluster_size_at": tuple(range(25, 201, 25)),
+    }
+    return overlay(lf_wikiseealsotitles_320k(), changes)
 
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {
@@ -75,4 +103,6 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "debian": debian,
     "tiny": tiny,
     "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
+    "ramen-ance": ramen_ance,
+    "ramen-ngame": ramen_ngame,
 }

@@ -45,7 +45,14 @@ changes_strategy = st.fixed_dictionaries(
         "workers.num_workers": st.sampled_from([1, 2, 4]),
     },
 )
-OTHER_CHOICE = {"bag": "transformer", "mean": "cls", "auto": "fp32"}
+OTHER_CHOICE = {
+    "bag": "transformer",
+    "mean": "cls",
+    "auto": "fp32",
+    "in_batch": "ance",
+    "asynchronous": "synchronous",
+    "never": "synchronous",
+}
 
 
 @given(changes_strategy)
@@ -161,7 +168,9 @@ def _another(value: Any) -> Any:
         case int():
             return value * 2 if value else 1
         case float():
-            return value / 2
+            return value / 2 or 0.5
+        case tuple():
+            return value[:-1]
     return OTHER_CHOICE.get(value, f"{value}-other")
 
 

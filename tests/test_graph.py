@@ -209,6 +209,27 @@ def test_a_log_that_gives_nothing_is_one_clear_error(
     assert not list(path.rglob(".*"))
 
 
+@pytest.mark.parametrize("command", ["co-session", "edges", "similar"])
+def test_a_dataset_with_errors_gets_no_graph(
+    command: str,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ads = Dataset(path).read("ads").to_pylist()
+    ads[3]["text"] = " "
+    pq.write_table(pa.Table.from_pylist(ads), path / "ads.parquet")
+    flags = {
+        "co-session": ["--sessions", tmp_path / "log.csv"],
+        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.csv"],
+        "similar": [],
+    }
+    assert _run(monkeypatch, command, path, *flags[command]) == 2
+    assert "ads.parquet, row 3, column 'text': empty text" in capsys.readouterr().err
+    assert not list(path.rglob(".*"))
+
+
 @pytest.mark.parametrize("command", ["co-session", "edges"])
 def test_a_column_of_lists_is_one_clear_error(
     command: str,

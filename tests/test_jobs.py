@@ -3,11 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import Head
 from mlflow.tracking import MlflowClient
@@ -15,6 +18,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from jobs import train
 from ramen_ray.command_line import run_job
+from ramen_ray.data.dataset import Dataset
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,6 +101,7 @@ def test_the_upload_leaves_outputs_and_environments_behind() -> None:
         ),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
+        (["tiny", "--pruning.mode", "synchronous"], "training.epochs 2 end before a graph"),
         (["tiny", "--output", "/proc/nowhere"], "cannot write"),
     ],
 )
@@ -127,6 +132,26 @@ def test_too_few_cpus_is_said_before_anything_is_prepared(tmp_path: Path) -> Non
     assert "needs 128 CPUs" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "prepared").exists()
+
+
+def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
+    ads = Dataset(bad).read("ads").to_pylist()
+    ads[3]["text"] = " "
+    pq.write_table(pa.Table.from_pylist(ads), bad / "ads.parquet")
+    done = _train(
+        "tiny",
+        "--dataset",
+        str(bad),
+        "--training.global-batch-size",
+        "8",
+        "--output",
+        str(tmp_path),
+    )
+    assert done.returncode == 2
+    assert "error: the dataset directory" in done.stderr
+    assert "ads.parquet, row 3, column 'text': empty text" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_shows_examples_and_flags() -> None:

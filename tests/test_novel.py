@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+from conftest import TOPICS
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
@@ -35,6 +36,10 @@ from ramen_ray.presets import tiny
 
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
+NAMES = {
+    kind: {word for topic in topics for word in TOPICS[topic]}
+    for kind, topics in {"grown": ("birds", "trees"), "made": ("ships", "tools", "dances")}.items()
+}
 
 
 def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
@@ -467,12 +472,19 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     monkeypatch.chdir(tmp_path)
     command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
     written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
-    monkeypatch.setattr(sys, "argv", [*command, *written])
+    names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
+    Path("names.csv").write_text("\n".join(["kind,name", *names]))
+    monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
     assert run_job(evaluate_job.main) == 0
-    assert "predictions: predictions.parquet" in capsys.readouterr().out
-    metrics = json.loads(Path("metrics.json").read_text())
+    said = capsys.readouterr().out
+    assert "predictions: predictions.parquet" in said
+    assert all(f" {kind} " in said for kind in ("grown", "made", "all"))
+    measured = json.loads(Path("metrics.json").read_text())
     file = Path("predictions.parquet")
-    assert metrics == pytest.approx(trained.metrics["trained"]["zero_shot"], abs=1e-12)
+    _assert_bad_matches(measured, pq.read_table(file).to_pylist())
+    trained_metrics = trained.metrics["trained"]["zero_shot"]
+    metrics = {name: measured[name] for name in trained_metrics}
+    assert metrics == pytest.approx(trained_metrics, abs=1e-12)
     dataset = Dataset(split_path)
     ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
     queries = {row["source_id"]: row for row in _rows(dataset, "queries/zero_shot")}
@@ -483,9 +495,24 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     assert metrics["P@1"] == pytest.approx(np.mean(hits))
 
 
+def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    shown = [(set(row["query"].split()), set(row["ad"].split()), row["rank"]) for row in rows]
+    for kind, words in NAMES.items():
+        for k in (1, 3, 5):
+            asked = [
+                (query & words, ad & words)
+                for query, ad, rank in shown
+                if rank <= k and query & words
+            ]
+            bad = sum(bool(ad) and not query & ad for query, ad in asked)
+            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(asked))
+    assert 0 < metrics["BMR@5"] < 1
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--names", "/no/such/names.csv"], "there is no file or folder /no/such/names.csv"),
         (["--split", "zero_shot"], "handmade has no zero_shot split"),
         (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
         (["--predictions", "/tmp"], "must be a file in a folder"),

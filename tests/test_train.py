@@ -76,6 +76,8 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     drawn = ("losses", "weights", "validation", "head_torso_tail")
     assert plots == {f"plots/{name}.png" for name in drawn}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
+    assert not [name for name in run.data.metrics if name.startswith("graph/")]
+    assert not (unharmed.run_directory / "graphs").exists()
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
 

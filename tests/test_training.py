@@ -19,7 +19,7 @@ from ramen_ray.method.checkpoints import (
     save_checkpoint,
 )
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
-from ramen_ray.method.evaluation import Propensity, evaluate
+from ramen_ray.method.evaluation import Propensity, encode_rows, evaluate
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.texts import TokenBatch
 from ramen_ray.method.training import (
@@ -144,7 +144,8 @@ def _naive_terms(
                 total = total + weight * (s - own + MARGIN) / count / len(draws)
         return total
 
-    terms = {"task": term(0, 1, [1], rows_of(batches.clicks))}
+    hard = range(2 + 2 * len(batches.graphs), len(draws[0]))
+    terms = {"task": term(0, 1, [1, *hard], rows_of(batches.clicks))}
     for number, (name, graph) in enumerate(zip(objective.anchor_sets, batches.graphs, strict=True)):
         columns = [2 + 2 * number, 3 + 2 * number]
         terms[f"R_x/{name}"] = term(0, columns[0], columns, rows_of(graph.query))
@@ -177,6 +178,63 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
             _gradients(encoder, (expected * weights).sum()),
             **TOLERANCE,
         )
+
+
+def _with_hard_negatives(data: Prepared) -> Batches:
+    """Two hard negatives a query, from random shortlists, as ance has them; some are empty."""
+    batches, draw = _batches(data), np.random.default_rng(0)
+    batches.expect_hard_negatives(2)
+    ads = [
+        np.setdiff1d(draw.permutation(len(data.ads))[: row % 9], clicked)
+        for row, clicked in enumerate(rows_of(batches.clicks))
+    ]
+    batches.shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
+    return batches
+
+
+@pytest.mark.parametrize("kind", ["bag"])
+def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, encoder_path: Path):
+    encoder, batches = _build(kind, encoder_path), _with_hard_negatives(data)
+    draws = batches.draw(0)
+    assert (draws[:, -2:] >= 0).any()
+    assert (draws[:, -2:] == -1).any()
+    clicked = rows_of(batches.clicks)
+    assert not any(set(row[-2:]) & set(clicked[row[0]]) for row in draws.tolist())
+    found = step_losses(encoder, batches, 0, OBJECTIVE)
+    expected = torch.stack(list(_naive_terms(encoder, batches, 0, OBJECTIVE).values()))
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    torch.testing.assert_close(
+        _gradients(encoder, found.sum()), _gradients(encoder, expected.sum()), **TOLERANCE
+    )
+    plain = step_losses(encoder, _batches(data), 0, OBJECTIVE)
+    assert found[0] > plain[0]
+    torch.testing.assert_close(found[1:], plain[1:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["bag"])
+def test_without_shortlists_yet_a_step_is_a_plain_one(
+    kind: str, data: Prepared, encoder_path: Path
+):
+    encoder, batches = _build(kind, encoder_path), _batches(data)
+    batches.expect_hard_negatives(3)
+    plain = step_losses(encoder, _batches(data), 0, OBJECTIVE)
+    assert torch.equal(step_losses(encoder, batches, 0, OBJECTIVE), plain)
+
+
+@pytest.mark.parametrize("kind", ["bag"])
+def test_steps_leave_the_embeddings_of_their_queries(kind: str, data: Prepared, encoder_path: Path):
+    encoder, batches = _build(kind, encoder_path), _batches(data)
+    batches.seen = torch.zeros((len(data.query_ids), encoder.dim), dtype=torch.float16)
+    rows = np.concatenate([batches.draw(step)[:, 0] for step in range(batches.steps_per_epoch)])
+    for step in range(batches.steps_per_epoch):
+        step_losses(encoder, batches, step, OBJECTIVE)
+    expected = encode_rows(encoder, data.queries["train"], rows)
+    torch.testing.assert_close(
+        batches.seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3
+    )
+    left_out = np.setdiff1d(np.arange(len(data.query_ids)), rows)
+    assert len(left_out)
+    assert not batches.seen[left_out].any()
 
 
 def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):

@@ -156,6 +156,7 @@ def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
         _prepare(copied, encoder_path)
     assert "ads.parquet, row 3, column 'text': empty text" in str(error.value)
     assert "ads.parquet, row 7, column 'ad_id': id outside 0..39: 99" in str(error.value)
+    assert "retr" not in str(error.value)
     _change(copied, "ads", "text", 3, "a text")
     _change(copied, "ads", "ad_id", 7, 7)
     _change(copied, "filters/test", "query_id", 2, -7)

@@ -17,6 +17,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.hashing import hash_strings
 from ramen_ray.data.nodes import HeldOut, Nodes, contains
 from ramen_ray.data.sources import Block, as_numbers, as_strings, find_pieces, read_piece
+from ramen_ray.data.validation import check
 
 ADVICE = "correct these rows, or leave them out with --skip-bad-rows"
 
@@ -91,10 +92,12 @@ def add_edge_list(
         Row counts of what was written, nodes without edges, and edges left out or joined.
 
     Raises:
-        DatasetError: names every file and row that is wrong; the name is taken; no edge is left.
+        DatasetError: the dataset is not usable; the name is taken; names every file and row of the
+            edges that is wrong; no edge is left.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
+    check(dataset)
     namings: dict[str, Naming] = {}
     if edge_list.query_edges:
         queries, held_out = Nodes.of(dataset, "queries/train"), HeldOut.of(dataset)

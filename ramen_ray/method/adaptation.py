@@ -57,7 +57,7 @@ class Adaptation:
             task_loss: this worker's share of the task term, with its graph down to the embeddings.
             embeddings_UD: (U, D) the step's distinct texts.
             position: (B, C) int64, where query, ad, and each regulariser's anchors stand among the
-                U; -1 where nothing was drawn.
+                U; -1 where nothing was drawn. Later columns are not looked at.
         """
         (gradient_UD,) = torch.autograd.grad(task_loss, embeddings_UD, retain_graph=True)
         embeddings_UD = embeddings_UD.detach()

@@ -26,6 +26,20 @@ def gather_rows(rows: NDArray[Any], device: torch.device) -> NDArray[Any]:
     return gathered.cpu().numpy()
 
 
+def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArray[Any]:
+    """Return the ``array`` that the worker of rank 0 gives; the others give one of its shape."""
+    if world()[1] == 1:
+        return array
+    sent = torch.from_numpy(array).to(device)
+    distributed.broadcast(sent, src=0)
+    return sent.cpu().numpy()
+
+
+def from_first_worker(number: int, device: torch.device) -> int:
+    """Return the ``number`` that the worker of rank 0 gives, on every worker."""
+    return int(gather_rows(np.array([number]), device)[0])
+
+
 def sum_over_workers(values: Tensor) -> Tensor:
     """Return the element-wise sum of every worker's ``values``."""
     if world()[1] > 1:

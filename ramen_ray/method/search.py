@@ -26,10 +26,20 @@ def search(
     Returns:
         ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
     """
+    return search_index(build_index(ad_embeddings, gpu), query_embeddings, k)
+
+
+def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> Any:
+    """Build the index of ads (ads, D) float32 that :func:`search` uses, for several searches."""
     index: Any = faiss.IndexFlatIP(ad_embeddings.shape[1])
     if gpu is not None and faiss.get_num_gpus() > 0:
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(np.ascontiguousarray(ad_embeddings))
+    return index
+
+
+def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
+    """Find each query's k most similar ads of an index; see :func:`search`."""
     scores, ads = index.search(np.ascontiguousarray(query_embeddings), k)
     scores[ads < 0] = -np.inf
     return ads, scores

@@ -20,6 +20,7 @@ from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.tokens import TokenTable
+from ramen_ray.data.validation import check
 from ramen_ray.method.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.pretrained import resolve_pretrained, text_tokenizer
@@ -77,6 +78,7 @@ def add_similar(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
+    check(dataset)
     nodes = [dataset.read(table)["text"] for table in ("queries/train", "ads")]
     encoded = pa.chunked_array([chunk for texts in nodes for chunk in texts.chunks])
     encoded = encoded.combine_chunks().dictionary_encode()

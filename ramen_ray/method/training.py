@@ -1,7 +1,7 @@
 """One training step: draw, encode the distinct texts once, triplet terms, optimiser.
 
-Shapes: b local rows, B rows of the global batch, C = 2 + 2 T columns of a draw, U distinct texts,
-D width of an embedding, L candidates of a pool.
+Shapes: b local rows, B rows of the global batch, C = 2 + 2 T + H columns of a draw with T anchor
+sets and H hard negatives, U distinct texts, D width of an embedding, L candidates of a pool.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +19,17 @@ from ramen_ray.data.csr import Csr, ragged_positions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.adaptation import Adaptation
+from ramen_ray.method.clustering import Clusters
 from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_over_workers, world
 from ramen_ray.method.losses import triplet_loss
-from ramen_ray.method.sampling import Graph, draw, epoch_order, num_steps
+from ramen_ray.method.sampling import (
+    Graph,
+    clustered_order,
+    draw,
+    draw_hard_negatives,
+    epoch_order,
+    num_steps,
+)
 from ramen_ray.method.texts import TokenBatch
 
 
@@ -54,8 +62,20 @@ class Objective:
         return [1.0, *(weight for pair in pairs for weight in pair)]
 
 
+def open_graphs(edges: Path, anchor_sets: list[str]) -> list[Graph]:
+    """Map the graphs that lie in ``edges`` as SET/{query,ad}."""
+    folders = [edges / name for name in anchor_sets]
+    return [Graph(Csr.open(folder / "query"), Csr.open(folder / "ad")) for folder in folders]
+
+
 class Batches:
-    """The batches of a run: which texts each step encodes and what is positive to what."""
+    """The batches of a run: which texts each step encodes and what is positive to what.
+
+    Attributes:
+        clusters: the order of the coming epochs' queries; None stands for random order.
+        shortlists: (train queries, size) ads to draw hard negatives from; None draws none.
+        seen: (train queries, D), where steps leave their queries' embeddings; None keeps none.
+    """
 
     def __init__(
         self,
@@ -83,6 +103,9 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.steps_per_epoch = num_steps(len(query_ids), batch_size)
+        self.clusters: Clusters | None = None
+        self.shortlists: NDArray[np.int32] | None = None
+        self.seen: Tensor | None = None
         self._epoch = -1
         self._order = np.empty((0, 0), dtype=np.int64)
 
@@ -96,24 +119,47 @@ class Batches:
         edges: Path | None = None,
     ) -> "Batches":
         """Map the tables of a prepared dataset; ``edges`` holds a graph in place of its own."""
-        folders = [(edges or data.path / "edges") / name for name in anchor_sets]
-        graphs = [Graph(Csr.open(f / "query"), Csr.open(f / "ad")) for f in folders]
+        graphs = open_graphs(edges or data.path / "edges", anchor_sets)
         anchors = [data.anchors(s) for s in anchor_sets]
         tables = [data.queries["train"], data.ads, *(t for t in anchors for _ in ("query", "ad"))]
         return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
 
+    def expect_hard_negatives(self, per_query: int) -> None:
+        """Make room for ads drawn from the shortlists, whether there are shortlists yet or not."""
+        self.tables = [*self.tables, *[self.tables[1]] * per_query]
+
+    @property
+    def hard_columns(self) -> list[int]:
+        """Columns of a draw that hold hard negatives."""
+        return list(range(2 + 2 * len(self.graphs), len(self.tables)))
+
+    def take_graphs(self, graphs: list[Graph]) -> None:
+        """Draw from other ``graphs`` of the same anchor sets from now on."""
+        self.graphs = graphs
+
     def draw(self, step: int) -> Int64s:
-        """Return this worker's :func:`~ramen_ray.method.sampling.draw` (b, C) of a step."""
+        """Return this worker's share (b, C) of a step's draws.
+
+        The columns are those of :func:`~ramen_ray.method.sampling.draw`, then the hard negatives.
+        """
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            rank, num_workers = world()
-            share = self.batch_size // num_workers
-            lanes = range(rank * share, (rank + 1) * share)
-            num_queries = len(self.query_ids)
-            self._order = epoch_order(num_queries, self.batch_size, lanes, self.seed, epoch)
-            self._epoch = epoch
+            self._order, self._epoch = self._order_of(epoch), epoch
         rows = self._order[position]
-        return draw(rows, self.query_ids[rows], self.clicks, self.graphs, (self.seed, epoch))
+        ids, key = self.query_ids[rows], (self.seed, epoch)
+        drawn = draw(rows, ids, self.clicks, self.graphs, key)
+        num_hard = len(self.hard_columns)
+        if self.shortlists is None:
+            return np.pad(drawn, [(0, 0), (0, num_hard)], constant_values=-1)
+        return np.hstack([drawn, draw_hard_negatives(self.shortlists, rows, ids, num_hard, key)])
+
+    def _order_of(self, epoch: int) -> Int64s:
+        rank, num_workers = world()
+        share = self.batch_size // num_workers
+        lanes = range(rank * share, (rank + 1) * share)
+        if self.clusters is not None:
+            return clustered_order(self.clusters, self.batch_size, lanes, self.seed, epoch)
+        return epoch_order(len(self.query_ids), self.batch_size, lanes, self.seed, epoch)
 
 
 @dataclass(frozen=True)
@@ -233,6 +279,10 @@ def step_losses(
     draws = gather_rows(local, device)
     texts = distinct_texts(draws, batches.tables)
     embeddings_UD = encode_distinct(encoder, texts, batches.tables, device, use_bf16)
+    if batches.seen is not None:
+        queries = _to_device(texts.position[:, 0], device)
+        kept = embeddings_UD.detach()[queries].to(batches.seen.dtype)
+        batches.seen[_to_device(draws[:, 0], device)] = kept
     start = world()[0] * len(local)
     here = texts.position[start : start + len(local)]
 
@@ -251,7 +301,8 @@ def step_losses(
         )
         return losses.sum() / batches.batch_size
 
-    terms = [term(0, 1, Pool.of(draws, texts.position, [1]), batches.clicks)]
+    ads = Pool.of(draws, texts.position, [1, *batches.hard_columns])
+    terms = [term(0, 1, ads, batches.clicks)]
     for number, graph in enumerate(batches.graphs):
         of_query, of_ad = 2 + 2 * number, 3 + 2 * number
         pool = Pool.of(draws, texts.position, [of_query, of_ad])

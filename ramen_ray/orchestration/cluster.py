@@ -14,6 +14,8 @@ from ray.exceptions import RayTaskError
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.dataset import DatasetError
 
+RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries, added to any error
+
 
 class ClusterError(RuntimeError):
     """The cluster cannot be reached, or cannot offer what the workers need."""
@@ -42,17 +44,17 @@ def start_ray() -> None:
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it tells as errors it raises
 
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise a DatasetError that a task raised as itself, without Ray's wrapping."""
+    """Raise a DatasetError of a task as itself, without Ray's wrapping and Ray Data's advice."""
     try:
         yield
     except RayTaskError as error:
         if isinstance(error.cause, DatasetError):
-            raise error.cause from None
+            raise DatasetError(str(error.cause).partition(RAY_DATA_ADVICE)[0]) from None
         raise
 
 

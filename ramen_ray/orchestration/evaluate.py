@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from ramen_ray.config import ConfigError, RunConfig, read_config
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.predictions import write_predictions
+from ramen_ray.data.name_tables import read_names
+from ramen_ray.data.names import NameList
+from ramen_ray.data.predictions import shown_ads, write_predictions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.bad_matches import KS, bad_match_metrics
 from ramen_ray.method.checkpoints import ENCODER_FOLDER, CheckpointError
 from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
@@ -29,7 +32,11 @@ ROWS_PER_SHARE = 8192
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, split: str, dataset: str | None = None, predictions: Path | None = None
+    checkpoint: Path,
+    split: str,
+    dataset: str | None = None,
+    predictions: Path | None = None,
+    names: str | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's encoder on a split.
 
@@ -39,11 +46,13 @@ def evaluate_checkpoint(
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: another dataset directory than the one trained on.
         predictions: a parquet file to write the predictions to, in the users' ids.
+        names: a list of names, to measure how often predictions name another than the query does.
 
     Raises:
         CheckpointError: the folder is not a checkpoint.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset directory is not usable or has no such split.
+        DatasetError: the dataset directory or the list of names is not usable, or the split is
+            not there.
     """
     checkpoint = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
@@ -52,6 +61,7 @@ def evaluate_checkpoint(
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
         raise ConfigError(f"--predictions {predictions} must be a file in a folder that exists")
+    name_list = None if names is None else read_names(names)
     start_ray()
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
@@ -66,6 +76,8 @@ def evaluate_checkpoint(
         metrics: dict[str, float] = ray.get(measured)
         if predictions is not None:
             write_predictions(predictions, opened, split, ray.get(topk))
+        if name_list is not None:
+            metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
     finally:
         shutil.rmtree(shares, ignore_errors=True)
     return metrics
@@ -142,3 +154,12 @@ def _measure(
     ads = (np.load(file) for file in sorted(shares.glob("ads-*.npy")))
     topk = retrieve(queries, ads, data.candidates(split), data.filters(split))
     return score(topk, data, split, propensity), topk
+
+
+def _measure_bad_matches(
+    names: NameList, dataset: Dataset, split: str, topk: TopK
+) -> dict[str, float]:
+    ads = topk[0][:, : max(KS)]
+    query_names = names.find_in_table(dataset, f"queries/{split}")
+    ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
+    return bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

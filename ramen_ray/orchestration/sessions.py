@@ -36,6 +36,7 @@ from ramen_ray.data.sessions import (
     supported_pairs,
 )
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
+from ramen_ray.data.validation import check
 from ramen_ray.orchestration.cluster import start_ray, user_errors
 
 MAX_PARTITIONS = 512
@@ -62,6 +63,7 @@ def add_co_session(
     dataset = Dataset(dataset_path)
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
+    check(dataset)
     pieces = find_pieces(log.sessions, log.columns)
     if not pieces:
         raise DatasetError(f"{log.sessions} holds no rows")

@@ -25,15 +25,11 @@ from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokeni
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.walk import WalkSettings
 from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
 from ramen_ray.orchestration.walks import walked_edges
-from ramen_ray.orchestration.worker import (
-    VALIDATION,
-    WorkerTask,
-    build_objective,
-    train_loop_per_worker,
-)
+from ramen_ray.orchestration.worker import WorkerTask, build_objective, train_loop_per_worker
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
     close_run,
@@ -93,7 +89,7 @@ def fit(config: RunConfig) -> TrainResult:
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
             _log_inputs(uri, run_id, config, data)
-            task = WorkerTask(config, str(data.path), str(edges), uri, run_id)
+            task = WorkerTask(config, str(data.path), str(edges), str(directory.path), uri, run_id)
             called = time.time()
             outcome = _train(config, directory, task)
             seconds["workers"] = outcome["entered_at"] - called
@@ -121,7 +117,8 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist.
+        ConfigError: an anchor set or the selection metric does not exist, training ends before
+            pruning or the base's hard negatives begin, or clusters outgrow a batch.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -154,7 +151,42 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"encoder.max_length {config.encoder.max_length} is more than the {limit} positions "
             f"of {config.encoder.pretrained!r}"
         )
+    _check_pruning(config)
+    _check_base(config)
     return encoder_tokenizer(config.encoder)
+
+
+def _check_pruning(config: RunConfig) -> None:
+    pruning, epochs = config.pruning, config.training.epochs
+    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # the epoch in which it is pruned
+    if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before a graph that is pruned after "
+            f"pruning.warmup_epochs {pruning.warmup_epochs} is trained on; shorten the warm-up, "
+            f"or set pruning.mode to never"
+        )
+
+
+def _check_base(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
+    if base.kind == "ance" and base.refresh_every + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
+            f"are made after base.refresh_every {base.refresh_every}; make them more often"
+        )
+    if base.kind == "ngame" and base.first_clustered_epoch >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before base.first_clustered_epoch "
+            f"{base.first_clustered_epoch}; begin clusters earlier"
+        )
+    num_doublings = sum(epoch < epochs for epoch in base.double_cluster_size_at)
+    largest, batch = base.cluster_size * 2**num_doublings, config.training.global_batch_size
+    if base.kind == "ngame" and largest > batch:
+        raise ConfigError(
+            f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
+            f"training.global_batch_size {batch} holds; double it at fewer epochs"
+        )
 
 
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:

@@ -28,21 +28,34 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.search import TopK
+from ramen_ray.method.shortlists import open_shortlists
 from ramen_ray.method.training import (
     Batches,
     Objective,
     TrainState,
     global_losses,
+    open_graphs,
     train_steps,
 )
+from ramen_ray.orchestration.background import BackgroundResults
+from ramen_ray.orchestration.bases import (
+    SHORTLISTS_FILE,
+    ShortlistMining,
+    build_curriculum,
+    mined_shortlists,
+    read_seconds,
+)
+from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
+from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs, read_report, shares_kept
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
 from ramen_ray.tracking.runs import StepLogger
 
-VALIDATION = "validation/"
-SAMPLE_QUERIES = 50
-SAMPLE_ADS = 5
 STEPS_PER_LOG = 50
 SECONDS_BETWEEN_LINES = 30
+CHECKPOINT_FOLDER = "checkpoint_{:09d}"
+GRAPHS_FOLDER = "graphs"
+SHORTLISTS_FOLDER = "shortlists"
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +67,7 @@ class WorkerTask:
     config: RunConfig
     prepared: str
     edges: str
+    run_directory: str
     tracking_uri: str
     mlflow_run_id: str
 
@@ -65,6 +79,12 @@ class Progress:
     best: float = -1.0
     validations_since_best: int = 0
     trained_seconds: float = 0.0
+    graph_step: int | None = None
+    """Of the checkpoint whose encoder pruned the graph; None for the graph as it was."""
+    graph_waited_s: float = 0.0
+    shortlists_step: int | None = None
+    """Of the checkpoint whose encoder made the shortlists; None as long as there are none."""
+    shortlists_waited_s: float = 0.0
 
     @property
     def values(self) -> dict[str, Any]:
@@ -77,12 +97,16 @@ def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
-        and the ``best_checkpoint``'s path; the same on every worker.
+        the ``best_checkpoint``'s path and what took how long; the same on every worker.
     """
     task: WorkerTask = settings["task"]
     worker = Worker(task)
     worker.train()
-    return worker.evaluate_best()
+    worker.stop_background()
+    untrained = build_encoder(task.config.encoder)
+    splits = worker.data.splits[1:]
+    outcome = evaluate_best(task.config, splits, untrained, worker.evaluate, worker.device)
+    return outcome | worker.timing
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
@@ -143,10 +167,31 @@ class Worker:
             Path(self.task.edges),
         )
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
+        self.pruned_graphs = self._pruned_graphs()
+        self.shortlists = self._mined_shortlists()
         self._restore_or_start()
         self.logger = (
             StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
         )
+
+    def _pruned_graphs(self) -> BackgroundResults | None:
+        prune = GraphPruning(
+            self.data.path,
+            Path(self.task.edges),
+            self.objective.anchor_sets,
+            self.config.pruning.prune_threshold,
+            self.use_bf16,
+        )
+        folder = Path(self.task.run_directory) / GRAPHS_FOLDER
+        steps_per_epoch = self.batches.steps_per_epoch
+        return pruned_graphs(self.config, prune, folder, steps_per_epoch, self.device)
+
+    def _mined_shortlists(self) -> BackgroundResults | None:
+        size = self.config.base.shortlist_size
+        mining = ShortlistMining(self.data.path, size, self.use_bf16)
+        folder = Path(self.task.run_directory) / SHORTLISTS_FOLDER
+        steps_per_epoch = self.batches.steps_per_epoch
+        return mined_shortlists(self.config, mining, folder, steps_per_epoch, self.device)
 
     def _restore_or_start(self) -> None:
         optimizer = self.config.optimizer
@@ -154,9 +199,11 @@ class Worker:
         content: dict[str, Any] | None = None
         if checkpoint is None:
             self.encoder = build_encoder(self.config.encoder)
+            self._begin_base()
         else:
             with checkpoint.as_directory() as folder:
                 self.encoder = load_encoder(Path(folder) / ENCODER_FOLDER)
+                self._begin_base(Path(folder))
                 content = read_state(Path(folder))
         model = ray.train.torch.prepare_model(self.encoder)
         built = build_optimizer(
@@ -169,6 +216,23 @@ class Worker:
         if content is not None:
             restore_state(self.state, content)
             self.progress = Progress(**content["progress"])
+            if self.pruned_graphs is not None and self.progress.graph_step is not None:
+                self._take_graph(self.pruned_graphs.result(self.progress.graph_step))
+            if self.shortlists is not None and self.progress.shortlists_step is not None:
+                self._take_shortlists(self.shortlists.result(self.progress.shortlists_step))
+
+    def _begin_base(self, checkpoint: Path | None = None) -> None:
+        """Let the base add to the batches what it does at the start, or did at ``checkpoint``."""
+        config = self.config
+        if config.base.kind == "ance":
+            self.batches.expect_hard_negatives(config.base.num_hard_negatives)
+        self.curriculum = build_curriculum(config, self.batches, self.encoder.dim, self.device)
+        if self.curriculum is None:
+            return
+        if checkpoint is None:
+            self.curriculum.advance(0)
+        else:
+            self.curriculum.restore(checkpoint)
 
     def train(self) -> None:
         """Train from the present step to the last, with validations and checkpoints on the way."""
@@ -176,6 +240,8 @@ class Worker:
         for stop in self._stops():
             if self._stopped_early():
                 return
+            self._renew_graph()
+            self._renew_shortlists()
             losses = self._train_until(stop)
             epoch, rest = divmod(stop, steps_per_epoch)
             metrics: dict[str, float] = {}
@@ -183,7 +249,65 @@ class Worker:
             if not rest and (epoch % every == 0 or stop == self.total_steps):
                 metrics = self._validate()
             self._tell(epoch + bool(rest), stop, losses, metrics)
+            self._advance_curriculum(stop)
             self._report(stop, metrics)
+
+    def _advance_curriculum(self, step: int) -> None:
+        if self.curriculum is not None:
+            started = time.monotonic()
+            self.curriculum.advance(step)
+            self.progress.trained_seconds += time.monotonic() - started
+
+    def _renew_graph(self) -> None:
+        """At the start of an epoch, begin pruning if it is due and take the newest graph."""
+        step, graphs = self.state.step, self.pruned_graphs
+        if graphs is None or step == 0 or step % self.batches.steps_per_epoch:
+            return
+        started = time.monotonic()
+        checkpoint = Path(self.task.run_directory) / CHECKPOINT_FOLDER.format(step)
+        newest = graphs.advance(step, checkpoint / ENCODER_FOLDER)
+        report: dict[str, float] = {}
+        if newest is not None and newest != self.progress.graph_step:
+            self.progress.graph_step = newest
+            self._take_graph(graphs.result(newest))
+            report = {"step": newest, **read_report(graphs.result(newest))}
+        self.progress.graph_waited_s += time.monotonic() - started
+        if self.logger is not None:
+            report["waited_s"] = self.progress.graph_waited_s
+            self.logger.log_graph({f"graph/{name}": value for name, value in report.items()}, step)
+            if "step" in report:
+                logger.info("graph pruned at step %d keeps %s", newest, shares_kept(report))
+
+    def _take_graph(self, folder: Path) -> None:
+        self.batches.take_graphs(open_graphs(folder, self.objective.anchor_sets))
+
+    def _renew_shortlists(self) -> None:
+        """At the start of an epoch, begin mining if it is due and take the newest shortlists."""
+        step, shortlists = self.state.step, self.shortlists
+        if shortlists is None or step == 0 or step % self.batches.steps_per_epoch:
+            return
+        started = time.monotonic()
+        checkpoint = Path(self.task.run_directory) / CHECKPOINT_FOLDER.format(step)
+        newest = shortlists.advance(step, checkpoint / ENCODER_FOLDER)
+        report: dict[str, float] = {}
+        if newest is not None and newest != self.progress.shortlists_step:
+            self.progress.shortlists_step = newest
+            self._take_shortlists(shortlists.result(newest))
+            report = {"step": newest, "seconds": read_seconds(shortlists.result(newest))}
+        self.progress.shortlists_waited_s += time.monotonic() - started
+        if self.logger is not None:
+            report["waited_s"] = self.progress.shortlists_waited_s
+            named = {f"shortlists/{name}": value for name, value in report.items()}
+            self.logger.log_shortlists(named, step)
+
+    def _take_shortlists(self, folder: Path) -> None:
+        self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
+
+    def stop_background(self) -> None:
+        """Give up what could still be computed for a training that is over."""
+        for results in (self.pruned_graphs, self.shortlists):
+            if results is not None:
+                results.stop()
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
@@ -245,7 +369,7 @@ class Worker:
         self.logger.log_losses(names, np.hstack(columns), self.state.step)
 
     def _validate(self) -> dict[str, float]:
-        metrics, _ = self._evaluate(self.encoder, "validation")
+        metrics, _ = self.evaluate(self.encoder, "validation")
         score = metrics[self.config.training.selection_metric]
         self.progress.validations_since_best += 1
         if score > self.progress.best:
@@ -253,7 +377,8 @@ class Worker:
             self.progress.validations_since_best = 0
         return metrics
 
-    def _evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], Any]:
+    def evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], TopK]:
+        """Measure ``encoder`` on a split; returns the metrics and the best ads of each query."""
         evaluation = self.config.evaluation
         propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
         return evaluate(encoder, self.data, split, propensity, self.use_bf16)
@@ -281,38 +406,20 @@ class Worker:
                     Path(folder), self.encoder, self.state, max_length, self.progress.values
                 )
                 write_config(self.config, Path(folder) / CONFIG_FILE)
+                if self.curriculum is not None:
+                    self.curriculum.save(Path(folder))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report(
                 {"step": step, **named},
                 checkpoint=checkpoint,
-                checkpoint_dir_name=f"checkpoint_{step:09d}",
+                checkpoint_dir_name=CHECKPOINT_FOLDER.format(step),
             )
         ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
 
-    def evaluate_best(self) -> dict[str, Any]:
-        """Measure the best encoder and the untrained one on all splits but train."""
-        key = VALIDATION + self.config.training.selection_metric
-        reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
-        best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
-        with best.checkpoint.as_directory() as folder:
-            trained = load_encoder(Path(folder) / ENCODER_FOLDER).to(self.device)
-        rows = {"untrained": build_encoder(self.config.encoder).to(self.device), "trained": trained}
-        metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
-        for row, encoder in rows.items():
-            for split in self.data.splits[1:]:
-                metrics[row][split], found = self._evaluate(encoder, split)
-                if split == "test":
-                    topk = found
-        sample = np.random.default_rng(self.config.seed).permutation(len(topk[0]))[:SAMPLE_QUERIES]
+    @property
+    def timing(self) -> dict[str, float]:
+        """Seconds trained so far, and when this process was entered and made its first step."""
         return {
-            "metrics": metrics,
-            "sample": {
-                "queries": np.sort(sample).tolist(),
-                "ads": topk[0][np.sort(sample), :SAMPLE_ADS].tolist(),
-                "scores": topk[1][np.sort(sample), :SAMPLE_ADS].tolist(),
-            },
-            "best_checkpoint": best.checkpoint.path,
-            "best_step": best.metrics["step"],
             "trained_seconds": self.progress.trained_seconds,
             "entered_at": self.entered_at,
             "first_step_at": self.first_step_at or self.entered_at,

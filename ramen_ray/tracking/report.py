@@ -20,6 +20,7 @@ GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"
 TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
 CURVES = ("P@1", "P@3", "P@5", "R@10")
+BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
 def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained: Metrics) -> None:
@@ -65,6 +66,16 @@ def _histories(uri: str, run_id: str, prefix: str) -> dict[str, tuple[list[int],
     metrics = MlflowClient(tracking_uri=uri).get_run(run_id).data.metrics
     names = sorted(name for name in metrics if name.startswith(prefix))
     return {name.removeprefix("loss/"): read_history(uri, run_id, name) for name in names}
+
+
+def bad_match_table(metrics: Metrics) -> Table:
+    """Lay out bad match rates by the kind of names as a table in per cent."""
+    kinds = [name.rpartition("/")[0] for name in metrics if name.endswith(BAD_MATCHES[0])]
+    table = Table("kind of names", "queries with one", *BAD_MATCHES[1:])
+    for kind in kinds:
+        values = (metrics[f"{kind}/{name}" if kind else name] for name in BAD_MATCHES)
+        table.add_row(kind or "all", *(f"{100 * value:.2f}" for value in values))
+    return table
 
 
 def _plot_lines(

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 LAST_LOSSES = "ramen_ray.last_losses_step"
 LAST_VALIDATION = "ramen_ray.last_validation_step"
+LAST_GRAPH = "ramen_ray.last_graph_step"
+LAST_SHORTLISTS = "ramen_ray.last_shortlists_step"
 MAX_METRICS_PER_BATCH = 1000
 
 
@@ -105,7 +107,7 @@ def metric_name(name: str) -> str:
 
 
 class StepLogger:
-    """Logs losses and validations as they come, and each once even when it is computed twice.
+    """Logs losses, validations and graphs as they come, each once even when computed twice.
 
     A run that goes on from a checkpoint repeats the steps after it; what the store has already is
     passed over, for it is the same.
@@ -116,7 +118,8 @@ class StepLogger:
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id = run_id
         tags = self._client.get_run(run_id).data.tags
-        self._last = {tag: int(tags.get(tag, 0)) for tag in (LAST_LOSSES, LAST_VALIDATION)}
+        kinds = (LAST_LOSSES, LAST_VALIDATION, LAST_GRAPH, LAST_SHORTLISTS)
+        self._last = {tag: int(tags.get(tag, 0)) for tag in kinds}
 
     def log_losses(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
         """Log ``values`` (steps, names), the last row being of step ``last_step`` (from 1)."""
@@ -132,10 +135,21 @@ class StepLogger:
 
     def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
         """Log a validation's metrics after ``step`` steps."""
-        if step > self._last[LAST_VALIDATION]:
+        self._log_once(metrics, LAST_VALIDATION, step)
+
+    def log_graph(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log what is known of the graph that is trained on from ``step`` on."""
+        self._log_once(metrics, LAST_GRAPH, step)
+
+    def log_shortlists(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log what is known of the shortlists that are drawn from after ``step`` steps."""
+        self._log_once(metrics, LAST_SHORTLISTS, step)
+
+    def _log_once(self, metrics: Mapping[str, float], tag: str, step: int) -> None:
+        if step > self._last[tag]:
             now = int(time.time() * 1000)
             batch = [Metric(metric_name(k), float(v), now, step) for k, v in metrics.items()]
-            self._log(batch, LAST_VALIDATION, step)
+            self._log(batch, tag, step)
 
     def _log(self, metrics: list[Metric], tag: str, step: int) -> None:
         if not metrics:

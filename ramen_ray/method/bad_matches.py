@@ -1,0 +1,73 @@
+"""The bad match rate: how often predictions name another brand or place than the query does.
+
+The RAMEN paper reports it from a search engine (section 4, Table 2) and does not say how it is
+measured. This is an estimate from lists of names: a prediction is a bad match of a kind if query
+and ad both name someone of this kind, and no one in common. An ad that names no one is no bad
+match, nor is any ad for a query that names no one. Names that the list lacks are not seen; words
+that only look like a name are.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from ramen_ray.data.arrays import Booleans
+
+KS = (1, 3, 5)
+NAMED_QUERIES = "named_queries"
+
+
+def bad_match_metrics(
+    topk_ad_ids: NDArray[np.int64],
+    query_names: csr_array,
+    ad_names: csr_array,
+    kind_of: NDArray[np.int64],
+    kinds: Sequence[str],
+) -> dict[str, float]:
+    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for all kinds.
+
+    A kind's rate is the share of bad matches among the first k predictions for the queries that
+    name someone of this kind; ``brand/named_queries`` is the share of such queries. A prediction is
+    bad for all kinds together if it is for one of them.
+
+    Args:
+        topk_ad_ids: (queries, at least 5) ad ids, best first, -1 where there is no more.
+        query_names: (queries, named) bool, whom each query names.
+        ad_names: (ads, named) bool, whom each ad names.
+        kind_of: (named,) the place in ``kinds`` of each one who can be named.
+        kinds: of names.
+    """
+    shown = topk_ad_ids[:, : max(KS)]
+    any_asked = np.zeros(len(shown), dtype=np.bool_)
+    any_bad = np.zeros(shown.shape, dtype=np.bool_)
+    metrics: dict[str, float] = {}
+    for number, kind in enumerate(kinds):
+        of_kind = np.flatnonzero(kind_of == number)
+        queries, ads = query_names[:, of_kind], ad_names[:, of_kind]
+        asked = np.diff(queries.indptr) > 0
+        bad = _bad_matches(shown, queries, ads)
+        metrics |= {f"{kind}/{name}": v for name, v in _rates(shown, asked, bad).items()}
+        any_asked |= asked
+        any_bad |= bad
+    return metrics | _rates(shown, any_asked, any_bad)
+
+
+def _bad_matches(shown: NDArray[np.int64], queries: csr_array, ads: csr_array) -> Booleans:
+    """Mark the predictions ``shown`` (queries, k) that are bad matches."""
+    places = (shown >= 0) & (np.diff(queries.indptr) > 0)[:, None]
+    places[places] = np.diff(ads.indptr)[shown[places]] > 0
+    asking, _ = np.nonzero(places)
+    in_common = queries[asking].multiply(ads[shown[places]]).sum(axis=1)
+    places[places] = in_common == 0
+    return places
+
+
+def _rates(shown: NDArray[np.int64], asked: Booleans, bad: Booleans) -> dict[str, float]:
+    """Return the shares of ``bad`` (queries, k) for the queries that are ``asked`` (queries,)."""
+    predicted = (shown >= 0) & asked[:, None]
+    rates = {NAMED_QUERIES: float(asked.mean())}
+    for k in KS:
+        rates[f"BMR@{k}"] = float(bad[:, :k].sum() / max(int(predicted[:, :k].sum()), 1))
+    return rates

@@ -1,0 +1,70 @@
+"""What a worker does after the last step: measure the best checkpoint beside the untrained one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.train
+import torch
+
+from ramen_ray.config import RunConfig
+from ramen_ray.method.checkpoints import ENCODER_FOLDER
+from ramen_ray.method.encoder import Encoder, load_encoder
+from ramen_ray.method.search import TopK
+
+VALIDATION = "validation/"
+SAMPLE_QUERIES = 50
+SAMPLE_ADS = 5
+
+Evaluate = Callable[[Encoder, str], tuple[dict[str, float], TopK]]
+
+
+def evaluate_best(
+    config: RunConfig,
+    splits: list[str],
+    untrained: Encoder,
+    evaluate: Evaluate,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Measure the best encoder and the untrained one on ``splits``, of which one is ``test``.
+
+    Args:
+        config: the run's; names the metric that decides.
+        splits: the splits to measure.
+        untrained: the encoder that training started from.
+        evaluate: gives the metrics of an encoder on a split, and its best ads for each query.
+        device: where the encoders compute.
+
+    Returns:
+        ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
+        the ``best_checkpoint``'s path and the ``best_step``.
+    """
+    key = VALIDATION + config.training.selection_metric
+    reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
+    best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
+    with best.checkpoint.as_directory() as folder:
+        trained = load_encoder(Path(folder) / ENCODER_FOLDER)
+    rows = {"untrained": untrained.to(device), "trained": trained.to(device)}
+    metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
+    for row, encoder in rows.items():
+        for split in splits:
+            metrics[row][split], found = evaluate(encoder, split)
+            if split == "test":
+                topk = found
+    return {
+        "metrics": metrics,
+        "sample": _sample(topk, config.seed),
+        "best_checkpoint": best.checkpoint.path,
+        "best_step": best.metrics["step"],
+    }
+
+
+def _sample(topk: TopK, seed: int) -> dict[str, Any]:
+    ads, scores = topk
+    queries = np.sort(np.random.default_rng(seed).permutation(len(ads))[:SAMPLE_QUERIES])
+    return {
+        "queries": queries.tolist(),
+        "ads": ads[queries, :SAMPLE_ADS].tolist(),
+        "scores": scores[queries, :SAMPLE_ADS].tolist(),
+    }

@@ -1,0 +1,119 @@
+"""Generations of the graph: the run's own, pruned by the encoder of one checkpoint after another.
+
+Each prunes the graph that the run began with, so that an edge can come back.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import ray
+import torch
+
+from ramen_ray.config import RunConfig
+from ramen_ray.data.csr import Csr
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
+from ramen_ray.method.encoder import load_encoder
+from ramen_ray.method.pruning import prune
+from ramen_ray.orchestration.background import BackgroundResults, Schedule
+
+SIDES = ("query", "ad")
+REPORT_FILE = "report.json"
+EMBEDDINGS_FILE = "embeddings.npy"
+
+
+@dataclass(frozen=True)
+class GraphPruning:
+    """Prunes the graph in ``edges``; plain values, for it travels to a task.
+
+    Attributes:
+        data: the prepared dataset.
+        edges: folder of the graph that the run began with.
+        anchor_sets: those that the run uses.
+        prune_threshold: edges with a cosine up to this are dropped.
+        use_bf16: encode in bfloat16 where there is a GPU.
+        num_threads: CPU threads to encode with.
+    """
+
+    data: Path
+    edges: Path
+    anchor_sets: list[str]
+    prune_threshold: float
+    use_bf16: bool
+    num_threads: int = 1
+
+    def __call__(self, encoder: Path, folder: Path) -> None:
+        """Write the pruned graph, SET/{query,ad}, and a report into ``folder``."""
+        started = time.monotonic()
+        report: dict[str, float] = {}
+        nodes, anchors = self._embed(encoder, folder / EMBEDDINGS_FILE)
+        for name, side in product(self.anchor_sets, SIDES):
+            edges = Csr.open(self.edges / name / side)
+            pruned = prune(edges, nodes[side], anchors[name], self.prune_threshold)
+            pruned.edges.save(folder / name / side)
+            report[f"share_kept/{name}/{side}"] = pruned.share_kept
+            report[f"nodes_left_bare/{name}/{side}"] = pruned.num_left_bare
+        (folder / EMBEDDINGS_FILE).unlink()
+        report["seconds"] = time.monotonic() - started
+        (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+
+    def _embed(
+        self, encoder: Path, file: Path
+    ) -> tuple[dict[str, TextEmbeddings], dict[str, TextEmbeddings]]:
+        """Return the embeddings of the nodes by side, and of the anchors by set."""
+        torch.set_num_threads(self.num_threads)
+        has_gpu = bool(ray.get_gpu_ids())
+        data = Prepared(self.data)
+        tables = [data.queries["train"], data.ads, *map(data.anchors, self.anchor_sets)]
+        embeddings = embed_distinct(
+            load_encoder(encoder).to("cuda" if has_gpu else "cpu"),
+            tables,
+            file,
+            self.use_bf16 and has_gpu,
+        )
+        nodes = dict(zip(SIDES, embeddings[:2], strict=True))
+        return nodes, dict(zip(self.anchor_sets, embeddings[2:], strict=True))
+
+
+def pruned_graphs(
+    config: RunConfig,
+    pruning: GraphPruning,
+    folder: Path,
+    steps_per_epoch: int,
+    device: torch.device,
+) -> BackgroundResults | None:
+    """Return the graph's generations, kept in ``folder``; None where a run does not prune."""
+    settings = config.pruning
+    if settings.mode == "never" or not pruning.anchor_sets:
+        return None
+    wait = settings.mode == "synchronous"
+    if wait:  # the workers' CPUs are free meanwhile
+        pruning = replace(pruning, num_threads=config.workers.cpus_per_worker)
+    schedule = Schedule(
+        first=settings.warmup_epochs * steps_per_epoch,
+        every=settings.every_epochs * steps_per_epoch,
+        epoch=steps_per_epoch,
+        last=config.training.epochs * steps_per_epoch,
+        wait=wait,
+    )
+    return BackgroundResults("pruning", folder, pruning, schedule, device)
+
+
+def shares_kept(report: Mapping[str, float]) -> str:
+    """Say in words which share of its edges each side of each set keeps."""
+    shares = [
+        f"{100 * value:.1f} % of {name.removeprefix('share_kept/')}"
+        for name, value in report.items()
+        if name.startswith("share_kept/")
+    ]
+    return ", ".join(shares)
+
+
+def read_report(generation: Path) -> dict[str, float]:
+    """Return what was written about a generation: shares kept, nodes left bare, seconds."""
+    report: dict[str, float] = json.loads((generation / REPORT_FILE).read_text())
+    return report
