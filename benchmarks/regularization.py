@@ -11,6 +11,7 @@ samples). `ratio` is the preset's test R@10 over the base's.
 import argparse
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics import find_hits, precision_at, recall_at
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import Batches, Objective, TrainState, train_steps
-from ramen_ray.orchestration.worker import build_encoder
+from ramen_ray.method.training import Batches, TrainState, train_steps
+from ramen_ray.orchestration.worker import build_adaptation, build_encoder, build_objective
 from ramen_ray.presets import foldoc
 
 MEASURED = ("R@10", "P@1")
@@ -56,12 +57,12 @@ def main() -> None:
             weights = RegularizationConfig(lambda_x=lambda_x[side])
             config = preset.model_copy(update={"regularization": weights})
             started = time.monotonic()
-            outcomes[side].append(_train(config, data, seed))
+            outcomes[side].append(train(config, data, seed))
             seconds = time.monotonic() - started
             test = outcomes[side][-1]["test"].metrics
             print(f"seed {seed} {side} ({seconds:.0f} s): {test}", flush=True)
     figures = {
-        split: {side: _figures(outcomes, side, split) for side in outcomes} for split in SPLITS
+        split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
     }
     test = figures["test"]
     finish(test["preset"]["R@10"] / test["base"]["R@10"], figures)
@@ -75,7 +76,7 @@ class Outcome:
     by_query: NDArray[np.float64]
 
 
-def _figures(
+def figures_of(
     outcomes: dict[str, list[dict[str, Outcome]]], side: str, split: str
 ) -> dict[str, Any]:
     """Return a side's means over the seeds, and its differences to the base with intervals."""
@@ -91,23 +92,24 @@ def _figures(
     }
 
 
-def _train(config: RunConfig, data: Prepared, seed: int) -> dict[str, Outcome]:
-    """Train without Ray; returns the outcome by split."""
-    weights, loss, optimizer = config.regularization, config.loss, config.optimizer
-    objective = Objective(
-        loss.margin,
-        loss.num_hard_negatives,
-        loss.softmax_weighting,
-        weights.lambda_x,
-        weights.lambda_z,
-    )
+def train(
+    config: RunConfig, data: Prepared, seed: int, edges: Path | None = None
+) -> dict[str, Outcome]:
+    """Train without Ray, on another graph if ``edges`` has one; returns the outcome by split."""
+    optimizer = config.optimizer
+    objective = build_objective(config)
     encoder = build_encoder(config.encoder)
     size = config.training.global_batch_size
-    batches = Batches.of(data, objective.anchor_sets, size, seed)
+    batches = Batches.of(data, objective.anchor_sets, size, seed, edges)
     steps = batches.steps_per_epoch * config.training.epochs
     built = build_optimizer(encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr)
     schedule = build_schedule(built, round(optimizer.warmup_fraction * steps), steps)
-    list(train_steps(TrainState(encoder, built, schedule), batches, objective, steps))
+    adaptation = build_adaptation(config, objective, torch.device("cpu"))
+    state = TrainState(encoder, built, schedule, adaptation=adaptation)
+    list(train_steps(state, batches, objective, steps))
+    if adaptation is not None:
+        named = zip(objective.terms, adaptation.weights.tolist(), strict=True)
+        print({name: f"{weight:.2g}" for name, weight in named}, flush=True)
     return {split: _evaluate(encoder, data, split) for split in SPLITS}
 
 

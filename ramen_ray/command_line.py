@@ -13,7 +13,7 @@ from typing import Any
 
 import tyro
 
-from ramen_ray.config import ConfigError, RegularizationConfig, RunConfig, read_config
+from ramen_ray.config import ConfigError, RunConfig, read_config
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.method.checkpoints import CheckpointError
 from ramen_ray.method.pretrained import EncoderError
@@ -162,10 +162,10 @@ def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
     if path is None:
         return config
     anchor_sets = Dataset(path).anchor_sets
+    given = config.regularization
     weights = {
         side: {name: known.get(name, DEFAULT_LAMBDA) for name in anchor_sets}
-        for side, known in config.regularization.model_dump().items()
+        for side, known in (("lambda_x", given.lambda_x), ("lambda_z", given.lambda_z))
     }
-    return config.model_copy(
-        update={"dataset": path, "regularization": RegularizationConfig(**weights)}
-    )
+    regularization = given.model_copy(update=weights)
+    return config.model_copy(update={"dataset": path, "regularization": regularization})

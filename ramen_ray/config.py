@@ -72,6 +72,11 @@ class RegularizationConfig(Section):
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
+    adaptive: bool = False
+    """Lower each weight while its graph does not agree with the task, and raise it again, up to
+    the λ given above, while it does."""
+    adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """By what share an adaptive weight moves in a step, at most."""
 
 
 class BaseConfig(Section):

@@ -43,6 +43,7 @@ def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfi
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
             "regularization.lambda_z": weights,
+            "regularization.adaptive": True,
             "optimizer.lr": 1e-3,
             "training.epochs": 4,
             "training.global_batch_size": 8,
@@ -61,16 +62,19 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     client = MlflowClient(tracking_uri=unharmed.tracking_uri)
     run = client.get_run(unharmed.mlflow_run_id)
     steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss/R_z/links")]
+    weights = client.get_metric_history(run.info.run_id, "lambda_x/links")
     artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
     plots = {file.path for file in client.list_artifacts(run.info.run_id, "plots")}
     assert run.info.status == "FINISHED"
     assert run.data.params["regularization.lambda_x.links"] == "0.1"
     assert float(run.data.params["dataset.num_train_queries"]) == 60
-    assert steps == list(range(1, 29))
+    assert steps == [point.step for point in weights] == list(range(1, 29))
+    assert 0.07 < weights[-1].value < 0.101
     assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
     assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
     assert {"config.json", "encoder", "plots", "sample_predictions.json"} <= artifacts
-    assert plots == {"plots/losses.png", "plots/validation.png", "plots/head_torso_tail.png"}
+    drawn = ("losses", "weights", "validation", "head_torso_tail")
+    assert plots == {f"plots/{name}.png" for name in drawn}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
     assert not [name for name in run.data.metrics if name.startswith("graph/")]
     assert not (unharmed.run_directory / "graphs").exists()

@@ -19,7 +19,7 @@ class CheckpointError(ValueError):
 def save_checkpoint(
     folder: Path, encoder: Encoder, state: TrainState, max_length: int, progress: dict[str, Any]
 ) -> None:
-    """Write encoder, optimiser, schedule, step and ``progress`` (plain values) into ``folder``.
+    """Write encoder, training state and ``progress`` (plain values) into ``folder``.
 
     All draws are functions of the seed and the step, so the step also is the generators' state.
     """
@@ -28,6 +28,7 @@ def save_checkpoint(
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "step": state.step,
+        "adaptation": state.adaptation.state_dict() if state.adaptation else None,
         "progress": progress,
     }
     torch.save(content, folder / STATE_FILE)
@@ -47,7 +48,9 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def restore_state(state: TrainState, content: dict[str, Any]) -> None:
-    """Put optimiser, schedule and step back; the encoder was loaded from its folder."""
+    """Put optimiser, schedule, step and weights back; the encoder was loaded from its folder."""
     state.optimizer.load_state_dict(content["optimizer"])
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
+    if state.adaptation is not None:
+        state.adaptation.load_state_dict(content["adaptation"])

@@ -18,6 +18,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.csr import Csr, ragged_positions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.adaptation import Adaptation
 from ramen_ray.method.clustering import Clusters
 from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_over_workers, world
 from ramen_ray.method.losses import triplet_loss
@@ -260,12 +261,18 @@ class Pool:
 
 
 def step_losses(
-    encoder: nn.Module, batches: Batches, step: int, objective: Objective, use_bf16: bool = False
+    encoder: nn.Module,
+    batches: Batches,
+    step: int,
+    objective: Objective,
+    use_bf16: bool = False,
+    adaptation: Adaptation | None = None,
 ) -> Tensor:
     """Return this worker's share of a step's loss terms (terms,) in ``objective.terms``' order.
 
     Each term is a sum over this worker's rows divided by the global batch size, so that the sum
-    over the workers is the mean over the global batch, whatever their number.
+    over the workers is the mean over the global batch, whatever their number. An ``adaptation``
+    sees how the terms agree.
     """
     device = next(encoder.parameters()).device
     local = batches.draw(step)
@@ -300,6 +307,8 @@ def step_losses(
         of_query, of_ad = 2 + 2 * number, 3 + 2 * number
         pool = Pool.of(draws, texts.position, [of_query, of_ad])
         terms += [term(0, of_query, pool, graph.query), term(1, of_ad, pool, graph.ad)]
+    if adaptation is not None:
+        adaptation.observe(terms[0], embeddings_UD, texts.position)
     return torch.stack(terms)
 
 
@@ -309,12 +318,16 @@ def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @dataclass
 class TrainState:
-    """What a run changes as it goes; ``step`` is also the position of every random draw."""
+    """What a run changes as it goes; ``step`` is also the position of every random draw.
+
+    Without an ``adaptation`` the terms' weights stay the objective's.
+    """
 
     encoder: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     step: int = 0
+    adaptation: Adaptation | None = None
 
 
 def train_steps(
@@ -330,11 +343,14 @@ def train_steps(
 
     The yielded losses stay on the device and are not waited for.
     """
+    adaptation = state.adaptation
     device = next(state.encoder.parameters()).device
     num_workers = world()[1]
     weights = torch.tensor(objective.weights, device=device)
     while state.step < stop:
-        terms = step_losses(state.encoder, batches, state.step, objective, use_bf16)
+        terms = step_losses(state.encoder, batches, state.step, objective, use_bf16, adaptation)
+        if adaptation is not None:
+            weights = adaptation.weights
         loss = (terms * weights).sum() * num_workers  # DDP averages gradients over the workers
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()

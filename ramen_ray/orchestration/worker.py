@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ramen_ray.config import EncoderConfig, RunConfig, write_config
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.adaptation import Adaptation
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     read_state,
@@ -126,6 +127,16 @@ def build_objective(config: RunConfig) -> Objective:
     )
 
 
+def build_adaptation(
+    config: RunConfig, objective: Objective, device: torch.device
+) -> Adaptation | None:
+    """Build the weights that move; None where they stay fixed."""
+    regularization = config.regularization
+    if not regularization.adaptive:
+        return None
+    return Adaptation(objective.weights, regularization.adaptive_step, device)
+
+
 @dataclass
 class Worker:
     """One worker's encoder, data and state."""
@@ -199,7 +210,9 @@ class Worker:
             self.encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr
         )
         warmup = round(optimizer.warmup_fraction * self.total_steps)
-        self.state = TrainState(model, built, build_schedule(built, warmup, self.total_steps))
+        schedule = build_schedule(built, warmup, self.total_steps)
+        adaptation = build_adaptation(self.config, self.objective, self.device)
+        self.state = TrainState(model, built, schedule, adaptation=adaptation)
         if content is not None:
             restore_state(self.state, content)
             self.progress = Progress(**content["progress"])
@@ -312,6 +325,7 @@ class Worker:
         """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses."""
         started, first, told = time.monotonic(), self.state.step, 0
         waiting: list[Tensor] = []
+        weights: list[Tensor] = []
         sums = np.zeros(len(self.objective.terms))
         steps = train_steps(
             self.state,
@@ -325,27 +339,34 @@ class Worker:
             if self.first_step_at is None:
                 self.first_step_at = time.time()
             waiting.append(terms)
+            if self.state.adaptation is not None:
+                weights.append(self.state.adaptation.weights)
             if len(waiting) == STEPS_PER_LOG or self.state.step == stop:
                 values = global_losses(waiting)
                 sums += values.sum(axis=0)
                 seconds = time.monotonic() - started
-                self._log_steps(values, (self.state.step - first) / seconds)
-                waiting = []
+                self._log_steps(values, weights, (self.state.step - first) / seconds)
+                waiting, weights = [], []
                 if seconds > SECONDS_BETWEEN_LINES * (told + 1) and self.logger is not None:
                     told = int(seconds / SECONDS_BETWEEN_LINES)
                     logger.info("step %d/%d", self.state.step, self.total_steps)
         self.progress.trained_seconds += time.monotonic() - started
         return sums / max(stop - first, 1)
 
-    def _log_steps(self, values: np.ndarray, steps_per_second: float) -> None:
+    def _log_steps(self, values: np.ndarray, moved: list[Tensor], steps_per_second: float) -> None:
+        """Log the steps' losses (steps, terms) and, where they move, the weights of each step."""
         if self.logger is None:
             return
         rate = np.full((len(values), 1), steps_per_second * self.batches.batch_size)
-        loss = (values * self.objective.weights).sum(axis=1, keepdims=True)
+        weights = torch.stack(moved).cpu().numpy() if moved else np.array([self.objective.weights])
+        loss = (values * weights).sum(axis=1, keepdims=True)
         names = [f"loss/{name}" for name in ("total", *self.objective.terms)]
-        self.logger.log_losses(
-            [*names, "throughput/queries_per_s"], np.hstack([loss, values, rate]), self.state.step
-        )
+        names.append("throughput/queries_per_s")
+        columns = [loss, values, rate]
+        if moved:
+            names += [name.replace("R_", "lambda_", 1) for name in self.objective.terms[1:]]
+            columns.append(weights[:, 1:])
+        self.logger.log_losses(names, np.hstack(columns), self.state.step)
 
     def _validate(self) -> dict[str, float]:
         metrics, _ = self.evaluate(self.encoder, "validation")

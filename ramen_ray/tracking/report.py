@@ -24,7 +24,9 @@ BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
 def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained: Metrics) -> None:
-    """Write losses, validation curves and head/torso/tail bars as PNG files into ``folder``.
+    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``.
+
+    There is a plot of losses, one of validations and, where they moved, one of weights.
 
     Args:
         folder: where to write; must exist.
@@ -33,13 +35,10 @@ def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained
         untrained: test metrics of the untrained encoder.
         trained: test metrics of the best encoder.
     """
-    names = sorted(
-        name.removeprefix("loss/")
-        for name in MlflowClient(tracking_uri=uri).get_run(run_id).data.metrics
-        if name.startswith("loss/")
-    )
-    losses = {name: read_history(uri, run_id, f"loss/{name}") for name in names}
-    _plot_lines(folder / "losses.png", losses, "step", "loss")
+    _plot_lines(folder / "losses.png", _histories(uri, run_id, "loss/"), "step", "loss")
+    weights = _histories(uri, run_id, "lambda_")
+    if weights:
+        _plot_lines(folder / "weights.png", weights, "step", "λ")
     curves = {name: read_history(uri, run_id, f"validation/{name}") for name in CURVES}
     _plot_lines(folder / "validation.png", curves, "step", "validation metric", marker="o")
     _plot_groups(folder / "head_torso_tail.png", untrained, trained)
@@ -60,6 +59,13 @@ def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
             values = (f"{100 * by_split[split][name]:.2f}" for name in TABLE_METRICS)
             table.add_row(split, row, *values)
     return table
+
+
+def _histories(uri: str, run_id: str, prefix: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Read all of a run's metrics whose names start with ``prefix``."""
+    metrics = MlflowClient(tracking_uri=uri).get_run(run_id).data.metrics
+    names = sorted(name for name in metrics if name.startswith(prefix))
+    return {name.removeprefix("loss/"): read_history(uri, run_id, name) for name in names}
 
 
 def bad_match_table(metrics: Metrics) -> Table:
