@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +29,7 @@ from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
 from ramen_ray.method.encoder import build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.pruning import prune
-from ramen_ray.orchestration.background import BackgroundResults, Schedule
-from ramen_ray.orchestration.pruning import read_report
+from ramen_ray.orchestration.background import BackgroundResults, Compute, Schedule, read_report
 from ramen_ray.orchestration.train import TrainResult, fit
 from ramen_ray.presets import tiny
 
@@ -124,9 +123,7 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def _results(
-    folder: Path, compute: Callable[[Path, Path], None], schedule: Schedule = EVERY_EPOCH
-) -> BackgroundResults:
+def _results(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundResults:
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
     return BackgroundResults("counting", folder / "results", compute, schedule, torch.device("cpu"))
@@ -136,17 +133,19 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     attempts = tmp_path / "attempts"
     attempts.mkdir()
 
-    def dies_first(encoder: Path, folder: Path) -> None:
+    def dies_first(encoder: Path, folder: Path) -> dict[str, float]:
         (folder / "half").write_text("")
         (attempts / str(os.getpid())).write_text("")
         if len(list(attempts.iterdir())) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         (folder / "copy").write_text((encoder / "weights").read_text())
+        return {"copied": 4}
 
     results = _results(tmp_path, dies_first)
     assert results.advance(EPOCH, tmp_path / "encoder") == EPOCH
     assert len(list(attempts.iterdir())) == 2
     assert (results.result(EPOCH) / "copy").read_text() == "some"
+    assert read_report(results.result(EPOCH)).keys() == {"copied", "seconds"}
     assert [path.name for path in results.folder.iterdir()] == [f"step_{EPOCH:09d}"]
     (results.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
     assert _results(tmp_path, dies_first).advance(EPOCH, tmp_path / "encoder") == EPOCH
@@ -158,8 +157,9 @@ def test_training_goes_on_when_a_task_fails_for_good(
 ) -> None:
     gate = tmp_path / "gate"
 
-    def needs_gate(encoder: Path, folder: Path) -> None:
+    def needs_gate(encoder: Path, folder: Path) -> dict[str, float]:
         (folder / "half").write_text(gate.read_text())
+        return {}
 
     results = _results(tmp_path, needs_gate)
     assert results.advance(EPOCH, tmp_path / "encoder") is None
@@ -174,10 +174,11 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
 ) -> None:
     gate = tmp_path / "gate"
 
-    def waits(encoder: Path, folder: Path) -> None:
+    def waits(encoder: Path, folder: Path) -> dict[str, float]:
         while not gate.exists():
             time.sleep(0.05)
         (folder / "copy").write_text((encoder / "weights").read_text())
+        return {"copied": 4}
 
     def advance(results: BackgroundResults, epoch: int) -> int | None:
         return results.advance(epoch * EPOCH, tmp_path / "encoder")
@@ -203,8 +204,9 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
 
 
 def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
-    def sleeps(encoder: Path, folder: Path) -> None:
+    def sleeps(encoder: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)
+        return {}
 
     schedule = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=6 * EPOCH, wait=False)
     results = _results(tmp_path, sleeps, schedule)

@@ -6,10 +6,12 @@ task reads a copy of the encoder, since Ray Train deletes old checkpoints, and w
 cut off what it had and what it waited for.
 """
 
+import json
 import logging
 import shutil
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +28,9 @@ SECONDS_BETWEEN_SIGNS = 10  # to the workers that wait, whose collectives time o
 NUM_RETRIES = 2
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint goes with
 
-Compute = Callable[[Path, Path], None]
+REPORT_FILE = "report.json"
+
+Compute = Callable[[Path, Path], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class BackgroundResults:
     Attributes:
         name: of what is computed, for people.
         folder: where the results lie.
-        compute: writes the result of an encoder's folder into another folder; run as a Ray task, on
-            a GPU if one is free.
+        compute: writes the result of an encoder's folder into another folder, and returns figures
+            for its report; run as a Ray task, on a GPU if one is free.
         schedule: when.
         device: this worker's.
     """
@@ -183,5 +187,14 @@ def _run(name: str, compute: Compute, pending: Path) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     attempt = pending / f"attempt-{uuid.uuid4().hex}"
     attempt.mkdir()
-    compute(pending / "encoder", attempt)
+    started = time.monotonic()
+    report = dict(compute(pending / "encoder", attempt))
+    report["seconds"] = time.monotonic() - started
+    (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
     return attempt
+
+
+def read_report(result: Path) -> dict[str, float]:
+    """Return the figures about a result, and the ``seconds`` that it took."""
+    report: dict[str, float] = json.loads((result / REPORT_FILE).read_text())
+    return report

@@ -4,8 +4,6 @@
 that a background task makes from a checkpoint's encoder; until the first are there it draws none.
 """
 
-import json
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from ramen_ray.method.training import Batches
 from ramen_ray.orchestration.background import BackgroundResults, Schedule
 
 SHORTLISTS_FILE = "shortlists.npy"
-REPORT_FILE = "report.json"
 
 
 def build_curriculum(
@@ -58,9 +55,8 @@ class ShortlistMining:
     use_bf16: bool
     num_threads: int = 1
 
-    def __call__(self, encoder: Path, folder: Path) -> None:
-        """Write shortlists and a report into ``folder``."""
-        started = time.monotonic()
+    def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
+        """Write shortlists into ``folder``; there is nothing to report of them."""
         torch.set_num_threads(self.num_threads)
         faiss.omp_set_num_threads(self.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
@@ -71,8 +67,7 @@ class ShortlistMining:
             folder / SHORTLISTS_FILE,
             self.use_bf16 and has_gpu,
         )
-        report = {"seconds": time.monotonic() - started}
-        (folder / REPORT_FILE).write_text(json.dumps(report) + "\n")
+        return {}
 
 
 def mined_shortlists(
@@ -97,8 +92,3 @@ def mined_shortlists(
         wait=wait,
     )
     return BackgroundResults("shortlists", folder, mining, schedule, device)
-
-
-def read_seconds(generation: Path) -> float:
-    """Return how long it took to make a generation of shortlists."""
-    return float(json.loads((generation / REPORT_FILE).read_text())["seconds"])

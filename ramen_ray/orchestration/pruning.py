@@ -3,9 +3,6 @@
 Each prunes the graph that the run began with, so that an edge can come back.
 """
 
-import json
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +19,6 @@ from ramen_ray.method.pruning import prune
 from ramen_ray.orchestration.background import BackgroundResults, Schedule
 
 SIDES = ("query", "ad")
-REPORT_FILE = "report.json"
 EMBEDDINGS_FILE = "embeddings.npy"
 
 
@@ -46,9 +42,8 @@ class GraphPruning:
     use_bf16: bool
     num_threads: int = 1
 
-    def __call__(self, encoder: Path, folder: Path) -> None:
-        """Write the pruned graph, SET/{query,ad}, and a report into ``folder``."""
-        started = time.monotonic()
+    def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
+        """Write the pruned graph, SET/{query,ad}, and return what is left of each side."""
         report: dict[str, float] = {}
         nodes, anchors = self._embed(encoder, folder / EMBEDDINGS_FILE)
         for name, side in product(self.anchor_sets, SIDES):
@@ -58,8 +53,7 @@ class GraphPruning:
             report[f"share_kept/{name}/{side}"] = pruned.share_kept
             report[f"nodes_left_bare/{name}/{side}"] = pruned.num_left_bare
         (folder / EMBEDDINGS_FILE).unlink()
-        report["seconds"] = time.monotonic() - started
-        (folder / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+        return report
 
     def _embed(
         self, encoder: Path, file: Path
@@ -101,19 +95,3 @@ def pruned_graphs(
         wait=wait,
     )
     return BackgroundResults("pruning", folder, pruning, schedule, device)
-
-
-def shares_kept(report: Mapping[str, float]) -> str:
-    """Say in words which share of its edges each side of each set keeps."""
-    shares = [
-        f"{100 * value:.1f} % of {name.removeprefix('share_kept/')}"
-        for name, value in report.items()
-        if name.startswith("share_kept/")
-    ]
-    return ", ".join(shares)
-
-
-def read_report(generation: Path) -> dict[str, float]:
-    """Return what was written about a generation: shares kept, nodes left bare, seconds."""
-    report: dict[str, float] = json.loads((generation / REPORT_FILE).read_text())
-    return report

@@ -38,24 +38,21 @@ from ramen_ray.method.training import (
     open_graphs,
     train_steps,
 )
-from ramen_ray.orchestration.background import BackgroundResults
 from ramen_ray.orchestration.bases import (
     SHORTLISTS_FILE,
     ShortlistMining,
     build_curriculum,
     mined_shortlists,
-    read_seconds,
 )
 from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
-from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs, read_report, shares_kept
+from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs
+from ramen_ray.orchestration.renewal import Renewal
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
 from ramen_ray.tracking.runs import StepLogger
 
 STEPS_PER_LOG = 50
 SECONDS_BETWEEN_LINES = 30
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
-GRAPHS_FOLDER = "graphs"
-SHORTLISTS_FOLDER = "shortlists"
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +76,8 @@ class Progress:
     best: float = -1.0
     validations_since_best: int = 0
     trained_seconds: float = 0.0
-    graph_step: int | None = None
-    """Of the checkpoint whose encoder pruned the graph; None for the graph as it was."""
-    graph_waited_s: float = 0.0
-    shortlists_step: int | None = None
-    """Of the checkpoint whose encoder made the shortlists; None as long as there are none."""
-    shortlists_waited_s: float = 0.0
+    renewals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The progress of each renewal, by name, when the checkpoint was written."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -167,14 +160,13 @@ class Worker:
             Path(self.task.edges),
         )
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
-        self.pruned_graphs = self._pruned_graphs()
-        self.shortlists = self._mined_shortlists()
+        self.renewals = self._renewals()
         self._restore_or_start()
         self.logger = (
             StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
         )
 
-    def _pruned_graphs(self) -> BackgroundResults | None:
+    def _renewals(self) -> list[Renewal]:
         prune = GraphPruning(
             self.data.path,
             Path(self.task.edges),
@@ -182,16 +174,16 @@ class Worker:
             self.config.pruning.prune_threshold,
             self.use_bf16,
         )
-        folder = Path(self.task.run_directory) / GRAPHS_FOLDER
-        steps_per_epoch = self.batches.steps_per_epoch
-        return pruned_graphs(self.config, prune, folder, steps_per_epoch, self.device)
-
-    def _mined_shortlists(self) -> BackgroundResults | None:
-        size = self.config.base.shortlist_size
-        mining = ShortlistMining(self.data.path, size, self.use_bf16)
-        folder = Path(self.task.run_directory) / SHORTLISTS_FOLDER
-        steps_per_epoch = self.batches.steps_per_epoch
-        return mined_shortlists(self.config, mining, folder, steps_per_epoch, self.device)
+        mine = ShortlistMining(self.data.path, self.config.base.shortlist_size, self.use_bf16)
+        folder, epoch = Path(self.task.run_directory), self.batches.steps_per_epoch
+        graphs = pruned_graphs(self.config, prune, folder / "graphs", epoch, self.device)
+        lists = mined_shortlists(self.config, mine, folder / "shortlists", epoch, self.device)
+        renewals = []
+        if graphs is not None:
+            renewals.append(Renewal("graph", graphs, self._take_graph))
+        if lists is not None:
+            renewals.append(Renewal("shortlists", lists, self._take_shortlists))
+        return renewals
 
     def _restore_or_start(self) -> None:
         optimizer = self.config.optimizer
@@ -216,10 +208,8 @@ class Worker:
         if content is not None:
             restore_state(self.state, content)
             self.progress = Progress(**content["progress"])
-            if self.pruned_graphs is not None and self.progress.graph_step is not None:
-                self._take_graph(self.pruned_graphs.result(self.progress.graph_step))
-            if self.shortlists is not None and self.progress.shortlists_step is not None:
-                self._take_shortlists(self.shortlists.result(self.progress.shortlists_step))
+            for renewal in self.renewals:
+                renewal.restore(self.progress.renewals[renewal.name])
 
     def _begin_base(self, checkpoint: Path | None = None) -> None:
         """Let the base add to the batches what it does at the start, or did at ``checkpoint``."""
@@ -240,8 +230,7 @@ class Worker:
         for stop in self._stops():
             if self._stopped_early():
                 return
-            self._renew_graph()
-            self._renew_shortlists()
+            self._renew()
             losses = self._train_until(stop)
             epoch, rest = divmod(stop, steps_per_epoch)
             metrics: dict[str, float] = {}
@@ -258,56 +247,30 @@ class Worker:
             self.curriculum.advance(step)
             self.progress.trained_seconds += time.monotonic() - started
 
-    def _renew_graph(self) -> None:
-        """At the start of an epoch, begin pruning if it is due and take the newest graph."""
-        step, graphs = self.state.step, self.pruned_graphs
-        if graphs is None or step == 0 or step % self.batches.steps_per_epoch:
+    def _renew(self) -> None:
+        """At the start of an epoch, take what background tasks have made, and begin what is due."""
+        step = self.state.step
+        if step == 0 or step % self.batches.steps_per_epoch:
             return
-        started = time.monotonic()
         checkpoint = Path(self.task.run_directory) / CHECKPOINT_FOLDER.format(step)
-        newest = graphs.advance(step, checkpoint / ENCODER_FOLDER)
-        report: dict[str, float] = {}
-        if newest is not None and newest != self.progress.graph_step:
-            self.progress.graph_step = newest
-            self._take_graph(graphs.result(newest))
-            report = {"step": newest, **read_report(graphs.result(newest))}
-        self.progress.graph_waited_s += time.monotonic() - started
-        if self.logger is not None:
-            report["waited_s"] = self.progress.graph_waited_s
-            self.logger.log_graph({f"graph/{name}": value for name, value in report.items()}, step)
-            if "step" in report:
-                logger.info("graph pruned at step %d keeps %s", newest, shares_kept(report))
+        for renewal in self.renewals:
+            known = renewal.advance(step, checkpoint / ENCODER_FOLDER)
+            if self.logger is not None:
+                self.logger.log_renewal(renewal.name, known, step)
+                if "step" in known:
+                    told = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
+                    logger.info("new %s: %s", renewal.name, told)
 
     def _take_graph(self, folder: Path) -> None:
         self.batches.take_graphs(open_graphs(folder, self.objective.anchor_sets))
-
-    def _renew_shortlists(self) -> None:
-        """At the start of an epoch, begin mining if it is due and take the newest shortlists."""
-        step, shortlists = self.state.step, self.shortlists
-        if shortlists is None or step == 0 or step % self.batches.steps_per_epoch:
-            return
-        started = time.monotonic()
-        checkpoint = Path(self.task.run_directory) / CHECKPOINT_FOLDER.format(step)
-        newest = shortlists.advance(step, checkpoint / ENCODER_FOLDER)
-        report: dict[str, float] = {}
-        if newest is not None and newest != self.progress.shortlists_step:
-            self.progress.shortlists_step = newest
-            self._take_shortlists(shortlists.result(newest))
-            report = {"step": newest, "seconds": read_seconds(shortlists.result(newest))}
-        self.progress.shortlists_waited_s += time.monotonic() - started
-        if self.logger is not None:
-            report["waited_s"] = self.progress.shortlists_waited_s
-            named = {f"shortlists/{name}": value for name, value in report.items()}
-            self.logger.log_shortlists(named, step)
 
     def _take_shortlists(self, folder: Path) -> None:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
 
     def stop_background(self) -> None:
         """Give up what could still be computed for a training that is over."""
-        for results in (self.pruned_graphs, self.shortlists):
-            if results is not None:
-                results.stop()
+        for renewal in self.renewals:
+            renewal.results.stop()
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
@@ -401,6 +364,7 @@ class Worker:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if world()[0] == 0:
+                self.progress.renewals = {one.name: one.progress for one in self.renewals}
                 max_length = self.config.encoder.max_length
                 save_checkpoint(
                     Path(folder), self.encoder, self.state, max_length, self.progress.values

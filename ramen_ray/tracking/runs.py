@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from numpy.typing import NDArray
 
-LAST_LOSSES = "ramen_ray.last_losses_step"
-LAST_VALIDATION = "ramen_ray.last_validation_step"
-LAST_GRAPH = "ramen_ray.last_graph_step"
-LAST_SHORTLISTS = "ramen_ray.last_shortlists_step"
+LAST_STEP = "ramen_ray.last_{}_step"
+LAST_LOSSES = LAST_STEP.format("losses")
+LAST_VALIDATION = LAST_STEP.format("validation")
 MAX_METRICS_PER_BATCH = 1000
 
 
@@ -107,7 +107,7 @@ def metric_name(name: str) -> str:
 
 
 class StepLogger:
-    """Logs losses, validations and graphs as they come, each once even when computed twice.
+    """Logs losses, validations and renewals as they come, each once even when computed twice.
 
     A run that goes on from a checkpoint repeats the steps after it; what the store has already is
     passed over, for it is the same.
@@ -118,8 +118,9 @@ class StepLogger:
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id = run_id
         tags = self._client.get_run(run_id).data.tags
-        kinds = (LAST_LOSSES, LAST_VALIDATION, LAST_GRAPH, LAST_SHORTLISTS)
-        self._last = {tag: int(tags.get(tag, 0)) for tag in kinds}
+        prefix = LAST_STEP.partition("{")[0]
+        known = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
+        self._last = defaultdict(int, known)
 
     def log_losses(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
         """Log ``values`` (steps, names), the last row being of step ``last_step`` (from 1)."""
@@ -137,13 +138,10 @@ class StepLogger:
         """Log a validation's metrics after ``step`` steps."""
         self._log_once(metrics, LAST_VALIDATION, step)
 
-    def log_graph(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log what is known of the graph that is trained on from ``step`` on."""
-        self._log_once(metrics, LAST_GRAPH, step)
-
-    def log_shortlists(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log what is known of the shortlists that are drawn from after ``step`` steps."""
-        self._log_once(metrics, LAST_SHORTLISTS, step)
+    def log_renewal(self, name: str, metrics: Mapping[str, float], step: int) -> None:
+        """Log what is known of what is renewed, such as the graph, and used from ``step`` on."""
+        named = {f"{name}/{key}": value for key, value in metrics.items()}
+        self._log_once(named, LAST_STEP.format(name), step)
 
     def _log_once(self, metrics: Mapping[str, float], tag: str, step: int) -> None:
         if step > self._last[tag]:
