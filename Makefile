@@ -12,7 +12,7 @@ test: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 # torch first and alone, so that a CPU build that pip finds is taken before anything asks for torch
 $(INSTALLED): pyproject.toml constraints.txt

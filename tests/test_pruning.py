@@ -6,13 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import ray
 import torch
@@ -258,17 +256,6 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     assert kept == [f"step_{step * EPOCH:09d}" for step in (2, 3)]
 
 
-def test_a_killed_worker_changes_nothing(config: RunConfig, unharmed: TrainResult) -> None:
-    run_directory = Path(config.output) / "runs" / "worker-killed"
-    killed: list[int] = []
-    killer = threading.Thread(target=_kill_worker_after, args=(run_directory, killed))
-    killer.start()
-    result = fit(overlay(config, {"name": "worker-killed"}))
-    killer.join()
-    assert killed
-    _assert_same_run(result, unharmed)
-
-
 def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     config: RunConfig, unharmed: TrainResult, tmp_path: Path
 ) -> None:
@@ -340,15 +327,6 @@ def _history(result: TrainResult, metric: str) -> list[tuple[int, float]]:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     points = client.get_metric_history(result.mlflow_run_id, metric)
     return sorted((point.step, point.value) for point in points)
-
-
-def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:
-    _wait_for(run_directory / f"checkpoint_{EPOCH + 2:09d}")
-    for process in psutil.Process().children(recursive=True):
-        if "RayTrainWorker" in " ".join(process.cmdline()):
-            process.kill()
-            killed.append(process.pid)
-            return
 
 
 def _wait_for(path: Path, seconds: float = 120) -> None:
