@@ -2,8 +2,8 @@
 
 Query: a package's name and short description. Ads: the packages that it recommends or suggests,
 and those that say to enhance it. Anchor set ``depends``: the packages that it depends on, as
-directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set ``sources``: the source
-package that it is built from together with others.
+directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set ``sources``: the
+source package that it is built from, if others are built from it too.
 """
 
 import gzip
