@@ -1,11 +1,10 @@
 """What fixed and adaptive λ gain or lose on graphs that help, that hurt, and that are half noise.
 
 Three scenes: `foldoc` (the bag and the λ of the preset foldoc-ramen), `foldoc_noise` (half of its
-edges lead to the anchors of other edges, drawn at random) and `debian` (a naive graph: `depends` and
-`tags`, all at 0.1). In each, base (λ = 0), fixed and adaptive λ train in batch, in this process,
-without Ray, with the same seeds; per query, R@10 and P@1 are compared with the base's (see
-`benchmarks.regularization`). `ratio` is the smallest
-test P@1 of adaptive λ over the base's.
+edges lead to the anchors of other edges, drawn at random) and `debian` (a naive graph: `depends`
+and `tags`, all at 0.1). In each, base (λ = 0), fixed and adaptive λ train in batch, in this
+process, without Ray, with the same seeds; per query, R@10 and P@1 are compared with the base's (see
+`benchmarks.regularization`). `ratio` is the smallest test P@1 of adaptive λ over the base's.
 
     python -m benchmarks.adaptive_lambda [--seeds 3] [--scenes foldoc foldoc_noise debian]
 """

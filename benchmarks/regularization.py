@@ -2,7 +2,8 @@
 
 The sides are the preset (links and categories), similar texts alone, and all three. They train in
 this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with
-the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds. `ratio` is the preset's test R@10 over the base's.
+the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds. `ratio` is
+the preset's test R@10 over the base's.
 
     python -m benchmarks.regularization [--seeds 3] [--sides base preset similar all]
 """
