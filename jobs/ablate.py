@@ -15,12 +15,10 @@ The same command goes on where it was cut off.
 import logging
 import sys
 
-from rich.console import Console
-
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.orchestration.ablation import ablate
 from ramen_ray.orchestration.arms import AblationConfig
-from ramen_ray.tracking.ablation_report import TABLE_WIDTH, ablation_tables
+from ramen_ray.tracking.ablation_report import ablation_tables
 from ramen_ray.tracking.runs import ui_command
 
 
@@ -29,10 +27,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
     result = ablate(config, ablation)
-    console = Console(width=TABLE_WIDTH)
     for title, table in ablation_tables(result.arms).items():
-        console.print(f"\n{title}", table)
-    print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
+        print(f"\n{title}\n\n{table}")
+    print(f"\nreport:  {result.report} (MLflow run {result.mlflow_run_id})")
     print(f"look at: {ui_command(result.tracking_uri)}")
 
 

@@ -13,7 +13,7 @@ from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
 
-TABLE_WIDTH = 240
+TABLE_WIDTH = 1000
 TAIL = "tail/"
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
 TABLES_FILE = "ablation.md"
@@ -41,16 +41,13 @@ class ArmFigures:
 def write_ablation_report(folder: Path, arms: Mapping[str, ArmFigures]) -> None:
     """Write the tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
-    with (folder / TABLES_FILE).open("w") as file:
-        console = Console(file=file, width=TABLE_WIDTH)
-        for title, table in ablation_tables(arms).items():
-            console.print(f"## {title}\n")
-            console.print(table)
+    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(arms).items()]
+    (folder / TABLES_FILE).write_text("\n".join(parts))
     plot_differences(folder / PLOT_FILE, arms)
 
 
-def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, Table]:
-    """Lay out the arms as tables in per cent, by title: all clicks, and clicks on tail ads."""
+def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, str]:
+    """Lay out the arms as Markdown tables in per cent, by title: all ads, and tail ads."""
     metrics = list(next(iter(arms.values())).means)
     groups = {
         "all ads": [name for name in metrics if not name.startswith(TAIL)],
@@ -67,7 +64,7 @@ def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, Table]:
     return tables
 
 
-def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> Table:
+def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> str:
     table = _table("arm", *(name.removeprefix(TAIL) for name in names), "train seconds / base")
     for arm, figures in arms.items():
         cells = [
@@ -75,15 +72,15 @@ def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> Table:
             for name in names
         ]
         table.add_row(arm, *cells, f"{figures.seconds_ratio:.2f}")
-    return table
+    return _markdown(table)
 
 
-def _differences(arms: Mapping[str, ArmFigures], names: list[str]) -> Table:
+def _differences(arms: Mapping[str, ArmFigures], names: list[str]) -> str:
     table = _table("arm", *(name.removeprefix(TAIL) for name in names))
     for arm, figures in arms.items():
         if figures.less_base:
             table.add_row(arm, *(_difference(*figures.less_base[name]) for name in names))
-    return table
+    return _markdown(table)
 
 
 def _difference(value: float, low: float, high: float) -> str:
@@ -97,6 +94,13 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table
+
+
+def _markdown(table: Table) -> str:
+    console = Console(width=TABLE_WIDTH)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
 
 
 def plot_differences(file: Path, arms: Mapping[str, ArmFigures]) -> None:
