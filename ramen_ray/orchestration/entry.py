@@ -3,6 +3,7 @@
 Ray Train's controller unpickles this too, so it imports little: a worker's libraries take seconds.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ class WorkerTask:
 
 def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
     """Run the ``task`` of ``settings``, a :class:`WorkerTask`, and return its outcome."""
+    task: WorkerTask = settings["task"]
+    logging.getLogger().setLevel(logging.WARNING)  # Ray Train tells every report otherwise
+    logging.getLogger("ramen_ray").setLevel(logging.WARNING if task.is_part else logging.INFO)
     from ramen_ray.orchestration.worker import run_worker
 
-    return run_worker(settings["task"])
+    return run_worker(task)

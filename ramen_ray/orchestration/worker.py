@@ -94,9 +94,6 @@ class Worker:
 
     def __post_init__(self) -> None:
         config = self.task.config
-        logging.getLogger().setLevel(logging.WARNING)  # Ray Train tells every report otherwise
-        level = logging.WARNING if self.task.is_part else logging.INFO
-        logging.getLogger("ramen_ray").setLevel(level)
         torch.set_num_threads(config.workers.cpus_per_worker)
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
         self.config = config
