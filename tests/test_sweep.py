@@ -1,9 +1,13 @@
 """Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
 
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,7 +16,7 @@ from mlflow.tracking import MlflowClient
 from ray import tune
 
 from ramen_ray.command_line import parse_run_config, training_command
-from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, overlay, read_config, write_config
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, check_space, sweep
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from tune_spaces import SPACES
@@ -86,18 +90,57 @@ LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
 SETTINGS = SweepConfig(space="own", num_samples=5, grace_epochs=1)
 
 
-@pytest.fixture(scope="module")
-def space(config: RunConfig) -> dict[str, Any]:
-    """Some trials cannot load their encoder."""
-    encoders = tune.choice([config.encoder.pretrained, "nowhere"])
-    return {**{key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}, "encoder.pretrained": encoders}
+def search(config: RunConfig) -> SweepResult:
+    """Search with samplers by which some trials cannot load their encoder."""
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    space["encoder.pretrained"] = tune.choice([config.encoder.pretrained, "nowhere"])
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=3, log_to_driver=False)
+    return sweep(config, SETTINGS, space, training_command)
+
+
+def search_as_saved(file: str) -> None:
+    """Search with the configuration that was saved to ``file``."""
+    search(read_config(Path(file)))
 
 
 @pytest.fixture(scope="module")
-def result(config: RunConfig, space: dict[str, Any]) -> Iterator[SweepResult]:
-    ray.init(address="local", num_cpus=3, log_to_driver=False)
-    yield sweep(config, SETTINGS, space, training_command)
+def ended_before_the_kill(config: RunConfig) -> dict[str, int]:
+    """The runs that a search had finished when its process was killed, with their times."""
+    output = Path(config.output)
+    write_config(config, output / "config.json")
+    call = "import sys, test_sweep; test_sweep.search_as_saved(sys.argv[1])"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", call, str(output / "config.json")],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    deadline = time.monotonic() + 200
+    while not _finished(output):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return _finished(output)
+
+
+def _finished(output: Path) -> dict[str, int]:
+    runs = (output / "runs").glob("*/run.json")
+    return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
+
+
+@pytest.fixture(scope="module")
+def result(ended_before_the_kill: dict[str, int], config: RunConfig) -> Iterator[SweepResult]:
+    yield search(config)
     ray.shutdown()
+
+
+def test_a_killed_search_keeps_what_it_had(
+    ended_before_the_kill: dict[str, int], result: SweepResult, config: RunConfig
+) -> None:
+    assert ended_before_the_kill.items() < _finished(Path(config.output)).items()
+    kept = {name.removeprefix("search-") for name in ended_before_the_kill}
+    assert kept < {trial.name for trial in result.trials}
 
 
 def test_a_failing_trial_is_told_and_the_others_go_on(result: SweepResult) -> None:
@@ -140,9 +183,7 @@ def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: 
     assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
 
 
-def test_a_finished_search_is_told_again(
-    result: SweepResult, config: RunConfig, space: dict[str, Any]
-) -> None:
-    again = sweep(config, SETTINGS, space, training_command)
+def test_a_finished_search_is_told_again(result: SweepResult, config: RunConfig) -> None:
+    again = search(config)
     assert again.trials == result.trials
     assert again.mlflow_run_id == result.mlflow_run_id
