@@ -20,6 +20,7 @@ from ramen_ray.method.pretrained import EncoderError
 from ramen_ray.orchestration.cluster import ClusterError
 from ramen_ray.orchestration.run_directory import RunError
 from ramen_ray.presets import PRESETS
+from ramen_ray.tracking.registry import RegistryError
 from ramen_ray.tracking.runs import TrackingError
 
 DEFAULT_PRESET = "foldoc"
@@ -31,6 +32,7 @@ USER_ERRORS = (
     ConfigError,
     DatasetError,
     EncoderError,
+    RegistryError,
     RunError,
     TrackingError,
 )

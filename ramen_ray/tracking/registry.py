@@ -1,0 +1,149 @@
+"""The model registry: versions of retrievers under a name, and the aliases that choose one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlflow
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import PyFuncModel
+from mlflow.tracking import MlflowClient
+
+from ramen_ray.tracking.retriever import NAME
+from ramen_ray.tracking.runs import TrackingError, metric_name
+
+ALIAS_BEFORE = "{}_before"
+"""Tag of a version that an alias was moved to: the version that had it until then."""
+
+
+class RegistryError(RuntimeError):
+    """A retriever cannot be found, registered or chosen."""
+
+
+@contextmanager
+def _registry_errors(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        raise TrackingError(f"the MLflow store {uri}: {error.message.splitlines()[0]}") from error
+
+
+class Registry:
+    """The registered retrievers of an MLflow store.
+
+    Raises:
+        TrackingError: from each method, if the store cannot be used.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Use the store at ``uri``."""
+        self.uri = uri
+        self._client = MlflowClient(tracking_uri=uri)
+
+    def find_logged(self, run_id: str, metric: str) -> tuple[str, str]:
+        """Return (run id, model id) of a run's retriever, or of that of its best child.
+
+        Args:
+            run_id: a run, or the parent of runs.
+            metric: of the validation split; decides which child is the best.
+
+        Raises:
+            RegistryError: there is no retriever.
+        """
+        with _registry_errors(self.uri):
+            run = self._client.get_run(run_id)
+            children = self._client.search_runs(
+                [run.info.experiment_id],
+                f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'",
+                order_by=[f"metrics.`{metric_name(f'best/validation/{metric}')}` DESC"],
+            )
+            for found in [run, *children]:
+                outputs = found.outputs.model_outputs if found.outputs else []
+                ids = [output.model_id for output in outputs]
+                models = [self._client.get_logged_model(model_id) for model_id in ids]
+                ready = [one for one in models if one.name == NAME and one.status == "READY"]
+                if ready:
+                    latest = max(ready, key=lambda model: int(model.creation_timestamp))
+                    return found.info.run_id, latest.model_id
+        raise RegistryError(
+            f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
+            f"end well?"
+        )
+
+    def parameters(self, run_id: str) -> dict[str, str]:
+        """Return what a run was started with, by dotted key."""
+        with _registry_errors(self.uri):
+            return dict(self._client.get_run(run_id).data.params)
+
+    def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
+        """Return the version of ``name`` that a logged model is; it is made if there is none."""
+        with _registry_errors(self.uri):
+            if not self._client.search_registered_models(f"name = '{name}'"):
+                self._client.create_registered_model(name)
+            for version in self._client.search_model_versions(f"name = '{name}'"):
+                if version.model_id == model_id:
+                    return version
+            return self._client.create_model_version(
+                name, f"models:/{model_id}", run_id, model_id=model_id
+            )
+
+    def chosen(self, name: str, alias: str) -> ModelVersion | None:
+        """Return the version that has an alias, whoever gave it; None if none has."""
+        with _registry_errors(self.uri):
+            models = self._client.search_registered_models(f"name = '{name}'")
+            if not models or alias not in models[0].aliases:
+                return None
+            return self._client.get_model_version_by_alias(name, alias)
+
+    def choose(self, version: ModelVersion, alias: str) -> None:
+        """Give ``alias`` to a version, and remember which had it."""
+        before = self.chosen(version.name, alias)
+        number = "" if before is None else str(before.version)
+        with _registry_errors(self.uri):
+            tag = ALIAS_BEFORE.format(alias)
+            self._client.set_model_version_tag(version.name, version.version, tag, number)
+            self._client.set_registered_model_alias(version.name, alias, version.version)
+
+    def restore(self, name: str, alias: str) -> tuple[str, str]:
+        """Give ``alias`` back to the version that had it before; returns (from, to) versions.
+
+        Raises:
+            RegistryError: no version has the alias, or none is known to have had it before.
+        """
+        present = self.chosen(name, alias)
+        if present is None:
+            raise RegistryError(f"no version of {name!r} has the alias {alias!r}")
+        before = present.tags.get(ALIAS_BEFORE.format(alias))
+        if not before:
+            raise RegistryError(
+                f"it is not known which version of {name!r} had the alias {alias!r} before "
+                f"version {present.version}: "
+                + ("none had" if before == "" else "it was not given by jobs/promote.py")
+            )
+        with _registry_errors(self.uri):
+            self._client.set_registered_model_alias(name, alias, before)
+        return str(present.version), str(before)
+
+    def describe(self, version: ModelVersion, text: str) -> None:
+        """Let the MLflow UI show ``text`` with a version."""
+        with _registry_errors(self.uri):
+            self._client.update_model_version(version.name, version.version, text)
+
+    def load(self, model_uri: str) -> PyFuncModel:
+        """Load a retriever, such as ``models:/NAME@champion`` or ``models:/NAME/3``.
+
+        Raises:
+            RegistryError: it is another kind of model.
+        """
+        mlflow.set_tracking_uri(self.uri)
+        with _registry_errors(self.uri):
+            model = mlflow.pyfunc.load_model(model_uri)
+        if "dataset_fingerprint" not in metadata_of(model):
+            raise RegistryError(f"{model_uri} is no retriever of this project")
+        return model
+
+
+def metadata_of(model: PyFuncModel) -> dict[str, Any]:
+    """Return what was kept with a retriever when it was logged."""
+    return dict(model.metadata.metadata or {})
