@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from ramen_ray.config import ConfigError, RunConfig, read_config
+from ramen_ray.config import ConfigError, RunConfig, Section, read_config
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.method.checkpoints import CheckpointError
 from ramen_ray.method.pretrained import EncoderError
@@ -25,6 +25,8 @@ from ramen_ray.tracking.runs import TrackingError
 
 DEFAULT_PRESET = "foldoc"
 DEFAULT_LAMBDA = 0.1
+Own = TypeVar("Own", bound=Section)
+
 USER_ERROR_CODE = 2
 USER_ERRORS = (
     CheckpointError,
@@ -97,29 +99,64 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
         SystemExit: with code 0 after ``--help``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    first = arguments[0] if arguments else ""
-    if first == "--config":
-        if len(arguments) < 2:
-            raise ConfigError("--config needs a file")
-        base, rest = read_config(Path(arguments[1])), arguments[2:]
-    elif first in PRESETS:
-        base, rest = PRESETS[first](), arguments[1:]
-    elif first.startswith("--") and first != "--help":
-        base, rest = PRESETS[DEFAULT_PRESET](), arguments
-    elif not arguments:
+    if not arguments:
         return PRESETS[DEFAULT_PRESET]()
-    else:  # an unknown preset, or a call for help: tyro lists the presets and exits
+    if arguments[0] == "--help" or not _names_config(arguments[0]):
         presets = {
             name: (str(preset.__doc__).splitlines()[0], preset())
             for name, preset in PRESETS.items()
         }
-        with _errors_in_one_line():
+        with _errors_in_one_line():  # tyro lists the presets and exits
             return tyro.extras.overridable_config_cli(
                 presets, description=description, args=arguments
             )
-    default = _for_dataset(base, rest)
+    default, rest = _starting_config(arguments)
     with _errors_in_one_line():
         return tyro.cli(RunConfig, default=default, args=rest, description=description)
+
+
+def parse_with_run_config(
+    own: Own, description: str, argv: Sequence[str] | None = None
+) -> tuple[Own, RunConfig]:
+    """Parse like :func:`parse_run_config`, with the flags of a job's own section besides.
+
+    Args:
+        own: the section's defaults.
+        description: what ``--help`` says first.
+        argv: arguments; default those of the process.
+
+    Raises:
+        ConfigError, DatasetError, SystemExit: as :func:`parse_run_config`.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and not _names_config(arguments[0]):
+        raise ConfigError(f"unknown preset {arguments[0]!r}; presets are {', '.join(PRESETS)}")
+    default, rest = _starting_config(arguments)
+    unprefixed = tyro.conf.arg(name="")
+    kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
+    with _errors_in_one_line():
+        both: tuple[Own, RunConfig] = tyro.cli(
+            kind, default=(own, default), args=rest, description=description
+        )
+    return both
+
+
+def _names_config(word: str) -> bool:
+    return word in PRESETS or word.startswith("--")
+
+
+def _starting_config(arguments: list[str]) -> tuple[RunConfig, list[str]]:
+    """Return the configuration that the first words name, and the words that change it."""
+    match arguments:
+        case ["--config"]:
+            raise ConfigError("--config needs a file")
+        case ["--config", file, *rest]:
+            config = read_config(Path(file))
+        case [name, *rest] if name in PRESETS:
+            config = PRESETS[name]()
+        case rest:
+            config = PRESETS[DEFAULT_PRESET]()
+    return _for_dataset(config, rest), rest
 
 
 def train_command(dataset: Path, written: Iterable[str]) -> str:

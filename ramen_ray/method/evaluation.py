@@ -13,9 +13,12 @@ from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.metrics import (
+    PerQuery,
+    clicks_on,
     group_metrics,
     inverse_propensities,
     popularity_groups,
+    query_metrics,
     ranking_metrics,
 )
 from ramen_ray.method.search import TopK, drop_filtered, merge_topk, most_filters, search
@@ -61,6 +64,21 @@ def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dic
     truth = data.clicks[split]
     metrics = ranking_metrics(topk[0], truth, inverse, KS)
     return metrics | group_metrics(topk[0], truth, popularity_groups(counts), GROUP_KS)
+
+
+def score_queries(
+    topk_ad_ids: NDArray[np.int64], data: Prepared, split: str, propensity: Propensity
+) -> dict[str, PerQuery]:
+    """Measure predictions (queries, k) query by query: overall, and on ads of the tail only.
+
+    ``tail/`` counts clicks on ads of the tail only (:func:`popularity_groups`).
+    """
+    counts, truth = data.train_click_counts, data.clicks[split]
+    inverse = inverse_propensities(counts, len(data.query_ids), propensity.a, propensity.b)
+    on_tail = clicks_on(truth, popularity_groups(counts)["tail"])
+    tail = query_metrics(topk_ad_ids, on_tail, inverse, KS)
+    overall = query_metrics(topk_ad_ids, truth, inverse, KS)
+    return overall | {f"tail/{name}": values for name, values in tail.items()}
 
 
 def retrieve(

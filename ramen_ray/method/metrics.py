@@ -1,6 +1,7 @@
 """Ranking metrics of the extreme-classification literature, vectorised.
 
-A metric's values are an array (queries,), so that two models can be compared query by query.
+Every metric is a ratio of two sums over queries, of what was gained and of what could be; both are
+kept by query, so that two models can be compared query by query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from ramen_ray.data.arrays import Floats
 from ramen_ray.data.csr import Csr
 
 Bools = NDArray[np.bool_]
+PerQuery = tuple[Floats, Floats]
+"""What each query gained, and what it could: (queries,) each."""
 
 
 def inverse_propensities(
@@ -59,24 +62,26 @@ def recall_at(hits: Bools, num_clicks: NDArray[np.int64], k: int) -> Floats:
 def ndcg_at(hits: Bools, num_clicks: NDArray[np.int64], k: int) -> Floats:
     """Return N@k (queries,) with binary gains and 1 / log2(rank + 1) discounts."""
     discounts = 1.0 / np.log2(np.arange(2, k + 2))
-    ideal = np.concatenate([[0.0], np.cumsum(discounts)])[np.minimum(num_clicks, k)]
     shown = hits[:, :k]
-    return (shown @ discounts[: shown.shape[1]]) / np.maximum(ideal, discounts[0])
+    return (shown @ discounts[: shown.shape[1]]) / _ideal_dcg(num_clicks, discounts)
+
+
+def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Floats) -> Floats:
+    """Return the best DCG (queries,) with binary gains; 1 for queries without clicks."""
+    return np.asarray(np.cumsum(discounts)[np.clip(num_clicks, 1, len(discounts)) - 1])
 
 
 def propensity_scored(
     hits: Bools, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, k: int
-) -> dict[str, float]:
-    """Return PSP@k and PSN@k: gains weighted by inverse propensity over the best possible sums."""
+) -> dict[str, PerQuery]:
+    """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible ones."""
     gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
     best = _best_gains(truth, inverse, k)
     discounts = 1.0 / np.log2(np.arange(2, k + 2))
-    binary_ideal = np.cumsum(discounts)[np.minimum(np.diff(truth.indptr), k) - 1]
-    dcg = (gains @ discounts[: gains.shape[1]]) / binary_ideal
-    best_dcg = (best @ discounts) / binary_ideal
+    ideal = _ideal_dcg(np.diff(truth.indptr), discounts)
     return {
-        f"PSP@{k}": float(gains.sum() / best.sum()),
-        f"PSN@{k}": float(dcg.sum() / best_dcg.sum()),
+        f"PSP@{k}": (gains.sum(axis=1), best.sum(axis=1)),
+        f"PSN@{k}": ((gains @ discounts[: gains.shape[1]]) / ideal, (best @ discounts) / ideal),
     }
 
 
@@ -91,26 +96,50 @@ def _best_gains(truth: Csr, inverse: Floats, k: int) -> Floats:
     return best
 
 
-def ranking_metrics(
+def query_metrics(
     topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
-) -> dict[str, float]:
-    """Return P, N, R, PSP and PSN at each of ``ks`` (fractions, not per cent).
+) -> dict[str, PerQuery]:
+    """Return P, N, R, PSP and PSN at each of ``ks`` by query.
+
+    Queries without clicks gain nothing, and only P counts them.
 
     Args:
         topk_ad_ids: (queries, at least max(ks)) ad ids, best first, -1 where there is no more.
-        truth: queries x ads; every query has at least one click.
+        truth: queries x ads.
         inverse: (ads,) inverse propensities.
         ks: cut-offs.
     """
     hits = find_hits(topk_ad_ids, truth)
     num_clicks = np.diff(truth.indptr)
-    metrics: dict[str, float] = {}
+    ones, asked = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
+    values: dict[str, PerQuery] = {}
     for k in ks:
-        metrics[f"P@{k}"] = float(precision_at(hits, k).mean())
-        metrics[f"N@{k}"] = float(ndcg_at(hits, num_clicks, k).mean())
-        metrics[f"R@{k}"] = float(recall_at(hits, num_clicks, k).mean())
-        metrics |= propensity_scored(hits, topk_ad_ids, truth, inverse, k)
-    return metrics
+        values[f"P@{k}"] = precision_at(hits, k), ones
+        values[f"N@{k}"] = ndcg_at(hits, num_clicks, k), asked
+        values[f"R@{k}"] = recall_at(hits, num_clicks, k), asked
+        values |= propensity_scored(hits, topk_ad_ids, truth, inverse, k)
+    return values
+
+
+def ratio(values: PerQuery) -> float:
+    """Return a metric over all queries: the sum of gains over that of possible gains."""
+    gained, possible = values
+    return float(gained.sum() / possible.sum()) if possible.any() else 0.0
+
+
+def ranking_metrics(
+    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
+) -> dict[str, float]:
+    """Return :func:`query_metrics` over all queries (fractions, not per cent)."""
+    values = query_metrics(topk_ad_ids, truth, inverse, ks)
+    return {name: ratio(of_queries) for name, of_queries in values.items()}
+
+
+def clicks_on(truth: Csr, member: Bools) -> Csr:
+    """Return the clicks (queries x ads) of ``truth`` on the ads that ``member`` (ads,) marks."""
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    kept = member[ads]
+    return Csr.from_pairs(rows[kept], ads[kept], truth.num_rows)
 
 
 def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Bools]:

@@ -143,6 +143,7 @@ class BackgroundResults:
                 num_gpus=int(free.get("GPU", 0) >= 1),
                 max_retries=NUM_RETRIES,
                 retry_exceptions=True,
+                scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
             )
             .remote(
                 f"{self.name} of step {step}",

@@ -4,8 +4,9 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.data import DataContext
@@ -35,16 +36,23 @@ def start_ray() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if "RAY_ADDRESS" not in os.environ:  # one machine: there is no preemption to watch for
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    if ray.is_initialized():
-        return
-    try:
-        ray.init(logging_level=logging.WARNING)
-    except (ConnectionError, ValueError) as error:
-        raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(logging_level=logging.WARNING)
+        except (ConnectionError, ValueError) as error:
+            raise ClusterError(f"cannot join the Ray cluster: {error}") from error
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it tells as errors it raises
+
+
+def task_of(function: Callable[..., Any]) -> Any:
+    """Return ``function`` as a Ray task of one CPU, also for use within a Tune trial.
+
+    Tune would have it run on the trial's own resources, which do not hold a CPU.
+    """
+    return ray.remote(function).options(num_cpus=1, scheduling_strategy="DEFAULT")
 
 
 @contextmanager

@@ -10,12 +10,15 @@ import torch
 
 from ramen_ray.config import RunConfig
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
+from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, load_encoder
 from ramen_ray.method.search import TopK
 
 VALIDATION = "validation/"
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
+
+TEST_ADS_FILE = "test_ads.npy"
 
 Evaluate = Callable[[Encoder, str], tuple[dict[str, float], TopK]]
 
@@ -26,6 +29,7 @@ def evaluate_best(
     untrained: Encoder,
     evaluate: Evaluate,
     device: torch.device,
+    folder: Path,
 ) -> dict[str, Any]:
     """Measure the best encoder and the untrained one on ``splits``, of which one is ``test``.
 
@@ -35,6 +39,8 @@ def evaluate_best(
         untrained: the encoder that training started from.
         evaluate: gives the metrics of an encoder on a split, and its best ads for each query.
         device: where the encoders compute.
+        folder: where the first worker leaves the trained encoder's best ads of every test query, as
+            ids (queries, k) in TEST_ADS_FILE, for comparisons of runs.
 
     Returns:
         ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
@@ -43,8 +49,8 @@ def evaluate_best(
     key = VALIDATION + config.training.selection_metric
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
-    with best.checkpoint.as_directory() as folder:
-        trained = load_encoder(Path(folder) / ENCODER_FOLDER)
+    with best.checkpoint.as_directory() as checkpoint:
+        trained = load_encoder(Path(checkpoint) / ENCODER_FOLDER)
     rows = {"untrained": untrained.to(device), "trained": trained.to(device)}
     metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
     for row, encoder in rows.items():
@@ -52,6 +58,10 @@ def evaluate_best(
             metrics[row][split], found = evaluate(encoder, split)
             if split == "test":
                 topk = found
+    if world()[0] == 0:
+        aside = folder / f".{TEST_ADS_FILE}"
+        np.save(aside, topk[0])
+        aside.rename(folder / TEST_ADS_FILE)
     return {
         "metrics": metrics,
         "sample": _sample(topk, config.seed),

@@ -37,7 +37,7 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
-from ramen_ray.orchestration.cluster import user_errors
+from ramen_ray.orchestration.cluster import task_of, user_errors
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _prepare_into(
     tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    check = ray.remote(cross_findings).options(num_cpus=1).remote(dataset, num_rows)
+    check = task_of(cross_findings).remote(dataset, num_rows)
     to_text_rows = partial(text_rows, tokenize=tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
     if edges:
@@ -95,10 +95,10 @@ def _prepare_into(
         parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
     findings = ray.get(check)
     raise_errors(dataset, findings)
-    join = ray.remote(join_parts).options(num_cpus=1)
+    join = task_of(join_parts)
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
     shutil.rmtree(folder / "parts")
-    statistics = ray.remote(dataset_statistics).options(num_cpus=1)
+    statistics = task_of(dataset_statistics)
     for table in ID_TABLES:
         if dataset.has(table):
             batches = table_batches(dataset, table)

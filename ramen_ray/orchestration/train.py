@@ -64,21 +64,25 @@ class TrainResult:
     mlflow_run_id: str
 
 
-def fit(config: RunConfig) -> TrainResult:
+def fit(config: RunConfig, parent_run_id: str | None = None) -> TrainResult:
     """Train, or go on with a run that was cut off, and evaluate its best encoder.
+
+    Args:
+        config: what to train.
+        parent_run_id: the MLflow run that this one is part of.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
             the store or the cluster is not usable; nothing half-written is left.
     """
-    config = _with_absolute_paths(config)
+    config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
     tokenizer = check_config(config, dataset)
     output = Path(config.output)
     with open_run_directory(config, dataset) as directory:
         uri = tracking_uri(output)
         known = directory.facts.get("mlflow_run_id")
-        run_id = open_run(uri, config.experiment, directory.name, output, known)
+        run_id = open_run(uri, config.experiment, directory.name, output, known, parent_run_id)
         directory.note(mlflow_run_id=run_id)
         try:
             seconds: dict[str, float] = {}
@@ -89,7 +93,7 @@ def fit(config: RunConfig) -> TrainResult:
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
             with _timed(seconds, "walk"):
-                edges = _edges(config, data)
+                edges = graph_of(config, data)
             _log_inputs(uri, run_id, config, data)
             task = WorkerTask(config, str(data.path), str(edges), str(directory.path), uri, run_id)
             called = time.time()
@@ -110,8 +114,21 @@ def fit(config: RunConfig) -> TrainResult:
             close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
             raise
         close_run(uri, run_id, "FINISHED")
-        directory.note(finished=True, best_checkpoint=result.encoder.parent.name)
+        directory.note(
+            finished=True,
+            best_checkpoint=result.encoder.parent.name,
+            trained_seconds=outcome["trained_seconds"],
+        )
     return result
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Make paths absolute, for Ray's workers have another working directory."""
+    paths = {
+        "dataset": str(Path(config.dataset).absolute()),
+        "output": str(Path(config.output).absolute()),
+    }
+    return config.model_copy(update=paths)
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -202,8 +219,8 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
 
 
-def _edges(config: RunConfig, data: Prepared) -> Path:
-    """Return the folder of the graph to train on."""
+def graph_of(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on, walked if it is not yet."""
     walk = config.walk
     if not walk.enabled:
         return data.path / "edges"
@@ -219,15 +236,6 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started
-
-
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Make paths absolute, for Ray's workers have another working directory."""
-    paths = {
-        "dataset": str(Path(config.dataset).absolute()),
-        "output": str(Path(config.output).absolute()),
-    }
-    return config.model_copy(update=paths)
 
 
 def _train(config: RunConfig, directory: RunDirectory, task: WorkerTask) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import ray
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.orchestration.cluster import task_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,7 @@ def _held(folder: Path) -> Iterator[None]:
 def _walk(
     data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
 ) -> None:
-    write, walk, join = (
-        ray.remote(task).options(num_cpus=1) for task in (_write_graph, _walk_range, _join)
-    )
+    write, walk, join = task_of(_write_graph), task_of(_walk_range), task_of(_join)
     started = time.monotonic()
     aside = folder / ".aside"
     shutil.rmtree(aside, ignore_errors=True)  # what a killed run left

@@ -98,7 +98,8 @@ def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
     worker.stop_background()
     untrained = build_encoder(task.config.encoder)
     splits = worker.data.splits[1:]
-    outcome = evaluate_best(task.config, splits, untrained, worker.evaluate, worker.device)
+    folder = Path(task.run_directory)
+    outcome = evaluate_best(task.config, splits, untrained, worker.evaluate, worker.device, folder)
     return outcome | worker.timing
 
 

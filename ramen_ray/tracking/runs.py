@@ -11,6 +11,7 @@ from typing import Any
 from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from numpy.typing import NDArray
 
 LAST_STEP = "ramen_ray.last_{}_step"
@@ -28,8 +29,15 @@ def tracking_uri(output: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.absolute()}/mlflow.db"
 
 
-def open_run(uri: str, experiment: str, name: str, output: Path, run_id: str | None) -> str:
-    """Create a run, or reopen ``run_id``; returns its id.
+def open_run(
+    uri: str,
+    experiment: str,
+    name: str,
+    output: Path,
+    run_id: str | None,
+    parent_run_id: str | None = None,
+) -> str:
+    """Create a run, as part of another if that is given, or reopen ``run_id``; returns its id.
 
     An experiment that is new keeps its artifacts in ``output``, unless a server keeps them.
 
@@ -51,7 +59,8 @@ def open_run(uri: str, experiment: str, name: str, output: Path, run_id: str | N
             if known is not None
             else client.create_experiment(experiment, artifact_location=artifacts)
         )
-        return str(client.create_run(experiment_id, run_name=name).info.run_id)
+        tags = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
+        return str(client.create_run(experiment_id, run_name=name, tags=tags).info.run_id)
     except (MlflowException, OSError) as error:
         raise TrackingError(f"cannot use the MLflow store {uri}: {_first_line(error)}") from error
 

@@ -1,0 +1,40 @@
+"""Find out whether the graph helps on your data, and which part of it.
+
+Trains the bases and RAMEN on them, and RAMEN with each part taken away, with several seeds each,
+and compares them on the same test queries.
+
+Examples:
+    python jobs/ablate.py foldoc --seeds 3
+    python jobs/ablate.py debian --bases in_batch --seeds 1
+    python jobs/ablate.py foldoc --dataset path/to/mine --walk.enabled --pruning.mode synchronous
+    ray job submit --working-dir . -- python jobs/ablate.py foldoc --output $PWD/outputs
+
+The same command goes on where it was cut off.
+"""
+
+import logging
+import sys
+
+from rich.console import Console
+
+from ramen_ray.command_line import parse_with_run_config, run_job
+from ramen_ray.orchestration.ablation import ablate
+from ramen_ray.orchestration.arms import AblationConfig
+from ramen_ray.tracking.ablation_report import TABLE_WIDTH, ablation_tables
+from ramen_ray.tracking.runs import ui_command
+
+
+def main() -> None:
+    """Parse, train all arms, and print how they compare."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
+    result = ablate(config, ablation)
+    console = Console(width=TABLE_WIDTH)
+    for title, table in ablation_tables(result.arms).items():
+        console.print(f"\n{title}", table)
+    print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
+    print(f"look at: {ui_command(result.tracking_uri)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

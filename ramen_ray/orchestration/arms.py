@@ -1,0 +1,90 @@
+"""The arms of an ablation: bases, the whole method, and the method with each part taken away."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ramen_ray.config import ConfigError, Positive, RunConfig, Section
+
+Base = Literal["in_batch", "ance", "ngame"]
+
+WITHOUT_GRAPH: dict[str, Any] = {
+    "regularization.lambda_x": {},
+    "regularization.lambda_z": {},
+    "regularization.adaptive": False,
+    "walk.enabled": False,
+    "pruning.mode": "never",
+}
+
+
+class AblationConfig(Section):
+    """What is compared."""
+
+    seeds: Positive = 3
+    """Each arm is trained with this many seeds, from --seed on."""
+    bases: tuple[Base, ...] = ("ance", "ngame")
+    """Bases that the graph is added to; on the first one, its parts are taken away one by one."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of the comparison.
+
+    Attributes:
+        base: the name of the arm that it is compared with.
+        changes: to the configuration, by dotted key.
+        propagated: whether it trains on clicks propagated over the graph (AugGT).
+    """
+
+    base: str
+    changes: Mapping[str, Any]
+    propagated: bool = False
+
+
+def arms_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Arm]:
+    """Return the arms of ``config``, by name: those of the paper's Tables 6 and 8, and its parts.
+
+    What ``config`` does not use is not taken away: if it does not prune, no arm is ``no-pruning``.
+
+    Raises:
+        ConfigError: ``config`` uses no graph, or there is no base.
+    """
+    used = config.regularization
+    if not any([*used.lambda_x.values(), *used.lambda_z.values()]):
+        raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
+    if not bases:
+        raise ConfigError("bases: name one at least")
+    arms: dict[str, Arm] = {}
+    for base in bases:
+        arms[base] = Arm(base, {**WITHOUT_GRAPH, "base.kind": base})
+        arms[f"{base}-ramen"] = Arm(base, {"base.kind": base})
+    first: str = bases[0]
+    for part, changes in _parts(config).items():
+        arms[f"{first}-ramen-{part}"] = Arm(first, {"base.kind": first, **changes})
+    arms[f"{first}-auggt"] = Arm(first, arms[first].changes, propagated=True)
+    return arms
+
+
+def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the changes that take a part of the method away, or leave one anchor set."""
+    used = config.regularization
+    sides = {"lambda_x": used.lambda_x, "lambda_z": used.lambda_z}
+    parts: dict[str, dict[str, Any]] = {}
+    if config.pruning.mode != "never":
+        parts["no-pruning"] = {"pruning.mode": "never"}
+    if config.walk.enabled:
+        parts["no-walk"] = {"walk.enabled": False}
+    if all(any(weights.values()) for weights in sides.values()):
+        parts["no-query-graph"] = {"regularization.lambda_x": {}}
+        parts["no-ad-graph"] = {"regularization.lambda_z": {}}
+    parts["fixed-lambda" if used.adaptive else "adaptive-lambda"] = {
+        "regularization.adaptive": not used.adaptive
+    }
+    names = sorted({name for side in sides.values() for name, weight in side.items() if weight})
+    if len(names) > 1:
+        for name in names:
+            parts[f"only-{name}"] = {
+                f"regularization.{side}": {one: w for one, w in weights.items() if one == name}
+                for side, weights in sides.items()
+            }
+    return parts

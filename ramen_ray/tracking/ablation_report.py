@@ -1,0 +1,124 @@
+"""An ablation's tables and plot: what each arm reaches, and what it gains over its base."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+TABLE_WIDTH = 240
+TAIL = "tail/"
+PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
+TABLES_FILE = "ablation.md"
+PLOT_FILE = "ablation.png"
+
+
+@dataclass(frozen=True)
+class ArmFigures:
+    """What is known of an arm; fractions, by metric, with ``tail/`` for clicks on tail ads only.
+
+    Attributes:
+        means: over the seeds.
+        deviations: standard deviations over the seeds.
+        less_base: the difference to the arm's base, with the bounds of its interval; empty for a
+            base.
+        seconds_ratio: train seconds over those of its base.
+    """
+
+    means: Mapping[str, float]
+    deviations: Mapping[str, float]
+    less_base: Mapping[str, tuple[float, float, float]]
+    seconds_ratio: float
+
+
+def write_ablation_report(folder: Path, arms: Mapping[str, ArmFigures]) -> None:
+    """Write the tables as Markdown and the plot as PNG into ``folder``."""
+    folder.mkdir(exist_ok=True)
+    with (folder / TABLES_FILE).open("w") as file:
+        console = Console(file=file, width=TABLE_WIDTH)
+        for title, table in ablation_tables(arms).items():
+            console.print(f"## {title}\n")
+            console.print(table)
+    plot_differences(folder / PLOT_FILE, arms)
+
+
+def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, Table]:
+    """Lay out the arms as tables in per cent, by title: all clicks, and clicks on tail ads."""
+    metrics = list(next(iter(arms.values())).means)
+    groups = {
+        "all ads": [name for name in metrics if not name.startswith(TAIL)],
+        "tail ads": [name for name in metrics if name.startswith(TAIL)],
+    }
+    tables = {}
+    for group, names in groups.items():
+        tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
+            arms, names
+        )
+        tables[f"Difference to the base, {group} (points, 95 % interval over queries)"] = (
+            _differences(arms, names)
+        )
+    return tables
+
+
+def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> Table:
+    table = _table("arm", *(name.removeprefix(TAIL) for name in names), "train seconds / base")
+    for arm, figures in arms.items():
+        cells = [
+            f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
+            for name in names
+        ]
+        table.add_row(arm, *cells, f"{figures.seconds_ratio:.2f}")
+    return table
+
+
+def _differences(arms: Mapping[str, ArmFigures], names: list[str]) -> Table:
+    table = _table("arm", *(name.removeprefix(TAIL) for name in names))
+    for arm, figures in arms.items():
+        if figures.less_base:
+            table.add_row(arm, *(_difference(*figures.less_base[name]) for name in names))
+    return table
+
+
+def _difference(value: float, low: float, high: float) -> str:
+    """Spell a difference in points; bold where its interval leaves 0 out."""
+    told = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return f"**{told}**" if low > 0 or high < 0 else told
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=MARKDOWN)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def plot_differences(file: Path, arms: Mapping[str, ArmFigures]) -> None:
+    """Plot each arm's differences to its base with their intervals, a panel a metric."""
+    compared = {arm: figures for arm, figures in arms.items() if figures.less_base}
+    places = range(len(compared))
+    figure, panels = plt.subplots(
+        1,
+        len(PLOTTED),
+        figsize=(13, 1 + 0.4 * len(compared)),
+        sharey=True,
+        layout="constrained",
+    )
+    for axes, name in zip(panels, PLOTTED, strict=True):
+        for place, figures in zip(places, compared.values(), strict=True):
+            value, low, high = (100 * bound for bound in figures.less_base[name])
+            axes.plot([low, high], [place, place], color="C0", linewidth=2)
+            axes.plot(value, place, "o", color="C0")
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.set_xlabel(f"test {name} less base (points)")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(places, list(compared))
+    panels[0].invert_yaxis()
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

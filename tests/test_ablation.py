@@ -1,0 +1,144 @@
+"""Ablations on a real Ray and a real MLflow store: what is trained, compared, left, and resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from mlflow.tracking import MlflowClient
+
+from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.orchestration.ablation import AblationResult, ablate
+from ramen_ray.orchestration.arms import AblationConfig, arms_of
+from ramen_ray.orchestration.run_directory import RunError, open_run_directory
+from ramen_ray.presets import foldoc, ramen_ance, tiny
+
+ARMS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
+
+
+def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
+    arms = arms_of(ramen_ance(), ("ance", "ngame"))
+    parts = ["no-pruning", "no-walk", "no-query-graph", "no-ad-graph", "adaptive-lambda"]
+    parts += ["only-category", "only-hyper_link"]
+    assert set(arms) == {
+        *("ance", "ance-ramen", "ngame", "ngame-ramen", "ance-auggt"),
+        *(f"ance-ramen-{part}" for part in parts),
+    }
+    config = {name: overlay(ramen_ance(), arm.changes) for name, arm in arms.items()}
+    weights = {name: one.regularization for name, one in config.items()}
+    assert {arm.base for arm in arms.values()} == {"ance", "ngame"}
+    assert config["ngame-ramen"] == overlay(ramen_ance(), {"base.kind": "ngame"})
+    assert config["ance"].pruning.mode == config["ance-ramen-no-pruning"].pruning.mode == "never"
+    assert not weights["ance"].lambda_x and not weights["ance"].lambda_z
+    assert not weights["ance-ramen-no-query-graph"].lambda_x
+    assert weights["ance-ramen-no-query-graph"].lambda_z == weights["ance-ramen"].lambda_z
+    assert weights["ance-ramen-only-category"].lambda_x == {"category": 1.0}
+    assert weights["ance-ramen-adaptive-lambda"].adaptive
+    assert [name for name, arm in arms.items() if arm.propagated] == ["ance-auggt"]
+
+
+def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
+    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-ad-graph"} & set(
+        arms_of(foldoc(), ("in_batch",))
+    )
+    with pytest.raises(ConfigError, match="no graph is used"):
+        arms_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+
+
+@pytest.fixture(scope="module")
+def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
+    return overlay(
+        tiny(),
+        {
+            "dataset": str(dataset_path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "encoder.pretrained": str(encoder_path),
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {},
+            "training.epochs": 1,
+            "training.global_batch_size": 8,
+            "workers.cpus_per_worker": 1,
+            "name": "parts",
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=3, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
+
+
+@pytest.fixture(scope="module")
+def result(cluster: None, config: RunConfig) -> AblationResult:
+    """One that had to leave out an arm, whose run another process worked on, and was resumed."""
+    taken = overlay(config, {"name": f"parts-{ARMS[0]}-seed0", "optimizer.lr": 0.1})
+    with open_run_directory(taken, Dataset(config.dataset)) as directory:
+        with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
+            ablate(config, ABLATION)
+        (directory.path / "config.json").unlink()
+    assert f"{directory.name}: " in str(failure.value)
+    assert "is being worked on by another process" in str(failure.value)
+    return ablate(config, ABLATION)
+
+
+def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
+    assert list(result.arms) == ARMS
+    base, whole = (result.arms[name] for name in ARMS[:2])
+    assert not base.less_base and base.seconds_ratio == 1
+    for name, (value, low, high) in whole.less_base.items():
+        assert value == pytest.approx(whole.means[name] - base.means[name])
+        assert low <= value <= high
+    assert set(base.deviations.values()) == {0}
+
+
+def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    parent = client.get_run(result.mlflow_run_id)
+    children = client.search_runs(
+        [parent.info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and status = 'FINISHED'",
+    )
+    assert sorted(run.info.run_name for run in children) == sorted(
+        f"parts-{arm}-seed0" for arm in ARMS
+    )
+    assert parent.info.status == "FINISHED"
+    for run in children:
+        arm = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
+        means = result.arms[arm].means
+        for metric in ("P@1", "N@5", "R@10"):
+            logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
+            assert means[metric] == pytest.approx(logged)
+            assert parent.data.metrics[f"{arm}/{metric.replace('@', '_at_')}"] == means[metric]
+
+
+def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    assert names == {file.name for file in result.report.iterdir()}
+    assert names == {"ablation.md", "ablation.png"}
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in (result.report / "ablation.md").read_text().splitlines()
+        if line.startswith("| in_batch")
+    ]
+    assert len(rows) == 2 * (4 + 3)
+    mean = 100 * result.arms["in_batch"].means["P@1"]
+    assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]
+
+
+def test_more_seeds_train_only_what_is_missing(result: AblationResult, config: RunConfig) -> None:
+    runs = Path(config.output) / "runs"
+    before = {path.name: (path / "run.json").stat().st_mtime_ns for path in runs.iterdir()}
+    more = ablate(config, AblationConfig(seeds=2, bases=("in_batch",)))
+    after = {path.name: (path / "run.json").stat().st_mtime_ns for path in runs.iterdir()}
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {f"parts-{arm}-seed1" for arm in ARMS}
+    assert more.mlflow_run_id == result.mlflow_run_id
+    assert any(np.array(list(more.arms["in_batch"].deviations.values())) > 0)
