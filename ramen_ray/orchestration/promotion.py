@@ -10,7 +10,7 @@ from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.evaluation import KS, Propensity
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
-from ramen_ray.tracking.registry import Registry, RegistryError, metadata_of
+from ramen_ray.tracking.registry import Registry, RegistryError, metadata_of, uri_of
 
 CHAMPION = "champion"
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")]
@@ -77,15 +77,14 @@ def promote(
             another version of the dataset.
         DatasetError: the dataset that the run was trained on is gone, or has changed since.
     """
-    run_id = _mlflow_run_id(run)
-    metric = metric or registry.parameters(run_id).get("training.selection_metric", METRICS[0])
-    if metric not in METRICS:
+    if metric is not None and metric not in METRICS:
         raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
-    source, model_id = registry.find_logged(run_id, metric)
+    source, model_id = registry.find_logged(_mlflow_run_id(run), metric)
+    metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
     compared: dict[str, Any] = {}
     if champion is not None:
-        if champion.model_id == model_id:
+        if champion.source == uri_of(model_id):
             raise RegistryError(
                 f"this retriever is the champion already: version {champion.version}"
             )
@@ -117,7 +116,7 @@ def _compare(
     registry: Registry, model_id: str, champion: str, run_id: str, force: bool
 ) -> dict[str, Any]:
     """Measure both on the test split; nothing if they are of different datasets, by force."""
-    models = [registry.load(f"models:/{model_id}"), registry.load(champion)]
+    models = [registry.load(uri_of(model_id)), registry.load(champion)]
     made_from = [metadata_of(model)["dataset_fingerprint"] for model in models]
     if made_from[0] != made_from[1]:
         if force:

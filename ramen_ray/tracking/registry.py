@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlflow
+from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PyFuncModel
@@ -37,39 +38,40 @@ class Registry:
     """
 
     def __init__(self, uri: str) -> None:
-        """Use the store at ``uri``."""
+        """Use the store at ``uri``, for all of this process: MLflow registers models there only."""
+        mlflow.set_tracking_uri(uri)
         self.uri = uri
         self._client = MlflowClient(tracking_uri=uri)
 
-    def find_logged(self, run_id: str, metric: str) -> tuple[str, str]:
+    def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
 
         Args:
             run_id: a run, or the parent of runs.
-            metric: of the validation split; decides which child is the best.
+            metric: of the validation split, decides which child is the best; None takes the one
+                that each child chose its best checkpoint by.
 
         Raises:
             RegistryError: there is no retriever.
         """
         with _registry_errors(self.uri):
             run = self._client.get_run(run_id)
-            children = self._client.search_runs(
-                [run.info.experiment_id],
-                f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'",
-                order_by=[f"metrics.`{metric_name(f'best/validation/{metric}')}` DESC"],
-            )
-            for found in [run, *children]:
-                outputs = found.outputs.model_outputs if found.outputs else []
-                ids = [output.model_id for output in outputs]
-                models = [self._client.get_logged_model(model_id) for model_id in ids]
-                ready = [one for one in models if one.name == NAME and one.status == "READY"]
-                if ready:
-                    latest = max(ready, key=lambda model: int(model.creation_timestamp))
-                    return found.info.run_id, latest.model_id
+            below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
+            children = self._client.search_runs([run.info.experiment_id], below, max_results=10_000)
+            for found in [run, *sorted(children, key=lambda one: -_validated(one, metric))]:
+                model_id = self._latest_retriever(found)
+                if model_id is not None:
+                    return found.info.run_id, model_id
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"end well?"
         )
+
+    def _latest_retriever(self, run: Run) -> str | None:
+        outputs = run.outputs.model_outputs if run.outputs else []
+        models = [self._client.get_logged_model(output.model_id) for output in outputs]
+        ready = [model for model in models if model.name == NAME and model.status == "READY"]
+        return max(ready, key=lambda model: model.creation_timestamp).model_id if ready else None
 
     def parameters(self, run_id: str) -> dict[str, str]:
         """Return what a run was started with, by dotted key."""
@@ -82,11 +84,9 @@ class Registry:
             if not self._client.search_registered_models(f"name = '{name}'"):
                 self._client.create_registered_model(name)
             for version in self._client.search_model_versions(f"name = '{name}'"):
-                if version.model_id == model_id:
+                if version.source == uri_of(model_id):
                     return version
-            return self._client.create_model_version(
-                name, f"models:/{model_id}", run_id, model_id=model_id
-            )
+            return self._client.create_model_version(name, uri_of(model_id), run_id)
 
     def chosen(self, name: str, alias: str) -> ModelVersion | None:
         """Return the version that has an alias, whoever gave it; None if none has."""
@@ -136,12 +136,22 @@ class Registry:
         Raises:
             RegistryError: it is another kind of model.
         """
-        mlflow.set_tracking_uri(self.uri)
         with _registry_errors(self.uri):
             model = mlflow.pyfunc.load_model(model_uri)
         if "dataset_fingerprint" not in metadata_of(model):
             raise RegistryError(f"{model_uri} is no retriever of this project")
         return model
+
+
+def _validated(run: Run, metric: str | None) -> float:
+    """Return the best validation of a run; less than all if it has none."""
+    metric = metric or run.data.params.get("training.selection_metric", "")
+    return float(run.data.metrics.get(metric_name(f"best/validation/{metric}"), float("-inf")))
+
+
+def uri_of(model_id: str) -> str:
+    """Return the address by which MLflow loads a logged model."""
+    return f"models:/{model_id}"
 
 
 def metadata_of(model: PyFuncModel) -> dict[str, Any]:
