@@ -162,6 +162,12 @@ def prepared_bag(
     )
 
 
+@pytest.fixture(scope="session")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose MLflow store several tests share, for making one takes seconds."""
+    return tmp_path_factory.mktemp("outputs")
+
+
 @dataclass(frozen=True)
 class Head:
     """Where a Ray head node answers."""

@@ -88,11 +88,6 @@ def _log(
     return Logged(kept, uri, run_id, model_id, encoder, data, measured)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def logged(
     request: pytest.FixtureRequest,
@@ -100,11 +95,11 @@ def logged(
     prepared_bag: Prepared,
     dataset_path: Path,
     encoder_path: Path,
-    store: Path,
+    output: Path,
 ) -> Iterator[Logged]:
     data = prepared_bag if request.param == "bag" else prepared
-    folder = store / request.param
-    uri = f"sqlite:///{store}/mlflow.db"
+    folder = output / request.param
+    uri = f"sqlite:///{output}/mlflow.db"
     yield _log(request.param, data, dataset_path, encoder_path, folder, uri)
     mlflow.set_tracking_uri(None)
 

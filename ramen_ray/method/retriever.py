@@ -21,21 +21,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.predictions import users_ids
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.encoder import Encoder, TransformerEncoder, load_encoder
 from ramen_ray.method.evaluation import KS, encode_rows, retrieve
 from ramen_ray.method.index import IndexKind, new_index, sample_size
 from ramen_ray.method.pretrained import text_tokenizer
 from ramen_ray.method.search import search_index
+from ramen_ray.method.texts import TextTokenizer
 
 ENCODER, INDEX, ADS, SETTINGS = "encoder", "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = max(KS)
+
+Embeddings = NDArray[np.float32]
 
 
 def write_retriever(
@@ -60,12 +65,10 @@ def write_retriever(
         ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
         test queries (a thousand at most), and the index's ``megabytes``.
     """
-    encoder = load_encoder(encoder_folder)
-    if torch.cuda.is_available():
-        encoder.to("cuda")
+    encoder = _load(encoder_folder)
     shutil.copytree(encoder_folder, folder / ENCODER)
     ads = dataset.read("ads").sort_by("ad_id")
-    _write_ads(folder / ADS, users_ids(ads), ads["text"])
+    _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
     settings = _settings(encoder, max_length)
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     index = _trained_index(kind, encoder, data)
@@ -77,8 +80,48 @@ def write_retriever(
     }
 
 
-def _write_ads(file: Path, ad_ids: pa.ChunkedArray, texts: pa.ChunkedArray) -> None:
-    pq.write_table(pa.table({"ad_id": ad_ids, "text": texts}), file, compression="zstd")
+def known_ids(folder: Path) -> pa.Array:
+    """Return the ids (ads,) of a retriever's ads, in the order of its index."""
+    return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
+
+
+def add_ads(folder: Path, ads: pa.Table) -> int:
+    """Add ads to a retriever by their texts; its encoder and its index's cells stay as they are.
+
+    Args:
+        folder: what :func:`write_retriever` wrote.
+        ads: ``ad_id`` and ``text``, strings.
+
+    Returns:
+        How many ads it has now.
+    """
+    encoder = _load(folder / ENCODER)
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
+    index = faiss.read_index(str(folder / INDEX))
+    for start in range(0, len(ads), ADS_PER_BLOCK):
+        texts = ads["text"][start : start + ADS_PER_BLOCK].to_pylist()
+        index.add(_encode_texts(encoder, tokenize, texts))
+    faiss.write_index(index, str(folder / INDEX))
+    known = pq.read_table(folder / ADS)
+    _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
+    return int(index.ntotal)
+
+
+def _encode_texts(encoder: Encoder, tokenize: TextTokenizer, texts: list[str]) -> Embeddings:
+    """Return unit-norm embeddings (texts, D)."""
+    token_ids, lengths = tokenize(texts)
+    offsets = np.append(0, lengths.cumsum())
+    table = TokenTable(token_ids, offsets, np.empty(len(texts), dtype=np.uint64))
+    return encode_rows(encoder, table, np.arange(len(texts)))
+
+
+def _load(encoder_folder: Path) -> Encoder:
+    return load_encoder(encoder_folder).to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _write_ads(file: Path, ads: pa.Table) -> None:
+    pq.write_table(ads, file, compression="zstd")
 
 
 def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.evaluation import KS, Propensity
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
-from ramen_ray.tracking.registry import Registry, RegistryError, metadata_of, uri_of
+from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 
 CHAMPION = "champion"
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")]
@@ -116,8 +116,8 @@ def _compare(
     registry: Registry, model_id: str, champion: str, run_id: str, force: bool
 ) -> dict[str, Any]:
     """Measure both on the test split; nothing if they are of different datasets, by force."""
-    models = [registry.load(uri_of(model_id)), registry.load(champion)]
-    made_from = [metadata_of(model)["dataset_fingerprint"] for model in models]
+    known = [registry.look_up(uri) for uri in (uri_of(model_id), champion)]
+    made_from = [retriever.facts["dataset_fingerprint"] for retriever in known]
     if made_from[0] != made_from[1]:
         if force:
             return {}
@@ -133,15 +133,18 @@ def _compare(
         )
     constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
     queries = AskedQueries(dataset, Propensity(*constants))
-    ours, base = (_measure(model, queries) for model in models)
+    ours, base = (
+        _measure(registry.load(retriever.uri), retriever.facts["num_ads"], queries)
+        for retriever in known
+    )
     return {
         "candidate": {name: ratio(values) for name, values in ours.items()},
         "differences": paired_differences(ours, base),
     }
 
 
-def _measure(model: Any, queries: AskedQueries) -> dict[str, PerQuery]:
-    top_k = min(queries.num_answers, metadata_of(model)["num_ads"])
+def _measure(model: Any, num_ads: int, queries: AskedQueries) -> dict[str, PerQuery]:
+    top_k = min(queries.num_answers, num_ads)
     answers: list[list[str]] = []
     for start in range(0, len(queries.texts), QUERIES_PER_PASS):
         asked = queries.texts[start : start + QUERIES_PER_PASS]

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlflow
+from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
+from mlflow.models import get_model_info
 from mlflow.pyfunc import PyFuncModel
 from mlflow.tracking import MlflowClient
 
@@ -20,6 +24,26 @@ ALIAS_BEFORE = "{}_before"
 
 class RegistryError(RuntimeError):
     """A retriever cannot be found, registered or chosen."""
+
+
+@dataclass(frozen=True)
+class LoggedRetriever:
+    """A retriever in MLflow.
+
+    Attributes:
+        model_id: of the logged model.
+        run_id: the run that logged it.
+        facts: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
+    """
+
+    model_id: str
+    run_id: str
+    facts: dict[str, Any]
+
+    @property
+    def uri(self) -> str:
+        """The address by which MLflow loads it."""
+        return uri_of(self.model_id)
 
 
 @contextmanager
@@ -130,17 +154,32 @@ class Registry:
         with _registry_errors(self.uri):
             self._client.update_model_version(version.name, version.version, text)
 
-    def load(self, model_uri: str) -> PyFuncModel:
-        """Load a retriever, such as ``models:/NAME@champion`` or ``models:/NAME/3``.
+    def look_up(self, model_uri: str) -> LoggedRetriever:
+        """Read what is kept with a retriever, without loading it.
+
+        Args:
+            model_uri: ``models:/NAME@champion``, ``models:/NAME/VERSION`` or ``models:/MODEL_ID``.
 
         Raises:
             RegistryError: it is another kind of model.
         """
         with _registry_errors(self.uri):
-            model = mlflow.pyfunc.load_model(model_uri)
-        if "dataset_fingerprint" not in metadata_of(model):
+            info = get_model_info(model_uri)
+        facts = info.metadata or {}
+        if "dataset_fingerprint" not in facts:
             raise RegistryError(f"{model_uri} is no retriever of this project")
-        return model
+        return LoggedRetriever(str(info.model_id), info.run_id, facts)
+
+    def load(self, model_uri: str) -> PyFuncModel:
+        """Load a retriever, to let it answer."""
+        with _registry_errors(self.uri):
+            return mlflow.pyfunc.load_model(model_uri)
+
+    def download(self, model_uri: str, folder: Path) -> Path:
+        """Copy a retriever's own folder into ``folder``; returns where it is."""
+        with _registry_errors(self.uri):
+            copied = download_artifacts(model_uri, dst_path=str(folder))
+        return Path(copied) / "artifacts" / NAME
 
 
 def _validated(run: Run, metric: str | None) -> float:
@@ -152,8 +191,3 @@ def _validated(run: Run, metric: str | None) -> float:
 def uri_of(model_id: str) -> str:
     """Return the address by which MLflow loads a logged model."""
     return f"models:/{model_id}"
-
-
-def metadata_of(model: PyFuncModel) -> dict[str, Any]:
-    """Return what was kept with a retriever when it was logged."""
-    return dict(model.metadata.metadata or {})
