@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from ramen_ray.config import ConfigError, RunConfig, Section, read_config
+from ramen_ray.config import ConfigError, RunConfig, Section, flatten, read_config
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.method.checkpoints import CheckpointError
 from ramen_ray.method.pretrained import EncoderError
@@ -157,6 +157,36 @@ def _starting_config(arguments: list[str]) -> tuple[RunConfig, list[str]]:
         case rest:
             config = PRESETS[DEFAULT_PRESET]()
     return _for_dataset(config, rest), rest
+
+
+def training_command(config: RunConfig) -> str:
+    """Give the command that trains with ``config``, from the preset that needs the fewest flags."""
+    commands: list[list[str]] = []
+    for name, preset in PRESETS.items():
+        own = preset()
+        is_own = Path(own.dataset).absolute() == Path(config.dataset).absolute()
+        dataset = [] if is_own else ["--dataset", config.dataset]
+        start = own if is_own else _for_dataset(own, dataset)
+        flags = [*dataset, *_flags(flatten(start), flatten(config))]
+        commands.append(["python", "jobs/train.py", name, *flags])
+    return shlex.join(sorted(commands, key=len)[0])
+
+
+def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Spell the settings that differ as flags; a weight that is gone is 0."""
+    gone = {key: 0 for key in before if key not in after}
+    words = []
+    for key, value in {**after, **gone}.items():
+        is_same_path = key == "output" and Path(before[key]).absolute() == Path(value)
+        if key == "dataset" or is_same_path or before.get(key) == value:
+            continue
+        *sections, leaf = key.replace("_", "-").split(".")
+        if isinstance(value, bool):
+            words.append(f"--{'.'.join([*sections, leaf if value else f'no-{leaf}'])}")
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [f"--{'.'.join([*sections, leaf])}", *map(str, values)]
+    return words
 
 
 def train_command(dataset: Path, written: Iterable[str]) -> str:

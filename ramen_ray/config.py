@@ -171,7 +171,9 @@ class WorkersConfig(Section):
     num_workers: Positive = 1
     """Worker processes; must divide the global batch size."""
     use_gpu: bool = False
-    """Give every worker one GPU."""
+    """Train on GPUs."""
+    gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of a GPU that a worker takes; small encoders share one."""
     cpus_per_worker: Positive = 2
     """CPUs, and CPU threads, of each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3

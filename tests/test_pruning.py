@@ -272,7 +272,7 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     first.wait()
     result = fit(config)
     _assert_same_run(result, unharmed)
-    (data,) = (Prepared(path) for path in (Path(config.output) / "prepared").iterdir())
+    (data,) = (Prepared(path) for path in (Path(config.output) / "prepared").glob("[!.]*"))
     encoder = load_encoder(tmp_path / "encoder")
     of_nodes = {
         side: _half(encode_rows(encoder, table, np.arange(len(table))))

@@ -242,7 +242,7 @@ def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
         },
     )
     result = fit(config)
-    (data,) = (Prepared(path) for path in (tmp_path / "prepared").iterdir())
+    (data,) = (Prepared(path) for path in (tmp_path / "prepared").glob("[!.]*"))
     (edges,) = (tmp_path / "walked").iterdir()
     how = WalkSettings(400, 0.8, 20, 6)
     assert walked_edges(data, SETS, how, config.seed, tmp_path / "walked") == edges

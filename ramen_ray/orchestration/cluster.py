@@ -72,9 +72,9 @@ def check_resources(workers: WorkersConfig) -> None:
     Raises:
         ClusterError: after ``startup_timeout_s`` it still cannot.
     """
-    asked = {"CPU": workers.num_workers * workers.cpus_per_worker}
+    asked: dict[str, float] = {"CPU": workers.num_workers * workers.cpus_per_worker}
     if workers.use_gpu:
-        asked["GPU"] = workers.num_workers
+        asked["GPU"] = workers.num_workers * workers.gpus_per_worker
     deadline = time.monotonic() + workers.startup_timeout_s
     while True:
         offered = ray.available_resources()
@@ -85,7 +85,7 @@ def check_resources(workers: WorkersConfig) -> None:
             break
         time.sleep(0.5)
     lacks = ", ".join(
-        f"{count} {name}s (free: {offered.get(name, 0):g})" for name, count in short.items()
+        f"{count:g} {name}s (free: {offered.get(name, 0):g})" for name, count in short.items()
     )
     raise ClusterError(
         f"workers.num_workers {workers.num_workers} with workers.cpus_per_worker "

@@ -38,6 +38,7 @@ from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.orchestration.cluster import task_of, user_errors
+from ramen_ray.orchestration.locks import held
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,9 @@ MAX_WARNINGS_SHOWN = 10
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings. What is
-    doubtful about the dataset is logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings; of two that ask
+    for the same at the same time the second waits for the first. What is doubtful about the dataset
+    is logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
@@ -58,8 +60,10 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
     target = cache / _cache_key(dataset, tokenizer)
-    if not target.is_dir():
-        _prepare_once(target, dataset, tokenizer, structure.num_rows)
+    cache.mkdir(parents=True, exist_ok=True)
+    with held(cache / f".{target.name}.lock"):
+        if not target.is_dir():
+            _prepare_once(target, dataset, tokenizer, structure.num_rows)
     prepared = Prepared(target)
     cross = [Finding(**finding) for finding in prepared.metadata["findings"]]
     _log_warnings(dataset, structure.findings + cross)
@@ -69,14 +73,12 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 def _prepare_once(
     target: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
 ) -> None:
-    cache = target.parent
-    cache.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=cache))
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     aside.chmod(0o755)
     try:
         with user_errors():
             _prepare_into(aside, dataset, tokenizer, num_rows)
-        _rename(aside, target)
+        aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -181,11 +183,3 @@ def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
     return f"{dataset.name}-{digest.hexdigest()}"
-
-
-def _rename(aside: Path, target: Path) -> None:
-    try:
-        aside.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another run prepared the same meanwhile
-            raise

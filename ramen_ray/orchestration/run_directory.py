@@ -40,7 +40,7 @@ class RunDirectory:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is noted: identity, mlflow_run_id, finished, best_checkpoint, trained_seconds."""
+        """What is noted: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
 

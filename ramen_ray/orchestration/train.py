@@ -3,14 +3,14 @@
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, UserCallback
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
@@ -64,12 +64,15 @@ class TrainResult:
     mlflow_run_id: str
 
 
-def fit(config: RunConfig, parent_run_id: str | None = None) -> TrainResult:
+def fit(
+    config: RunConfig, parent_run_id: str | None = None, callbacks: Sequence[UserCallback] = ()
+) -> TrainResult:
     """Train, or go on with a run that was cut off, and evaluate its best encoder.
 
     Args:
         config: what to train.
-        parent_run_id: the MLflow run that this one is part of.
+        parent_run_id: the MLflow run that this one is part of; its workers then tell less.
+        callbacks: of Ray Train, which hear of every report.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -93,11 +96,19 @@ def fit(config: RunConfig, parent_run_id: str | None = None) -> TrainResult:
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
             with _timed(seconds, "walk"):
-                edges = graph_of(config, data)
+                edges = _edges(config, data)
             _log_inputs(uri, run_id, config, data)
-            task = WorkerTask(config, str(data.path), str(edges), str(directory.path), uri, run_id)
+            task = WorkerTask(
+                config,
+                str(data.path),
+                str(edges),
+                str(directory.path),
+                uri,
+                run_id,
+                is_part=parent_run_id is not None,
+            )
             called = time.time()
-            outcome = _train(config, directory, task)
+            outcome = _train(config, directory, task, callbacks)
             seconds["workers"] = outcome["entered_at"] - called
             seconds["first_step"] = outcome["first_step_at"] - outcome["entered_at"]
             result = TrainResult(
@@ -118,6 +129,7 @@ def fit(config: RunConfig, parent_run_id: str | None = None) -> TrainResult:
             finished=True,
             best_checkpoint=result.encoder.parent.name,
             trained_seconds=outcome["trained_seconds"],
+            metrics=result.metrics,
         )
     return result
 
@@ -129,6 +141,17 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "output": str(Path(config.output).absolute()),
     }
     return config.model_copy(update=paths)
+
+
+def finished_result(config: RunConfig) -> TrainResult | None:
+    """Return what the run of this name left behind if it is finished."""
+    directory = RunDirectory(Path(config.output) / "runs" / str(config.name))
+    facts = directory.facts
+    if not facts.get("finished"):
+        return None
+    encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
+    uri = tracking_uri(Path(config.output))
+    return TrainResult(facts["metrics"], encoder, directory.path, uri, facts["mlflow_run_id"])
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -219,8 +242,8 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
 
 
-def graph_of(config: RunConfig, data: Prepared) -> Path:
-    """Return the folder of the graph to train on, walked if it is not yet."""
+def _edges(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on."""
     walk = config.walk
     if not walk.enabled:
         return data.path / "edges"
@@ -238,18 +261,22 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
-def _train(config: RunConfig, directory: RunDirectory, task: WorkerTask) -> dict[str, Any]:
+def _train(
+    config: RunConfig, directory: RunDirectory, task: WorkerTask, callbacks: Sequence[UserCallback]
+) -> dict[str, Any]:
     workers = config.workers
+    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
     trainer = TorchTrainer(
         train_loop_per_worker,
         train_loop_config={"task": task},
         scaling_config=ScalingConfig(
             num_workers=workers.num_workers,
             use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus_per_worker},
+            resources_per_worker={"CPU": workers.cpus_per_worker, **gpus},
         ),
         run_config=RayRunConfig(
             name=directory.name,
+            callbacks=list(callbacks),
             logging_config=LoggingConfig(log_level="WARNING"),
             storage_path=str(directory.path.parent),
             failure_config=FailureConfig(

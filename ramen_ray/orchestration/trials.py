@@ -1,27 +1,33 @@
-"""Many runs as Ray Tune trials, as many at once as the cluster holds."""
+"""Runs as Ray Tune trials: each trains as jobs/train.py does, as many at once as there is room."""
 
 import logging
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.train import UserCallback
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.orchestration.cluster import user_errors
 from ramen_ray.orchestration.pipeline import prepare
-from ramen_ray.orchestration.train import encoder_tokenizer, fit, graph_of
+from ramen_ray.orchestration.train import TrainResult, encoder_tokenizer, finished_result, fit
 
 logger = logging.getLogger(__name__)
 
 ON_HEAD = {"node:__internal_head__": 0.001}  # a trial only waits for its workers: no CPU is held
-TOLD = ("P@1", "R@10")
+SHOWN = ("P@1", "R@10")
+NAME = "name"
+TOLD = "told"
+STOPPED_EARLY = "stopped early"
+FAILED = "failed: "
 
 
 def run_trials(
@@ -41,92 +47,133 @@ def run_trials(
     """
     if not configs:
         return {}
-    _prepare_inputs(configs.values())
-    workers = next(iter(configs.values())).workers
-    progress = _Progress(len(configs))
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the progress below tells enough
-    with (
-        tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage,
-        redirect_stdout(StringIO()),
-    ):
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, quiet_tune():
+        ends = Ends(Path(storage) / "ends", len(configs))
         tune.Tuner(
-            tune.with_resources(
-                tune.with_parameters(_train, configs=dict(configs), parent_run_id=parent_run_id),
-                tune.PlacementGroupFactory([ON_HEAD]),
-            ),
-            param_space={"trial": tune.grid_search(list(configs))},
+            trainable(_train_one, configs=dict(configs), parent_run_id=parent_run_id, ends=ends),
+            param_space={NAME: tune.grid_search(list(configs))},
             tune_config=tune.TuneConfig(
-                max_concurrent_trials=num_at_once(workers),
-                trial_name_creator=_name_of,
-                trial_dirname_creator=_name_of,
+                max_concurrent_trials=num_at_once(next(iter(configs.values())).workers),
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
             ),
             run_config=tune.RunConfig(
-                name="trials", storage_path=storage, callbacks=[progress], verbose=0
+                name="trials", storage_path=storage, callbacks=[ends], verbose=0
             ),
         ).fit()
-    if progress.num_done < len(configs):
-        raise KeyboardInterrupt  # which Tune takes for a pause
-    return progress.errors
+        if ends.count() < len(configs):
+            raise KeyboardInterrupt  # which Tune takes for a pause
+        return ends.errors()
 
 
-def _prepare_inputs(configs: Iterable[RunConfig]) -> None:
-    """Prepare all data and walk all graphs, each once; within a trial Ray Data lacks CPUs."""
-    done = set()
-    for config in configs:
-        inputs = config.model_dump_json(include={"dataset", "encoder", "walk", "seed"})
-        if inputs not in done:
-            tokenizer = encoder_tokenizer(config.encoder)
-            data = prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
-            graph_of(config, data)
-            done.add(inputs)
+def _train_one(
+    params: dict[str, Any], configs: Mapping[str, RunConfig], parent_run_id: str, ends: "Ends"
+) -> None:
+    with ends.kept_of(params[NAME]):
+        tune.report({TOLD: train_in_trial(configs[params[NAME]], parent_run_id)[0]})
+
+
+def train_in_trial(
+    config: RunConfig, parent_run_id: str, callbacks: Sequence[UserCallback] = ()
+) -> tuple[str, TrainResult]:
+    """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
+
+    The data are prepared by a task of their own: within a trial, Ray Data's tasks would be held to
+    the trial's own resources, which do not have a CPU.
+    """
+    logging.getLogger("ramen_ray").setLevel(logging.ERROR)
+    started = time.monotonic()
+    apart = ray.remote(_prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
+    with user_errors():
+        ray.get(apart.remote(config))
+    result = finished_result(config) or fit(config, parent_run_id, callbacks)
+    metrics = result.metrics["trained"]["test"]
+    figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
+    return f"test {figures} ({time.monotonic() - started:.0f} s)", result
+
+
+def _prepare(config: RunConfig) -> None:
+    logging.getLogger("ramen_ray").setLevel(logging.ERROR)
+    cache = Path(config.output) / "prepared"
+    prepare(Dataset(config.dataset), cache, encoder_tokenizer(config.encoder))
+
+
+def trainable(train: Callable[..., None], **arguments: Any) -> Any:
+    """Return ``train(params, **arguments)`` as what Tune runs; the arguments are shared."""
+    with_arguments = tune.with_parameters(train, **arguments)
+    return tune.with_resources(with_arguments, tune.PlacementGroupFactory([ON_HEAD]))
 
 
 def num_at_once(workers: WorkersConfig) -> int:
     """Return how many runs of these workers the cluster holds at once; at least 1."""
     offered = ray.cluster_resources()
-    held = [offered.get("CPU", 0) // (workers.num_workers * workers.cpus_per_worker)]
+    held = [offered.get("CPU", 0) / (workers.num_workers * workers.cpus_per_worker)]
     if workers.use_gpu:
-        held.append(offered.get("GPU", 0) // workers.num_workers)
+        held.append(offered.get("GPU", 0) / (workers.num_workers * workers.gpus_per_worker))
     return max(int(min(held)), 1)
 
 
-def _train(params: dict[str, Any], configs: Mapping[str, RunConfig], parent_run_id: str) -> None:
-    started = time.monotonic()
-    try:
-        metrics = fit(configs[params["trial"]], parent_run_id).metrics["trained"]["test"]
-    except Exception as error:
-        tune.report({"error": str(error).strip().splitlines()[-1] or type(error).__name__})
-        return
-    told = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in TOLD)
-    tune.report({"told": f"test {told} ({time.monotonic() - started:.0f} s)"})
+def name_of(trial: Trial) -> str:
+    """Return the name that a trial goes by."""
+    return str(trial.config.get(NAME, trial.trial_id))
 
 
-def _name_of(trial: Trial) -> str:
-    return str(trial.config["trial"])
+@contextmanager
+def quiet_tune() -> Iterator[None]:
+    """Keep Tune from printing; :class:`Ends` tells what there is to tell."""
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    with redirect_stdout(StringIO()):
+        yield
 
 
-class _Progress(tune.Callback):  # type: ignore[misc]  # Ray has no types
-    """Tells of each trial that ends, and keeps the errors."""
+class Ends(tune.Callback):  # type: ignore[misc]  # Ray has no types
+    """Keeps, and tells, how each trial ended, in files that outlive the search's process.
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.num_done = 0
-        self.errors: dict[str, str] = {}
+    Attributes:
+        folder: of the files, one a trial that has ended, named after it; all machines see it.
+        total: trials that are expected.
+    """
+
+    def __init__(self, folder: Path, total: int) -> None:
+        """Make the folder."""
+        self.folder, self.total = folder, total
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def kept_of(self, name: str) -> Iterator[None]:
+        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`."""
+        try:
+            yield
+        except Exception as error:
+            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            (self.folder / f".{name}").write_text(message[0])
+            raise
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        self._tell(trial, trial.last_result.get("error"), trial.last_result.get("told", ""))
+        """Keep and tell the end of a trial that ended well, or was ended early."""
+        self._end(name_of(trial), trial.last_result.get(TOLD, STOPPED_EARLY))
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        self._tell(trial, "its process died")
+        """Keep and tell why a trial failed."""
+        file = self.folder / f".{name_of(trial)}"
+        error = file.read_text() if file.exists() else "its process died"
+        self._end(name_of(trial), f"{FAILED}{error}")
 
-    def _tell(self, trial: Trial, error: str | None, told: str = "") -> None:
-        name = _name_of(trial)
-        self.num_done += 1
-        if error is not None:
-            self.errors[name] = error
-            told = f"failed: {error}"
-        logger.info("%d/%d %s: %s", self.num_done, self.total, name, told)
+    def _end(self, name: str, told: str) -> None:
+        (self.folder / name).write_text(told)
+        logger.info("%d/%d %s: %s", self.count(), self.total, name, told)
+
+    def count(self) -> int:
+        """Return how many trials have ended."""
+        return len(list(self.folder.glob("[!.]*")))
+
+    def errors(self) -> dict[str, str]:
+        """Return the errors of trials that failed, in one line each, by name."""
+        told = {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
+        return {
+            name: end.removeprefix(FAILED) for name, end in told.items() if end.startswith(FAILED)
+        }

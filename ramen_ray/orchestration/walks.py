@@ -4,13 +4,11 @@ The folder of a walked graph looks like ``edges`` in the prepared arrays, SET/{q
 of a set is made on its own, so that runs that use different sets share what they have in common.
 """
 
-import fcntl
 import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.orchestration.cluster import task_of
+from ramen_ray.orchestration.locks import held
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def walked_edges(
     digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
     folder = cache / f"{data.path.name}-{digest.hexdigest()}"
     folder.mkdir(parents=True, exist_ok=True)
-    with _held(folder):
+    with held(folder / ".lock"):
         missing = [
             f"{name}/{side}"
             for name, side in product(anchor_sets, SIDES)
@@ -48,13 +47,6 @@ def walked_edges(
         if missing:
             _walk(data, missing, settings, seed, folder)
     return folder
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _walk(

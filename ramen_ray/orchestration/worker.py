@@ -67,6 +67,8 @@ class WorkerTask:
     run_directory: str
     tracking_uri: str
     mlflow_run_id: str
+    is_part: bool = False
+    """Whether the run is one of many, whose workers tell only of trouble."""
 
 
 @dataclass
@@ -143,7 +145,8 @@ class Worker:
     def __post_init__(self) -> None:
         config = self.task.config
         logging.getLogger().setLevel(logging.WARNING)  # Ray Train tells every report otherwise
-        logging.getLogger("ramen_ray").setLevel(logging.INFO)
+        level = logging.WARNING if self.task.is_part else logging.INFO
+        logging.getLogger("ramen_ray").setLevel(level)
         torch.set_num_threads(config.workers.cpus_per_worker)
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
         self.config = config
@@ -375,7 +378,7 @@ class Worker:
                     self.curriculum.save(Path(folder))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report(
-                {"step": step, **named},
+                {"step": step, "epoch": step / self.batches.steps_per_epoch, **named},
                 checkpoint=checkpoint,
                 checkpoint_dir_name=CHECKPOINT_FOLDER.format(step),
             )

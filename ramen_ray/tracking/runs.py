@@ -106,6 +106,13 @@ def close_run(uri: str, run_id: str, status: str) -> None:
     MlflowClient(tracking_uri=uri).set_terminated(run_id, status)
 
 
+def close_run_if_open(uri: str, run_id: str, status: str) -> None:
+    """End a run that still counts as running, since its process was ended."""
+    client = MlflowClient(tracking_uri=uri)
+    if client.get_run(run_id).info.status == "RUNNING":
+        client.set_terminated(run_id, status)
+
+
 def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[float]]:
     """Return a metric's steps and values in step order."""
     history = MlflowClient(tracking_uri=uri).get_metric_history(run_id, metric_name(metric))

@@ -1,0 +1,40 @@
+"""Search for the settings that suit your data.
+
+Examples:
+    python jobs/tune.py foldoc --space regularization --num-samples 20
+    python jobs/tune.py debian --space optimizer --search random --time-budget-s 3600
+    python jobs/tune.py foldoc --space mining --base.kind ance --workers.cpus-per-worker 1
+    python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
+    ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs
+
+The same command goes on with a search that was cut off. Spaces are functions in tune_spaces/.
+"""
+
+import logging
+import sys
+
+from ramen_ray.command_line import parse_with_run_config, run_job, training_command
+from ramen_ray.config import ConfigError
+from ramen_ray.orchestration.sweep import SweepConfig, sweep
+from ramen_ray.tracking.runs import ui_command
+from tune_spaces import SPACES
+
+
+def main() -> None:
+    """Parse, search, and say what was found and where to see it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
+    if settings.space not in SPACES:
+        raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
+    space = SPACES[settings.space](config)
+    result = sweep(config, settings, space, training_command)
+    for trial in result.trials[:5]:
+        params = ", ".join(f"{key} {value:.4g}" for key, value in trial.params.items())
+        print(f"{trial.value}: {trial.name} ({params})")
+    print(f"best:    {result.command}")
+    print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
+    print(f"look at: {ui_command(result.tracking_uri)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,14 @@
+"""Work that only one process at a time does, on whatever machine of a shared folder."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Wait until no other process holds ``file``, and hold it; made if it is not there."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,143 @@
+"""What a search found: a table of trials, which settings matter, and how they act together."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import optuna
+import pandas as pd
+from matplotlib import pyplot as plt
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState
+
+TRIALS_FILE = "trials.csv"
+BEST_FILE = "best_command.txt"
+FEWEST = 4
+"""Trials, for a plot or an importance to say something."""
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """One trial of a search.
+
+    Attributes:
+        name: of the trial.
+        params: what was sampled, by dotted key.
+        value: its best value of the metric; None if it has none.
+        end: how it ended, in words.
+        mlflow_run_id: its run; None if it never began one.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    value: float | None
+    end: str
+    mlflow_run_id: str | None
+
+
+def write_sweep_table(
+    folder: Path, trials: Sequence[SweepTrial], metric: str, command: str
+) -> None:
+    """Write the table of trials, the best first, and the command that trains like the best.
+
+    Args:
+        folder: made if it is not there; files are replaced.
+        trials: the best first.
+        metric: what their values are of.
+        command: for BEST_FILE.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"trial": t.name, metric: t.value, "end": t.end, **t.params, "run": t.mlflow_run_id}
+        for t in trials
+    ]
+    pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
+    (folder / BEST_FILE).write_text(command + "\n")
+
+
+def write_sweep_plots(
+    folder: Path,
+    trials: Sequence[SweepTrial],
+    distributions: Mapping[str, BaseDistribution],
+    metric: str,
+) -> None:
+    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG.
+
+    Nothing is written that the trials are too few for.
+
+    Args:
+        folder: must exist.
+        trials: those without a value are left out.
+        distributions: Optuna's, of all settings, by dotted key.
+        metric: what the values are of; higher is better.
+    """
+    study = _study(trials, distributions)
+    if len(study.trials) < FEWEST:
+        return
+    _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
+    if parameter_importances(trials, distributions):
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
+    for query_side, ad_side in _pairs(distributions):
+        name = query_side.rpartition(".")[2]
+        pair = [query_side, ad_side]
+        _write(folder, f"contour_{name}", study, "plot_contour", params=pair, target_name=metric)
+
+
+def parameter_importances(
+    trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
+) -> dict[str, float]:
+    """Return the share of the metric's variance that each setting explains (Optuna's fANOVA).
+
+    Empty where there are too few trials to tell.
+    """
+    study = _study(trials, distributions)
+    if len(study.trials) < FEWEST or len({trial.value for trial in study.trials}) < 2:
+        return {}
+    return dict(
+        optuna.importance.get_param_importances(
+            study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+        )
+    )
+
+
+def _study(
+    trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
+) -> optuna.Study:
+    """Return a study that holds the trials that have a value."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    for trial in trials:
+        if trial.value is not None:
+            done = optuna.trial.create_trial(
+                state=TrialState.COMPLETE,
+                params=dict(trial.params),
+                distributions=dict(distributions),
+                value=trial.value,
+            )
+            study.add_trial(done)
+    return study
+
+
+def _pairs(distributions: Mapping[str, BaseDistribution]) -> list[tuple[str, str]]:
+    """Return λ_x with λ_z of each anchor set that has both."""
+    query_sides = [key for key in distributions if ".lambda_x." in key]
+    both = [(key, key.replace(".lambda_x.", ".lambda_z.")) for key in query_sides]
+    return [pair for pair in both if pair[1] in distributions]
+
+
+def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
+    """Write one of Optuna's plots as a page and as a picture."""
+    getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = getattr(optuna.visualization.matplotlib, plot)(study, **options)
+    axes.figure.set_size_inches(9, 5)
+    axes.figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")
+    plt.close(axes.figure)

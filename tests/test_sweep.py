@@ -1,0 +1,148 @@
+"""Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from mlflow.tracking import MlflowClient
+from ray import tune
+
+from ramen_ray.command_line import parse_run_config, training_command
+from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, check_space, sweep
+from ramen_ray.presets import PRESETS, debian, foldoc, tiny
+from tune_spaces import SPACES
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_space_fits_every_preset(preset: str, space: str) -> None:
+    config = PRESETS[preset]()
+    check_space(config, SPACES[space](config))
+
+
+def test_spaces_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        check_space(tiny(), {})
+    with pytest.raises(ConfigError, match=r"samples optimizer\.lrr, which the configuration lacks"):
+        check_space(tiny(), {"optimizer.lrr": tune.uniform(0, 1)})
+    with pytest.raises(ConfigError, match=r"loss\.margin"):
+        check_space(tiny(), {"loss.margin": tune.uniform(-2, -1)})
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        (foldoc, {}),
+        (debian, {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}),
+        (
+            foldoc,
+            {
+                "dataset": str(ROOT / "datasets" / "debian"),
+                "regularization.lambda_x": {"depends": 0.5, "tags": 0.2},
+                "regularization.lambda_z": {"depends": 0.1, "tags": 0.1},
+                "base.double_cluster_size_at": (3, 4),
+                "encoder.num_layers": None,
+            },
+        ),
+    ],
+)
+def test_a_command_gives_back_the_configuration(preset, changes) -> None:
+    config = overlay(preset(), changes)
+    words = shlex.split(training_command(config))
+    assert words[:2] == ["python", "jobs/train.py"]
+    back = parse_run_config("train", words[2:])
+    assert overlay(back, {"dataset": config.dataset}) == config
+
+
+@pytest.fixture(scope="module")
+def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
+    weights = {"links": 0.1}
+    return overlay(
+        tiny(),
+        {
+            "dataset": str(dataset_path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "encoder.pretrained": str(encoder_path),
+            "regularization.lambda_x": weights,
+            "regularization.lambda_z": weights,
+            "walk.enabled": True,
+            "training.epochs": 2,
+            "training.global_batch_size": 8,
+            "training.selection_metric": "R@10",
+            "workers.cpus_per_worker": 1,
+            "name": "search",
+        },
+    )
+
+
+LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
+SETTINGS = SweepConfig(space="own", num_samples=5, grace_epochs=1)
+
+
+@pytest.fixture(scope="module")
+def space(config: RunConfig) -> dict[str, Any]:
+    """Some trials cannot load their encoder."""
+    encoders = tune.choice([config.encoder.pretrained, "nowhere"])
+    return {**{key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}, "encoder.pretrained": encoders}
+
+
+@pytest.fixture(scope="module")
+def result(config: RunConfig, space: dict[str, Any]) -> Iterator[SweepResult]:
+    ray.init(address="local", num_cpus=3, log_to_driver=False)
+    yield sweep(config, SETTINGS, space, training_command)
+    ray.shutdown()
+
+
+def test_a_failing_trial_is_told_and_the_others_go_on(result: SweepResult) -> None:
+    failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
+    assert {trial.params["encoder.pretrained"] for trial in failed} == {"nowhere"}
+    assert all("nowhere" in trial.end and trial.value is None for trial in failed)
+    assert failed and len(failed) < len(result.trials) == 5
+
+
+def test_the_first_trial_has_the_configuration_s_own_values(
+    result: SweepResult, config: RunConfig
+) -> None:
+    own = {**dict.fromkeys(LAMBDAS, 0.1), "encoder.pretrained": config.encoder.pretrained}
+    assert own in [dict(trial.params) for trial in result.trials]
+
+
+def test_children_and_parent_are_tracked(result: SweepResult) -> None:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    parent = client.get_run(result.mlflow_run_id)
+    of_parent = f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}'"
+    children = client.search_runs([parent.info.experiment_id], of_parent)
+    values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
+        values
+    )
+    for run_id, value in values.items():
+        history = client.get_metric_history(run_id, "validation/R_at_10")
+        assert max(point.value for point in history) == pytest.approx(value)
+    assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
+    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    assert {"trials.csv", "best_command.txt"} <= names
+
+
+def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
+    table = pd.read_csv(result.report / "trials.csv")
+    assert len(table) == 5
+    best = result.trials[0]
+    assert table["validation/R@10"].max() == pytest.approx(best.value)
+    back = parse_run_config("train", shlex.split(result.command)[2:])
+    assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
+
+
+def test_a_finished_search_is_told_again(
+    result: SweepResult, config: RunConfig, space: dict[str, Any]
+) -> None:
+    again = sweep(config, SETTINGS, space, training_command)
+    assert again.trials == result.trials
+    assert again.mlflow_run_id == result.mlflow_run_id
