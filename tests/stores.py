@@ -52,7 +52,7 @@ class Store:
         made = folder / "retriever"
         write_retriever(made, folder / "encoder", opened, self.data, "flat", MAX_LENGTH)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
-        model_id = log_retriever(self.uri, run_id, made, ["robin"], metadata)
-        log_metrics(self.uri, run_id, {"best/validation/R@10": 1 / (1 + noise)}, model_id)
+        log_retriever(self.uri, run_id, made, ["robin"], metadata)
+        log_metrics(self.uri, run_id, {"best/validation/R@10": 1 / (1 + noise)})
         close_run(self.uri, run_id, "FINISHED")
         return run_id

@@ -78,15 +78,19 @@ def log_parameters(
 
 
 def log_metrics(
-    uri: str, run_id: str, metrics: Mapping[str, float], model_id: str | None = None
+    uri: str,
+    run_id: str,
+    metrics: Mapping[str, float],
+    step: int = 0,
+    model_id: str | None = None,
 ) -> None:
-    """Log ``metrics`` of a run, and of a model of it if one is given.
+    """Log ``metrics`` of a run at one step, and of a model that it has logged if one is given.
 
     Names may hold ``@``, which MLflow does not allow.
     """
     now = int(time.time() * 1000)
     batch = [
-        Metric(metric_name(key), float(value), now, 0, model_id=model_id)
+        Metric(metric_name(key), float(value), now, step, model_id=model_id)
         for key, value in metrics.items()
     ]
     MlflowClient(tracking_uri=uri).log_batch(run_id, metrics=batch)
