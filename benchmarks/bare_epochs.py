@@ -20,11 +20,13 @@ from torch import Tensor
 
 from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import TransformerEncoder, build_transformer
+from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.losses import triplet_loss
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.texts import TokenBatch
 from ramen_ray.method.training import Batches, Pool, distinct_texts, gather_tokens
+from ramen_ray.orchestration.components import build_encoder, build_objective
 
 
 @dataclass
@@ -51,14 +53,11 @@ def main() -> None:
     data, config = Prepared(Path(sys.argv[1])), read_config(Path(sys.argv[2]))
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")
-    regularization = config.regularization
-    sets = sorted({*regularization.lambda_x, *regularization.lambda_z})
-    batches = Batches.of(data, sets, config.training.global_batch_size, config.seed)
+    regularizers = build_objective(config).regularizers
+    batches = Batches.of(data, regularizers, config.training.global_batch_size, config.seed)
     num_steps = batches.steps_per_epoch * config.training.epochs
-    steps = [build_step(batches, step, sets, config) for step in range(num_steps)]
-    encoder = build_transformer(
-        config.encoder.pretrained, config.encoder.pooling, config.encoder.num_layers
-    )
+    steps = [build_step(batches, step, regularizers) for step in range(num_steps)]
+    encoder = build_encoder(config.encoder)
     rates = config.optimizer
     optimizer = build_optimizer(encoder, rates.lr, rates.weight_decay, rates.embedding_lr)
     warmup = round(rates.warmup_fraction * num_steps)
@@ -76,7 +75,7 @@ def main() -> None:
     print(json.dumps({"seconds": seconds, "losses": losses}))
 
 
-def build_step(batches: Batches, step: int, sets: list[str], config: RunConfig) -> Step:
+def build_step(batches: Batches, step: int, weights: dict[Regularizer, float]) -> Step:
     """Draw a step and turn everything it needs into tensors."""
     drawn = batches.draw(step)
     texts = distinct_texts(drawn, batches.tables)
@@ -92,16 +91,13 @@ def build_step(batches: Batches, step: int, sets: list[str], config: RunConfig) 
         return Term(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays), weight)
 
     terms = [term(0, 1, Pool.of(drawn, texts.position, [1]), batches.clicks, 1.0)]
-    for number, (name, graph) in enumerate(zip(sets, batches.graphs, strict=True)):
-        of_query, of_ad = 2 + 2 * number, 3 + 2 * number
-        pool = Pool.of(drawn, texts.position, [of_query, of_ad])
-        lambda_x, lambda_z = config.regularization.lambda_x, config.regularization.lambda_z
-        terms.append(term(0, of_query, pool, graph.query, lambda_x.get(name, 0.0)))
-        terms.append(term(1, of_ad, pool, graph.ad, lambda_z.get(name, 0.0)))
+    for column, (one, edges) in enumerate(batches.graphs.items(), start=2):
+        pool = Pool.of(drawn, texts.position, batches.anchor_columns(one.anchor_set))
+        terms.append(term(one.node_column, column, pool, edges, weights[one]))
     return Step(tokens, terms)
 
 
-def step_loss(encoder: TransformerEncoder, step: Step, config: RunConfig) -> Tensor:
+def step_loss(encoder: Encoder, step: Step, config: RunConfig) -> Tensor:
     """Encode the texts; return the weighted sum of the triplet terms."""
     embeddings_UD = encoder(step.texts)
     loss = embeddings_UD.new_zeros(())

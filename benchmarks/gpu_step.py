@@ -21,7 +21,6 @@ from ramen_ray.data.hashing import hash_texts
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.encoder import TransformerEncoder
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.sampling import Graph
 from ramen_ray.method.training import (
     Batches,
     Objective,
@@ -32,8 +31,7 @@ from ramen_ray.method.training import (
 )
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
-SETS = ("links", "categories")
-WEIGHTS = dict.fromkeys(SETS, 0.1)
+WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 OBJECTIVE = Objective(0.3, 10, False, WEIGHTS, WEIGHTS)
 
 
@@ -69,8 +67,8 @@ def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Batches]:
     encoder = TransformerEncoder(backbone, tokenizer).to(device)
     optimizer = build_optimizer(encoder, 2e-4, 0.01)
     draw = np.random.default_rng(0)
-    graphs = [Graph(_pairs(draw, num_texts), _pairs(draw, num_texts)) for _ in SETS]
-    tables = [_texts(draw, num_texts) for _ in range(2 + 2 * len(SETS))]
+    graphs = {one: _pairs(draw, num_texts) for one in OBJECTIVE.regularizers}
+    tables = [_texts(draw, num_texts) for _ in range(2 + len(graphs))]
     clicks = _pairs(draw, num_texts)
     batches = Batches(np.arange(num_texts), clicks, graphs, tables, batch, seed=0)
     return TrainState(encoder, optimizer, build_schedule(optimizer, 10, 10_000)), batches

@@ -1,45 +1,55 @@
 """What the graph regularisers cost a training step.
 
-Two trainings of the same encoder on foldoc alternate in one process: `plain` (no anchor set) and
-`graphs` (both anchor sets, weight 0.1 on both sides); batches of 256, two CPU threads, fp32, the
-first steps of each round not timed. `ratio` is seconds per step with graphs over plain for
-all-MiniLM cut to two layers; `bag_ratio` is the same for the bag of embeddings. The distinct texts
-and their tokens per step stand beside them, for a step costs what it encodes.
+Trainings of the same encoder on foldoc alternate in one process: without a graph (`base`), with the
+weights of the preset foldoc, which are on queries only (`preset`), and with both anchor sets on
+both sides (`both_sides`); each on random batches (`in_batch`) and with one hard negative a query,
+from the untrained encoder's shortlists (`ance`). Batches of 256, two CPU threads, fp32, the first
+steps of each round not timed. `ratio` is seconds per step of `ance` with both sides over its base,
+for all-MiniLM cut to two layers; `bag_ratio` is the same for the bag of embeddings. The distinct
+texts and their tokens per step stand beside them, for a step costs what it encodes.
 
     python -m benchmarks.graph_cost [--rounds 3] [--steps 15]
 """
 
 import argparse
+import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.utils.logging import set_verbosity_error
 
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import (
-    Batches,
-    Objective,
-    TrainState,
-    distinct_texts,
-    train_steps,
-)
+from ramen_ray.method.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.training import Batches, Objective, TrainState, distinct_texts, train_steps
+from ramen_ray.orchestration.components import build_encoder
+from ramen_ray.presets import foldoc
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 2
 BAG_STEPS_PER_STEP = 10  # a step of the bag takes a small part of the transformer's
 NUM_LAYERS = 2
 LEARNING_RATE = 1e-4
-WEIGHT = 0.1
+SHORTLIST_SIZE = 100
 ENCODERS = {
     "transformer": EncoderConfig(kind="transformer", num_layers=NUM_LAYERS),
     "bag": EncoderConfig(kind="bag"),
 }
+PRESET = foldoc().regularization
+BOTH = dict.fromkeys(PRESET.lambda_x, 0.1)
+LAMBDAS = {
+    "base": ({}, {}),
+    "preset": (PRESET.lambda_x, PRESET.lambda_z),
+    "both_sides": (BOTH, BOTH),
+}
+BASES = ("in_batch", "ance")
 
 
 def main() -> None:
@@ -50,41 +60,56 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     set_verbosity_error()  # it reports the layers that are cut off
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
     for kind, config in ENCODERS.items():
         print(f"{kind}:")
-        data = prepared(str(ROOT / "datasets" / "foldoc"), config)
         steps = options.steps * (BAG_STEPS_PER_STEP if kind == "bag" else 1)
-        sides = {
-            "plain": lambda data=data, config=config, steps=steps: measure(data, config, [], steps),
-            "graphs": lambda data=data, config=config, steps=steps: measure(
-                data, config, data.anchor_sets, steps
-            ),
-        }
-        figures[kind] = compare(options.rounds, sides)
-    bag = figures["bag"]["ratio"]
-    finish(figures["transformer"]["ratio"], {"bag_ratio": bag, **figures})
+        figures[kind] = compare(config, options.rounds, steps)
+    ratios = {kind: of_kind["ance"]["both_sides_ratio"] for kind, of_kind in figures.items()}
+    finish(ratios["transformer"], {"bag_ratio": ratios["bag"], **figures})
 
 
-def compare(rounds: int, sides: dict[str, Callable[[], dict[str, float]]]) -> dict[str, float]:
-    """Alternate the two trainings; returns their medians and ratios."""
-    results = {side: medians(rows) for side, rows in alternate(rounds, sides).items()}
-    plain, graphs = results["plain"], results["graphs"]
-    return {
-        "ratio": graphs["seconds_per_step"] / plain["seconds_per_step"],
-        "token_ratio": graphs["tokens_per_step"] / plain["tokens_per_step"],
-        **{f"{side}_{name}": value for side, row in results.items() for name, value in row.items()},
+def compare(config: EncoderConfig, rounds: int, steps: int) -> dict[str, dict[str, float]]:
+    """Alternate all trainings of an encoder; returns medians and ratios to the base, by base."""
+    data = prepared(str(ROOT / "datasets" / "foldoc"), config)
+    shortlists = {"in_batch": None, "ance": untrained_shortlists(data, config)}
+    sides = {
+        f"{base} {weights}": partial(measure, data, config, shortlists[base], weights, steps)
+        for base, weights in product(BASES, LAMBDAS)
     }
+    found = {side: medians(rows) for side, rows in alternate(rounds, sides).items()}
+    figures: dict[str, dict[str, float]] = {base: {} for base in BASES}
+    for base, weights in product(BASES, LAMBDAS):
+        here, plain = found[f"{base} {weights}"], found[f"{base} base"]
+        ratio = here["seconds_per_step"] / plain["seconds_per_step"]
+        token_ratio = here["tokens_per_step"] / plain["tokens_per_step"]
+        told = here if weights == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
+        figures[base] |= {f"{weights}_{name}": value for name, value in told.items()}
+    return figures
+
+
+def untrained_shortlists(data: Prepared, config: EncoderConfig) -> NDArray[np.int32]:
+    """Make shortlists of all queries with the encoder that training starts from."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "shortlists.npy"
+        write_shortlists(build_encoder(config), data, SHORTLIST_SIZE, file)
+        return np.array(open_shortlists(file))
 
 
 def measure(
-    data: Prepared, config: EncoderConfig, anchor_sets: list[str], steps: int
+    data: Prepared,
+    config: EncoderConfig,
+    shortlists: NDArray[np.int32] | None,
+    weights: str,
+    steps: int,
 ) -> dict[str, float]:
     """Train one round from a new encoder; returns seconds, texts and tokens per step."""
-    weights = dict.fromkeys(anchor_sets, WEIGHT)
-    objective = Objective(0.3, 10, False, weights, weights)
-    batches = Batches.of(data, objective.anchor_sets, BATCH_SIZE, seed=0)
-    encoder = build(config)
+    objective = Objective(0.3, 10, False, *LAMBDAS[weights])
+    batches = Batches.of(data, objective.regularizers, BATCH_SIZE, seed=0)
+    if shortlists is not None:
+        batches.expect_hard_negatives(1)
+        batches.shortlists = shortlists
+    encoder = build_encoder(config)
     optimizer = build_optimizer(encoder, LEARNING_RATE, weight_decay=0.01)
     stop = WARMUP_STEPS + steps
     state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, stop))
@@ -95,13 +120,6 @@ def measure(
         "texts_per_step": float(np.mean([len(step.lengths) for step in texts])),
         "tokens_per_step": float(np.mean([step.lengths.sum() for step in texts])),
     }
-
-
-def build(config: EncoderConfig) -> Encoder:
-    """Build the encoder that a round starts from."""
-    if config.kind == "bag":
-        return build_bag(config.pretrained)
-    return build_transformer(config.pretrained, config.pooling, config.num_layers)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics import find_hits, precision_at, recall_at
-from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import Batches, TrainState, train_steps
-from ramen_ray.orchestration.worker import build_adaptation, build_encoder, build_objective
+from ramen_ray.method.training import Batches, train_steps
+from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
 from ramen_ray.presets import foldoc
 
 MEASURED = ("R@10", "P@1")
@@ -96,19 +95,15 @@ def train(
     config: RunConfig, data: Prepared, seed: int, edges: Path | None = None
 ) -> dict[str, Outcome]:
     """Train without Ray, on another graph if ``edges`` has one; returns the outcome by split."""
-    optimizer = config.optimizer
     objective = build_objective(config)
     encoder = build_encoder(config.encoder)
     size = config.training.global_batch_size
-    batches = Batches.of(data, objective.anchor_sets, size, seed, edges)
+    batches = Batches.of(data, objective.regularizers, size, seed, edges)
     steps = batches.steps_per_epoch * config.training.epochs
-    built = build_optimizer(encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr)
-    schedule = build_schedule(built, round(optimizer.warmup_fraction * steps), steps)
-    adaptation = build_adaptation(config, objective, torch.device("cpu"))
-    state = TrainState(encoder, built, schedule, adaptation=adaptation)
+    state = build_state(config, encoder, encoder, steps)
     list(train_steps(state, batches, objective, steps))
-    if adaptation is not None:
-        named = zip(objective.terms, adaptation.weights.tolist(), strict=True)
+    if state.adaptation is not None:
+        named = zip(objective.terms, state.adaptation.weights.tolist(), strict=True)
         print({name: f"{weight:.2g}" for name, weight in named}, flush=True)
     return {split: _evaluate(encoder, data, split) for split in SPLITS}
 

@@ -34,6 +34,7 @@ from benchmarks.common import alternate, finish, in_fresh_process
 from ramen_ray.config import WalkConfig
 from ramen_ray.data.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.walk import WalkGraph, WalkSettings, most_visited
 
 NODES = {"query": 693_082, "ad": 312_330}
@@ -100,19 +101,21 @@ def walk_all(folder: Path) -> dict[str, float]:
 
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)
+    sides = [Regularizer(*side) for side in product(ANCHORS, NODES)]
     started, used = time.monotonic(), _processor_seconds()
-    walked = walked_edges(data, list(ANCHORS), SETTINGS, 0, folder / "walked")
+    walked = walked_edges(data, sides, SETTINGS, 0, folder / "walked")
     seconds, used = time.monotonic() - started, _processor_seconds() - used
     again = time.monotonic()
-    walked_edges(data, list(ANCHORS), SETTINGS, 0, folder / "walked")
-    sides = list(product(ANCHORS, NODES))
-    num_walks = sum(np.count_nonzero(np.diff(Csr.open(walked / s / t).indptr)) for s, t in sides)
+    walked_edges(data, sides, SETTINGS, 0, folder / "walked")
+    num_walks = sum(
+        np.count_nonzero(np.diff(Csr.open(walked / side.path).indptr)) for side in sides
+    )
     return {
         "seconds": seconds,
         "processor_s": used,
         "again_s": time.monotonic() - again,
         "edges": sum(len(data.edges(*side).indices) for side in sides),
-        "walked_edges": sum(len(Csr.open(walked / s / t).indices) for s, t in sides),
+        "walked_edges": sum(len(Csr.open(walked / side.path).indices) for side in sides),
         "hops": int(num_walks) * SETTINGS.num_hops,
     }
 

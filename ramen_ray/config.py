@@ -66,7 +66,7 @@ class LossConfig(Section):
 
 
 class RegularizationConfig(Section):
-    """Weights of the graph regularisers, per anchor set; a set that is not named is not used."""
+    """Weights of the graph regularisers, per anchor set; what is not named, or 0, costs nothing."""
 
     lambda_x: dict[str, NotNegative] = {}
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""

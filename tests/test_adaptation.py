@@ -20,7 +20,6 @@ from ramen_ray.method.checkpoints import (
 )
 from ramen_ray.method.encoder import Encoder, build_bag, load_encoder
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.sampling import Graph
 from ramen_ray.method.training import Batches, Objective, TrainState, train_steps
 
 WEIGHTS = {"links": 0.4, "topics": 0.2}
@@ -29,7 +28,7 @@ STEP_SIZE = 0.01
 
 
 def _batches(data: Prepared, objective: Objective = OBJECTIVE) -> Batches:
-    return Batches.of(data, objective.anchor_sets, 16, seed=3)
+    return Batches.of(data, objective.regularizers, 16, seed=3)
 
 
 def _state(
@@ -64,7 +63,8 @@ def _loop_pulls(
     return pulls
 
 
-def test_the_weights_follow_a_loop_over_rows() -> None:
+@pytest.mark.parametrize("nodes", [[0, 1], [1, 0], [1, 1]])
+def test_the_weights_follow_a_loop_over_rows(nodes: list[int]) -> None:
     draw = np.random.default_rng(0)
     adaptation = Adaptation([1.0, 0.4, 0.2], STEP_SIZE, torch.device("cpu"))
     expected, history = [0.4, 0.2], ([], [])
@@ -74,12 +74,12 @@ def test_the_weights_follow_a_loop_over_rows() -> None:
         position = draw.integers(0, 30, (8, 4))
         position[draw.random((8, 4)) < 0.2] = -1
         position[:, :2] = draw.permutation(30)[:16].reshape(8, 2)
-        for row, anchor in position[:, [0, 2]]:  # the first regulariser agrees with the task
+        for row, anchor in position[:, [nodes[0], 2]]:  # the first regulariser agrees with the task
             direction[row] -= 5 * embeddings[anchor] if anchor >= 0 else 0
         leaf = torch.tensor(embeddings, requires_grad=True)
-        adaptation.observe((leaf * torch.tensor(direction)).sum(), leaf, position)
+        adaptation.observe((leaf * torch.tensor(direction)).sum(), leaf, position, nodes)
         for number, rows in enumerate(history):
-            columns = position[:, number].tolist(), position[:, 2 + number].tolist()
+            columns = position[:, nodes[number]].tolist(), position[:, 2 + number].tolist()
             rows.append(_loop_pulls(direction, embeddings, *columns))
             aged = [(0.95**age, p) for age, of in enumerate(reversed(rows)) for p in of]
             count = sum(weight for weight, _ in aged)
@@ -121,7 +121,7 @@ def test_a_random_graph_loses_weight_from_the_start_and_a_good_one_does_not(
     objective = Objective(0.3, 4, False, {"links": 0.1}, {})
     good, bad = (_batches(prepared_bag, objective) for _ in range(2))
     draw = np.random.default_rng(1)
-    bad.graphs = [Graph(_shuffled(g.query, draw), _shuffled(g.ad, draw)) for g in bad.graphs]
+    bad.graphs = {one: _shuffled(edges, draw) for one, edges in bad.graphs.items()}
     found = {}
     for name, batches in (("good", good), ("bad", bad)):
         state = _state(build_bag(str(encoder_path)), objective)
@@ -131,11 +131,18 @@ def test_a_random_graph_loses_weight_from_the_start_and_a_good_one_does_not(
     assert found["good"][0] == found["bad"][0] == 1
 
 
-def test_a_weight_of_zero_stays_zero(prepared_bag: Prepared, encoder_path: Path) -> None:
-    objective = Objective(0.3, 4, False, {"links": 0.1}, {"links": 0.0})
+def test_a_side_without_weight_is_not_looked_at(
+    prepared_bag: Prepared, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = Objective(0.3, 4, False, {"links": 0.1, "topics": 0.0}, {"topics": 0.2})
+    batches = _batches(prepared_bag, objective)
     state = _state(build_bag(str(encoder_path)), objective)
-    weights = _weights(state, _batches(prepared_bag, objective), 5, objective)
-    assert [row[2] for row in weights] == [0] * 5
+    assert np.shape(_weights(state, batches, 5, objective)) == (5, 3)
+    assert (state.adaptation.evidence[:, 0] > 0).all()
+    columns: list[list[int]] = []
+    monkeypatch.setattr(state.adaptation, "observe", lambda *given: columns.append(given[-1]))
+    _weights(state, batches, 6, objective)
+    assert columns == [[0, 1]]
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) -> None:

@@ -95,6 +95,25 @@ def test_many_texts_in_any_order_are_encoded_like_each_alone(
     np.testing.assert_allclose(found, np.concatenate(alone)[rows], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_the_gradient_of_many_buckets_equals_that_of_each_text_alone(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    table = _table(encoder, TEXTS)
+    rows = np.repeat(np.argsort(table.lengths(np.arange(len(TEXTS))), kind="stable"), 70)
+    batch = TokenBatch(table.gather(rows), table.lengths(rows))
+    assert len(list(batch.buckets())) > 2
+    pulls = torch.randn(len(rows), encoder.dim, generator=torch.Generator().manual_seed(0))
+    encoder.zero_grad()
+    (encoder(batch) * pulls).sum().backward()
+    found = [parameter.grad for parameter in encoder.parameters()]
+    encoder.zero_grad()
+    for row in set(rows.tolist()):
+        alone = TokenBatch(table.gather(np.array([row])), table.lengths(np.array([row])))
+        (encoder(alone) * pulls[rows == row]).sum().backward()
+    expected = [parameter.grad for parameter in encoder.parameters()]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transformers(
     kind: str, encoder_path: Path, tmp_path: Path

@@ -157,7 +157,7 @@ def test_training_learns_from_similar_texts(
     encoder = build_bag(str(encoder_path))
     optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
     state = TrainState(encoder, optimizer, build_schedule(optimizer, 1, 40))
-    batches = Batches.of(data, objective.anchor_sets, 16, seed=3)
+    batches = Batches.of(data, objective.regularizers, 16, seed=3)
     losses = global_losses(list(train_steps(state, batches, objective, 40)))
     assert losses[-8:].mean() < 0.7 * losses[:8].mean()
 

@@ -27,7 +27,9 @@ from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
 from ramen_ray.method.encoder import build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.pruning import prune
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.orchestration.background import BackgroundResults, Compute, Schedule, read_report
+from ramen_ray.orchestration.pruning import GraphPruning
 from ramen_ray.orchestration.train import TrainResult, fit
 from ramen_ray.presets import tiny
 
@@ -211,6 +213,25 @@ def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_pat
     assert results.advance(EPOCH, tmp_path / "encoder") is None
     results.stop()
     assert list(results.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_side_without_weight_is_not_pruned(
+    cluster: None, prepared: Prepared, encoder_path: Path, tmp_path: Path, side: str
+) -> None:
+    encoder = build_transformer(str(encoder_path))
+    encoder.save(tmp_path / "encoder", 16)
+    task = GraphPruning(
+        prepared.path, prepared.path / "edges", [Regularizer("links", side)], THRESHOLD, False
+    )
+    report = task(tmp_path / "encoder", tmp_path)
+    assert report.keys() == {f"share_kept/links/{side}", f"nodes_left_bare/links/{side}"}
+    assert [path.name for path in (tmp_path / "links").iterdir()] == [side]
+    table = {"query": prepared.queries["train"], "ad": prepared.ads}[side]
+    anchors = prepared.anchors("links")
+    nodes, anchors = (_half(encode_rows(encoder, t, np.arange(len(t)))) for t in (table, anchors))
+    expected = _plain(prepared.edges("links", side), nodes, anchors, THRESHOLD)
+    _assert_same(Csr.open(tmp_path / "links" / side), expected)
 
 
 @pytest.fixture(scope="module")

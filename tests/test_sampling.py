@@ -11,10 +11,11 @@ from support import csr_of, rows_of
 
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.sampling import Graph, draw, epoch_order, num_steps
+from ramen_ray.method.sampling import Graphs, Regularizer, draw, epoch_order, num_steps
 
 NUM_EPOCHS = 400
-ANCHOR_SETS = ("links", "topics")
+SIDES = ("query", "ad")
+REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in SIDES]
 
 
 @st.composite
@@ -71,7 +72,7 @@ def test_no_query_is_left_out_forever():
 
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_global_batches_of_draws_do_not_depend_on_the_workers(prepared: Prepared, num_workers):
-    graphs = [Graph(prepared.edges(s, "query"), prepared.edges(s, "ad")) for s in ANCHOR_SETS]
+    graphs = {one: prepared.edges(*one) for one in REGULARIZERS}
     ids, clicks = prepared.query_ids, prepared.clicks["train"]
     (whole,) = _orders_of_workers(len(ids), 16, 3, 5, 1)
     for step, rows in enumerate(whole):
@@ -84,7 +85,7 @@ def test_global_batches_of_draws_do_not_depend_on_the_workers(prepared: Prepared
 
 
 def test_a_draw_belongs_to_its_query_and_follows_its_clicks_and_edges(prepared: Prepared):
-    graphs = [Graph(prepared.edges(s, "query"), prepared.edges(s, "ad")) for s in ANCHOR_SETS]
+    graphs = {one: prepared.edges(*one) for one in REGULARIZERS}
     clicks = prepared.clicks["train"]
     rows = np.arange(len(prepared.query_ids))
     found = draw(rows, prepared.query_ids, clicks, graphs, (0, 0))
@@ -93,16 +94,14 @@ def test_a_draw_belongs_to_its_query_and_follows_its_clicks_and_edges(prepared: 
     ads_of = rows_of(clicks)
     assert found[:, 0].tolist() == rows.tolist()
     assert all(ad in ads_of[row] for row, ad in enumerate(found[:, 1].tolist()))
-    for number, graph in enumerate(graphs):
-        of_query, of_ad = rows_of(graph.query), rows_of(graph.ad)
-        columns = slice(2 + 2 * number, 4 + 2 * number)
-        for row, (query_anchor, ad_anchor) in enumerate(found[:, columns].tolist()):
-            assert query_anchor in (of_query[row] or [-1])
-            assert ad_anchor in (of_ad[found[row, 1]] or [-1])
-        assert (found[:, columns] == -1).any(axis=0).all()
+    for column, (regularizer, edges) in enumerate(graphs.items(), start=2):
+        nodes, anchors = found[:, SIDES.index(regularizer.side)], rows_of(edges)
+        for node, anchor in zip(nodes.tolist(), found[:, column].tolist(), strict=True):
+            assert anchor in (anchors[node] or [-1])
+        assert (found[:, column] == -1).any()
 
 
-def _epochs(clicks: Csr, graphs: list[Graph], seed: int = 0) -> np.ndarray:
+def _epochs(clicks: Csr, graphs: Graphs, seed: int = 0) -> np.ndarray:
     """Draws of 10 copies of query row 0 in many epochs."""
     rows, ids = np.zeros(10, dtype=np.int64), np.arange(10)
     return np.concatenate(
@@ -115,7 +114,7 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
     weights = np.array([1.0, 2.0, 5.0, 0.5])
     query_edges = Csr.from_pairs(np.zeros(4, int), np.array([3, 1, 0, 6]), 1, weights)
     ad_edges = csr_of([[0, 2, 5]] * 8)
-    drawn = _epochs(clicks, [Graph(query_edges, ad_edges)])
+    drawn = _epochs(clicks, dict(zip(REGULARIZERS, (query_edges, ad_edges), strict=False)))
     expected = [
         {0: 1, 1: 1, 2: 1, 4: 1, 7: 1},
         {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5},
@@ -130,7 +129,7 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
     clicks, edges = csr_of([[0, 1, 2, 3]]), csr_of([[0, 1, 2, 3]] * 4)
-    drawn = _epochs(clicks, [Graph(edges, edges)] * 2)
+    drawn = _epochs(clicks, dict.fromkeys(REGULARIZERS, edges))
     for one, other in combinations(range(1, 6), 2):
         table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
         assert stats.chi2_contingency(table).pvalue > 0.001
@@ -138,7 +137,7 @@ def test_the_draws_of_one_query_are_independent_of_each_other():
 
 def test_draws_change_with_the_seed_and_the_epoch():
     clicks = csr_of([range(50)])
-    one, other = (_epochs(clicks, [], seed)[:, 1] for seed in (0, 1))
+    one, other = (_epochs(clicks, {}, seed)[:, 1] for seed in (0, 1))
     assert (one != other).mean() > 0.9
     by_epoch = one.reshape(NUM_EPOCHS, 10)
     assert (by_epoch[1:] != by_epoch[:-1]).mean() > 0.9
@@ -146,6 +145,6 @@ def test_draws_change_with_the_seed_and_the_epoch():
 
 def test_nodes_without_edges_draw_minus_one():
     clicks = csr_of([[1], [0]])
-    graph = Graph(csr_of([[], [4]]), csr_of([[2], []]))
-    drawn = draw(np.array([0, 1]), np.array([0, 1]), clicks, [graph], (0, 0))
+    graphs = dict(zip(REGULARIZERS, (csr_of([[], [4]]), csr_of([[2], []])), strict=False))
+    drawn = draw(np.array([0, 1]), np.array([0, 1]), clicks, graphs, (0, 0))
     assert drawn.tolist() == [[0, 1, -1, -1], [1, 0, 4, 2]]

@@ -42,7 +42,7 @@ def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfi
             "encoder.kind": "transformer",
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
+            "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
             "regularization.adaptive": True,
             "optimizer.lr": 1e-3,
             "training.epochs": 4,
@@ -71,6 +71,11 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert steps == [point.step for point in weights] == list(range(1, 29))
     assert 0.07 < weights[-1].value < 0.101
     assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
+    terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
+    assert {name for name in run.data.metrics if name.startswith("loss/")} == {
+        f"loss/{term}" for term in terms
+    }
+    assert "lambda_z/topics" not in run.data.metrics
     assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
     assert {"config.json", "plots", "sample_predictions.json"} <= artifacts
     (model,) = run.outputs.model_outputs

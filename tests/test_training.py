@@ -35,7 +35,9 @@ LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
 OBJECTIVE = Objective(0.3, 4, False, LAMBDA_X, LAMBDA_Z)
 SOFT = Objective(0.3, 30, True, LAMBDA_X, LAMBDA_Z)
+ONE_SIDED = Objective(0.3, 4, False, {"links": 0.5, "topics": 0.0}, {"topics": 0.1})
 MARGIN = 0.3
+SIDES = ("query", "ad")
 KINDS = ["transformer", "bag"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -45,7 +47,7 @@ def _build(kind: str, folder: Path) -> Encoder:
 
 
 def _batches(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Batches:
-    return Batches.of(data, objective.anchor_sets, batch_size, seed=3)
+    return Batches.of(data, objective.regularizers, batch_size, seed=3)
 
 
 def _state(encoder: nn.Module, lr: float = 5e-3, total_steps: int = 40) -> TrainState:
@@ -100,8 +102,8 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: P
 
 def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
     objective = Objective(0.3, 4, False, {"links": 0.0, "topics": 0.0}, {"links": 0.1})
-    assert objective.terms == ["task", "R_x/links", "R_z/links"]
-    assert objective.weights == [1.0, 0.0, 0.1]
+    assert objective.terms == ["task", "R_z/links"]
+    assert objective.weights == [1.0, 0.1]
     batches, recorder = _batches(prepared, objective), Recorder()
     step_losses(recorder, batches, 0, objective)
     topics = prepared.anchors("topics")
@@ -144,12 +146,15 @@ def _naive_terms(
                 total = total + weight * (s - own + MARGIN) / count / len(draws)
         return total
 
-    hard = range(2 + 2 * len(batches.graphs), len(draws[0]))
+    hard = range(2 + len(batches.graphs), len(draws[0]))
     terms = {"task": term(0, 1, [1, *hard], rows_of(batches.clicks))}
-    for number, (name, graph) in enumerate(zip(objective.anchor_sets, batches.graphs, strict=True)):
-        columns = [2 + 2 * number, 3 + 2 * number]
-        terms[f"R_x/{name}"] = term(0, columns[0], columns, rows_of(graph.query))
-        terms[f"R_z/{name}"] = term(1, columns[1], columns, rows_of(graph.ad))
+    drawn = list(batches.graphs)
+    for (name, side), edges in batches.graphs.items():
+        columns = [2 + drawn.index((name, s)) for s in SIDES if (name, s) in drawn]
+        own = 2 + drawn.index((name, side))
+        terms[f"R_{'xz'[SIDES.index(side)]}/{name}"] = term(
+            SIDES.index(side), own, columns, rows_of(edges)
+        )
     return terms
 
 
@@ -159,13 +164,15 @@ def _gradients(encoder: nn.Module, loss: Tensor) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in encoder.parameters()]
 
 
-@pytest.mark.parametrize("objective", [OBJECTIVE, SOFT], ids=["hinge", "softmax"])
+@pytest.mark.parametrize(
+    "objective", [OBJECTIVE, SOFT, ONE_SIDED], ids=["hinge", "softmax", "one-sided"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
     kind: str, data: Prepared, encoder_path: Path, objective: Objective
 ):
     encoder, batches = _build(kind, encoder_path), _batches(data, objective)
-    weights = torch.tensor([1.0, 0.5, 0.3, 0.2, 0.1])
+    weights = torch.tensor(objective.weights)
     for step in (0, batches.steps_per_epoch + 1):
         found = step_losses(encoder, batches, step, objective)
         by_name = _naive_terms(encoder, batches, step, objective)

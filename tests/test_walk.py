@@ -18,6 +18,7 @@ from ramen_ray.config import overlay
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.hashing import keyed_hash
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.training import Batches, step_losses
 from ramen_ray.method.walk import (
     WalkGraph,
@@ -26,15 +27,15 @@ from ramen_ray.method.walk import (
     visited_edges,
 )
 from ramen_ray.orchestration import walks
+from ramen_ray.orchestration.components import build_encoder, build_objective
 from ramen_ray.orchestration.train import fit
 from ramen_ray.orchestration.walks import walked_edges
-from ramen_ray.orchestration.worker import build_encoder, build_objective
 from ramen_ray.presets import tiny
 
 Rows = list[list[int]]
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
 EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
-SETS = ["links", "topics"]
+REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 
 
 def _rows(num_rows: int, num_columns: int) -> st.SearchStrategy[Rows]:
@@ -185,28 +186,26 @@ def test_each_walk_is_made_once(
     monkeypatch.setattr(walks, "_walk", lambda *a: (made.append(a[1]), walk(*a)))
     monkeypatch.setattr(walks, "NODES_PER_TASK", 7)
     with ThreadPoolExecutor(2) as pool:
-        asked = [
-            pool.submit(walked_edges, prepared, ["links"], SHORT, 3, tmp_path) for _ in range(2)
-        ]
+        one = prepared, REGULARIZERS[:1], SHORT, 3, tmp_path
+        asked = [pool.submit(walked_edges, *one) for _ in range(2)]
     (folder,) = {task.result() for task in asked}
-    assert made == [["links/query", "links/ad"]]
+    assert made == [["links/query"]]
     (folder / ".aside" / "links").mkdir(parents=True)  # left by a run that was killed
-    assert walked_edges(prepared, SETS, SHORT, 3, tmp_path) == folder
-    assert walked_edges(prepared, SETS[::-1], SHORT, 3, tmp_path) == folder
-    assert made[1:] == [["topics/query", "topics/ad"]]
-    assert {path.name for path in folder.iterdir()} == {".lock", *SETS}
+    assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert walked_edges(prepared, REGULARIZERS[::-1], SHORT, 3, tmp_path) == folder
+    assert made[1:] == [["links/ad", "topics/query", "topics/ad"]]
+    assert {path.name for path in folder.iterdir()} == {".lock", "links", "topics"}
     other = WalkSettings(50, 0.6, 20, 3)
     folders = [
         walked_edges(prepared, [], *settings, tmp_path) for settings in ((SHORT, 4), (other, 3))
     ]
     assert len({folder, *folders}) == 3
-    for name in SETS:
-        for side in walks.SIDES:
-            graph = WalkGraph.of(prepared.edges(name, side), 20)
-            visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
-            found, expected = Csr.open(folder / name / side), visited_edges([visits])
-            assert rows_of(found) == rows_of(expected)
-            assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
+    for one in REGULARIZERS:
+        graph = WalkGraph.of(prepared.edges(*one), 20)
+        visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
+        found, expected = Csr.open(folder / one.path), visited_edges([visits])
+        assert rows_of(found) == rows_of(expected)
+        assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 
 
 def test_a_walk_that_fails_leaves_nothing(
@@ -217,7 +216,7 @@ def test_a_walk_that_fails_leaves_nothing(
 
     monkeypatch.setattr(walks, "_write_graph", fail)
     with pytest.raises(MemoryError):
-        walked_edges(prepared, SETS, SHORT, 3, tmp_path)
+        walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path)
     (folder,) = tmp_path.iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
@@ -245,9 +244,11 @@ def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
     (data,) = (Prepared(path) for path in (tmp_path / "prepared").glob("[!.]*"))
     (edges,) = (tmp_path / "walked").iterdir()
     how = WalkSettings(400, 0.8, 20, 6)
-    assert walked_edges(data, SETS, how, config.seed, tmp_path / "walked") == edges
+    assert walked_edges(data, REGULARIZERS, how, config.seed, tmp_path / "walked") == edges
     objective = build_objective(config)
-    own, walked = (Batches.of(data, SETS, 8, config.seed, folder) for folder in (None, edges))
+    own, walked = (
+        Batches.of(data, REGULARIZERS, 8, config.seed, folder) for folder in (None, edges)
+    )
     first = {}
     for name, batches in (("own", own), ("walked", walked)):
         losses = step_losses(build_encoder(config.encoder), batches, 0, objective)

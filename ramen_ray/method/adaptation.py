@@ -16,7 +16,7 @@ reading:
   Multiplied, a useless graph's weight vanishes equally fast from any start, and with steps of 1 %
   no single batch decides.
 - The weight that a run starts from is also the bound: it is the reliance that was asked for, which
-  evidence takes away and gives back. A weight of 0 stays 0.
+  evidence takes away and gives back. What starts at 0 is no part of the run.
 
 Where task and regulariser balance, their gradients oppose each other by definition. Late in a run
 even a good graph is therefore let go of slowly; it has shaped the embeddings by then.
@@ -50,7 +50,9 @@ class Adaptation:
         self.weights = self.bounds
         self.evidence = torch.zeros(len(start) - 1, 3, dtype=torch.float64, device=device)
 
-    def observe(self, task_loss: Tensor, embeddings_UD: Tensor, position: Int64s) -> None:
+    def observe(
+        self, task_loss: Tensor, embeddings_UD: Tensor, position: Int64s, node_columns: list[int]
+    ) -> None:
         """Move the weights by one step's evidence.
 
         Args:
@@ -58,6 +60,7 @@ class Adaptation:
             embeddings_UD: (U, D) the step's distinct texts.
             position: (B, C) int64, where query, ad, and each regulariser's anchors stand among the
                 U; -1 where nothing was drawn. Later columns are not looked at.
+            node_columns: (K,) the column of each regulariser's nodes: 0 for queries, 1 for ads.
         """
         (gradient_UD,) = torch.autograd.grad(task_loss, embeddings_UD, retain_graph=True)
         embeddings_UD = embeddings_UD.detach()
@@ -67,8 +70,8 @@ class Adaptation:
         descents_2BD = tangent(-gradients_2BD, embeddings_UD[rows])
         found = torch.stack(
             [
-                pull_sums(descents_2BD[number % 2], embeddings_UD, places[:, 2 + number])
-                for number in range(len(self.evidence))
+                pull_sums(descents_2BD[nodes], embeddings_UD, places[:, anchors])
+                for anchors, nodes in enumerate(node_columns, start=2)
             ]
         )
         self.evidence = MEMORY * self.evidence + found

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -62,16 +63,21 @@ class TransformerEncoder(nn.Module):
     def forward(self, texts: TokenBatch) -> Tensor:
         """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
         device = next(self.parameters()).device
+        padded, lengths_of = zip(*texts.buckets(), strict=True)
+        all_ids = torch.from_numpy(np.concatenate([ids.reshape(-1) for ids in padded]))
+        embed: Any = self.backbone.get_input_embeddings()
+        # One look-up for all buckets: the gradient of each would be as large as the vocabulary.
+        embedded = embed(all_ids.to(device, non_blocking=True)).split([ids.size for ids in padded])
         pooled = []
-        for token_ids, lengths in texts.buckets():
-            ids_NT = torch.from_numpy(token_ids).to(device, non_blocking=True)
+        for words_TD, lengths in zip(embedded, lengths_of, strict=True):
+            words_NTD = words_TD.unflatten(0, (len(lengths), -1))
             full = lengths[0] == lengths[-1]
-            mask_NT = torch.ones_like(ids_NT)
+            mask_NT = torch.ones(words_NTD.shape[:2], dtype=torch.long, device=device)
             if not full:
                 ends_N1 = torch.from_numpy(lengths).to(device, non_blocking=True)[:, None]
-                mask_NT = (torch.arange(ids_NT.shape[1], device=device) < ends_N1).long()
+                mask_NT = (torch.arange(words_NTD.shape[1], device=device) < ends_N1).long()
             hidden_NTD = self.backbone(
-                input_ids=ids_NT, attention_mask=None if full else mask_NT
+                inputs_embeds=words_NTD, attention_mask=None if full else mask_NT
             ).last_hidden_state
             pooled.append(self._pool(hidden_NTD, mask_NT))
         return functional.normalize(torch.cat(pooled).float(), dim=-1)

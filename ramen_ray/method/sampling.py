@@ -6,8 +6,8 @@ is the l-th equal share of the globally shuffled queries, so that a worker needs
 share only; in clustered order, which keeps similar queries together, a lane passes through all.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from ramen_ray.data.csr import Csr, ragged_positions
 from ramen_ray.data.hashing import keyed_hash, uniforms
 from ramen_ray.method.clustering import Clusters
 
-_ORDER, _AD, _QUERY_ANCHOR, _AD_ANCHOR, _CLUSTERS, _HARD_NEGATIVES = range(6)
+_ORDER, _AD, _ANCHOR, _CLUSTERS, _HARD_NEGATIVES = range(5)
 
 
 def num_steps(num_queries: int, batch_size: int) -> int:
@@ -61,42 +61,57 @@ def clustered_order(
     return batches[:, lanes.start : lanes.stop]
 
 
-@dataclass(frozen=True)
-class Graph:
-    """One anchor set's edges: ``query`` is query rows x anchors, ``ad`` is ads x anchors."""
+class Regularizer(NamedTuple):
+    """R_x (side query) or R_z (side ad) of an anchor set: draws nodes to their anchors."""
 
-    query: Csr
-    ad: Csr
+    anchor_set: str
+    side: Literal["query", "ad"]
+
+    @property
+    def term(self) -> str:
+        """Its name among the terms of the loss."""
+        return f"R_{'x' if self.side == 'query' else 'z'}/{self.anchor_set}"
+
+    @property
+    def path(self) -> str:
+        """Where its edges lie in a folder of graphs."""
+        return f"{self.anchor_set}/{self.side}"
+
+    @property
+    def node_column(self) -> int:
+        """The column of a draw that holds its nodes."""
+        return 0 if self.side == "query" else 1
+
+
+Graphs = Mapping[Regularizer, Csr]
+"""Each regulariser's edges: query rows, or ads, x anchors."""
 
 
 def draw(
     query_rows: Int64s,
     query_ids: NDArray[Any],
     clicks: Csr,
-    graphs: list[Graph],
+    graphs: Graphs,
     key: tuple[int, int],
 ) -> Int64s:
-    """Draw each query's ad (uniform) and, per anchor set, an anchor of each (by edge weight).
+    """Draw each query's ad (uniform) and, per regulariser, an anchor of its node (by edge weight).
 
     Args:
-        query_rows: (b,) rows of the queries in ``clicks`` and the graphs' query sides.
+        query_rows: (b,) rows of the queries in ``clicks`` and the graphs of side query.
         query_ids: (b,) the queries' ids, which seed the draws.
         clicks: query rows x ads.
-        graphs: one per anchor set.
+        graphs: of K regularisers.
         key: (seed, epoch).
 
     Returns:
-        (b, 2 + 2 T) int64: query row, ad, then per anchor set the query's anchor and the ad's
-        anchor; -1 where a node has no edges.
+        (b, 2 + K) int64: query row, ad, then each regulariser's anchor; -1 where its node has no
+        edges.
     """
     ads = clicks.draw(query_rows, uniforms((*key, _AD), query_ids))
     columns = [query_rows, ads]
-    for number, graph in enumerate(graphs):
-        for side, nodes, edges in (
-            (_QUERY_ANCHOR, query_rows, graph.query),
-            (_AD_ANCHOR, ads, graph.ad),
-        ):
-            columns.append(edges.draw(nodes, uniforms((*key, side, number), query_ids)))
+    for number, (regularizer, edges) in enumerate(graphs.items()):
+        nodes = columns[regularizer.node_column]
+        columns.append(edges.draw(nodes, uniforms((*key, _ANCHOR, number), query_ids)))
     return np.stack(columns, axis=1)
 
 

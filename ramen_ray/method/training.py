@@ -1,10 +1,11 @@
 """One training step: draw, encode the distinct texts once, triplet terms, optimiser.
 
-Shapes: b local rows, B rows of the global batch, C = 2 + 2 T + H columns of a draw with T anchor
-sets and H hard negatives, U distinct texts, D width of an embedding, L candidates of a pool.
+Shapes: b local rows, B rows of the global batch, C = 2 + K + H columns of a draw with K
+regularisers and H hard negatives, U distinct texts, D width of an embedding, L candidates of a
+pool.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from ramen_ray.method.clustering import Clusters
 from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_over_workers, world
 from ramen_ray.method.losses import triplet_loss
 from ramen_ray.method.sampling import (
-    Graph,
+    Graphs,
+    Regularizer,
     clustered_order,
     draw,
     draw_hard_negatives,
@@ -35,7 +37,7 @@ from ramen_ray.method.texts import TokenBatch
 
 @dataclass(frozen=True)
 class Objective:
-    """The triplet objective's constants; λ per anchor set, absent sets are not drawn."""
+    """The triplet objective's constants; λ per anchor set, 0 where a set is absent."""
 
     margin: float
     num_negatives: int
@@ -44,28 +46,31 @@ class Objective:
     lambda_z: Mapping[str, float]
 
     @property
-    def anchor_sets(self) -> list[str]:
-        """Anchor sets with a weight on either side, sorted."""
-        weights = {**self.lambda_x, **self.lambda_z}
-        return sorted(s for s in weights if self.lambda_x.get(s) or self.lambda_z.get(s))
+    def regularizers(self) -> dict[Regularizer, float]:
+        """The regularisers whose weight is not 0, by anchor set, and their weights.
+
+        What has no weight is no part of a run: it is neither drawn nor encoded.
+        """
+        weights: dict[Regularizer, float] = {}
+        for anchor_set in sorted({*self.lambda_x, *self.lambda_z}):
+            weights[Regularizer(anchor_set, "query")] = self.lambda_x.get(anchor_set, 0.0)
+            weights[Regularizer(anchor_set, "ad")] = self.lambda_z.get(anchor_set, 0.0)
+        return {regularizer: weight for regularizer, weight in weights.items() if weight}
 
     @property
     def terms(self) -> list[str]:
         """Names of the loss terms in the order that :func:`step_losses` gives them."""
-        sides = [f"{side}/{s}" for s in self.anchor_sets for side in ("R_x", "R_z")]
-        return ["task", *sides]
+        return ["task", *(regularizer.term for regularizer in self.regularizers)]
 
     @property
     def weights(self) -> list[float]:
-        """The terms' weights: 1 for the task, then λ_x and λ_z of each anchor set."""
-        pairs = ((self.lambda_x.get(s, 0.0), self.lambda_z.get(s, 0.0)) for s in self.anchor_sets)
-        return [1.0, *(weight for pair in pairs for weight in pair)]
+        """The terms' weights: 1 for the task, then the regularisers'."""
+        return [1.0, *self.regularizers.values()]
 
 
-def open_graphs(edges: Path, anchor_sets: list[str]) -> list[Graph]:
+def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
     """Map the graphs that lie in ``edges`` as SET/{query,ad}."""
-    folders = [edges / name for name in anchor_sets]
-    return [Graph(Csr.open(folder / "query"), Csr.open(folder / "ad")) for folder in folders]
+    return {one: Csr.open(edges / one.path) for one in regularizers}
 
 
 class Batches:
@@ -81,7 +86,7 @@ class Batches:
         self,
         query_ids: NDArray[np.int64],
         clicks: Csr,
-        graphs: list[Graph],
+        graphs: Graphs,
         tables: list[TokenTable],
         batch_size: int,
         seed: int,
@@ -91,8 +96,8 @@ class Batches:
         Args:
             query_ids: (train queries,) the ids of the query rows.
             clicks: query rows x ads.
-            graphs: one per anchor set.
-            tables: texts of queries and ads, then each anchor set's twice (of query and of ad).
+            graphs: one per regulariser.
+            tables: texts of queries and ads, then of each regulariser's anchors.
             batch_size: queries of a global batch.
             seed: of all draws.
         """
@@ -113,15 +118,15 @@ class Batches:
     def of(
         cls,
         data: Prepared,
-        anchor_sets: list[str],
+        regularizers: Iterable[Regularizer],
         batch_size: int,
         seed: int,
         edges: Path | None = None,
     ) -> "Batches":
         """Map the tables of a prepared dataset; ``edges`` holds a graph in place of its own."""
-        graphs = open_graphs(edges or data.path / "edges", anchor_sets)
-        anchors = [data.anchors(s) for s in anchor_sets]
-        tables = [data.queries["train"], data.ads, *(t for t in anchors for _ in ("query", "ad"))]
+        graphs = open_graphs(edges or data.path / "edges", regularizers)
+        anchors = [data.anchors(regularizer.anchor_set) for regularizer in graphs]
+        tables = [data.queries["train"], data.ads, *anchors]
         return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
 
     def expect_hard_negatives(self, per_query: int) -> None:
@@ -131,10 +136,15 @@ class Batches:
     @property
     def hard_columns(self) -> list[int]:
         """Columns of a draw that hold hard negatives."""
-        return list(range(2 + 2 * len(self.graphs), len(self.tables)))
+        return list(range(2 + len(self.graphs), len(self.tables)))
 
-    def take_graphs(self, graphs: list[Graph]) -> None:
-        """Draw from other ``graphs`` of the same anchor sets from now on."""
+    def anchor_columns(self, anchor_set: str) -> list[int]:
+        """Columns of a draw that hold anchors of a set."""
+        of_set = (regularizer.anchor_set == anchor_set for regularizer in self.graphs)
+        return [column for column, belongs in enumerate(of_set, start=2) if belongs]
+
+    def take_graphs(self, graphs: Graphs) -> None:
+        """Draw from other ``graphs`` of the same regularisers from now on."""
         self.graphs = graphs
 
     def draw(self, step: int) -> Int64s:
@@ -303,12 +313,13 @@ def step_losses(
 
     ads = Pool.of(draws, texts.position, [1, *batches.hard_columns])
     terms = [term(0, 1, ads, batches.clicks)]
-    for number, graph in enumerate(batches.graphs):
-        of_query, of_ad = 2 + 2 * number, 3 + 2 * number
-        pool = Pool.of(draws, texts.position, [of_query, of_ad])
-        terms += [term(0, of_query, pool, graph.query), term(1, of_ad, pool, graph.ad)]
+    for column, (regularizer, edges) in enumerate(batches.graphs.items(), start=2):
+        columns = batches.anchor_columns(regularizer.anchor_set)
+        pool = Pool.of(draws, texts.position, columns)
+        terms.append(term(regularizer.node_column, column, pool, edges))
     if adaptation is not None:
-        adaptation.observe(terms[0], embeddings_UD, texts.position)
+        nodes = [regularizer.node_column for regularizer in batches.graphs]
+        adaptation.observe(terms[0], embeddings_UD, texts.position, nodes)
     return torch.stack(terms)
 
 

@@ -4,7 +4,6 @@ Each prunes the graph that the run began with, so that an edge can come back.
 """
 
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 import ray
@@ -16,9 +15,9 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
 from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.pruning import prune
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.orchestration.background import BackgroundResults, Schedule
 
-SIDES = ("query", "ad")
 EMBEDDINGS_FILE = "embeddings.npy"
 
 
@@ -29,7 +28,7 @@ class GraphPruning:
     Attributes:
         data: the prepared dataset.
         edges: folder of the graph that the run began with.
-        anchor_sets: those that the run uses.
+        regularizers: those of the run.
         prune_threshold: edges with a cosine up to this are dropped.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads to encode with.
@@ -37,21 +36,21 @@ class GraphPruning:
 
     data: Path
     edges: Path
-    anchor_sets: list[str]
+    regularizers: list[Regularizer]
     prune_threshold: float
     use_bf16: bool
     num_threads: int = 1
 
     def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
-        """Write the pruned graph, SET/{query,ad}, and return what is left of each side."""
+        """Write each regulariser's pruned graph, and return what is left of it."""
         report: dict[str, float] = {}
         nodes, anchors = self._embed(encoder, folder / EMBEDDINGS_FILE)
-        for name, side in product(self.anchor_sets, SIDES):
-            edges = Csr.open(self.edges / name / side)
-            pruned = prune(edges, nodes[side], anchors[name], self.prune_threshold)
-            pruned.edges.save(folder / name / side)
-            report[f"share_kept/{name}/{side}"] = pruned.share_kept
-            report[f"nodes_left_bare/{name}/{side}"] = pruned.num_left_bare
+        for one in self.regularizers:
+            edges = Csr.open(self.edges / one.path)
+            pruned = prune(edges, nodes[one.side], anchors[one.anchor_set], self.prune_threshold)
+            pruned.edges.save(folder / one.path)
+            report[f"share_kept/{one.path}"] = pruned.share_kept
+            report[f"nodes_left_bare/{one.path}"] = pruned.num_left_bare
         (folder / EMBEDDINGS_FILE).unlink()
         return report
 
@@ -62,15 +61,18 @@ class GraphPruning:
         torch.set_num_threads(self.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
         data = Prepared(self.data)
-        tables = [data.queries["train"], data.ads, *map(data.anchors, self.anchor_sets)]
+        nodes = {"query": data.queries["train"], "ad": data.ads}
+        sides = sorted({one.side for one in self.regularizers})
+        sets = sorted({one.anchor_set for one in self.regularizers})
+        tables = [*(nodes[side] for side in sides), *map(data.anchors, sets)]
         embeddings = embed_distinct(
             load_encoder(encoder).to("cuda" if has_gpu else "cpu"),
             tables,
             file,
             self.use_bf16 and has_gpu,
         )
-        nodes = dict(zip(SIDES, embeddings[:2], strict=True))
-        return nodes, dict(zip(self.anchor_sets, embeddings[2:], strict=True))
+        of_nodes, of_anchors = embeddings[: len(sides)], embeddings[len(sides) :]
+        return dict(zip(sides, of_nodes, strict=True)), dict(zip(sets, of_anchors, strict=True))
 
 
 def pruned_graphs(
@@ -82,7 +84,7 @@ def pruned_graphs(
 ) -> BackgroundResults | None:
     """Return the graph's generations, kept in ``folder``; None where a run does not prune."""
     settings = config.pruning
-    if settings.mode == "never" or not pruning.anchor_sets:
+    if settings.mode == "never" or not pruning.regularizers:
         return None
     wait = settings.mode == "synchronous"
     if wait:  # the workers' CPUs are free meanwhile

@@ -26,12 +26,13 @@ from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokeni
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.walk import WalkSettings
 from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.components import build_objective
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.retriever import log_run_retriever
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
 from ramen_ray.orchestration.walks import walked_edges
-from ramen_ray.orchestration.worker import WorkerTask, build_objective, train_loop_per_worker
+from ramen_ray.orchestration.worker import WorkerTask, train_loop_per_worker
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
     close_run,
@@ -251,7 +252,7 @@ def _edges(config: RunConfig, data: Prepared) -> Path:
         walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
     )
     walked = Path(config.output) / "walked"
-    return walked_edges(data, build_objective(config).anchor_sets, settings, config.seed, walked)
+    return walked_edges(data, build_objective(config).regularizers, settings, config.seed, walked)
 
 
 @contextmanager

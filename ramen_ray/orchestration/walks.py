@@ -8,14 +8,14 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Iterable
 from pathlib import Path
 
 import ray
 
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.orchestration.cluster import task_of
 from ramen_ray.orchestration.locks import held
@@ -24,14 +24,17 @@ logger = logging.getLogger(__name__)
 
 WALK_VERSION = 1
 NODES_PER_TASK = 50_000
-SIDES = ("query", "ad")
 SECONDS_BETWEEN_LINES = 30
 
 
 def walked_edges(
-    data: Prepared, anchor_sets: Sequence[str], settings: WalkSettings, seed: int, cache: Path
+    data: Prepared,
+    regularizers: Iterable[Regularizer],
+    settings: WalkSettings,
+    seed: int,
+    cache: Path,
 ) -> Path:
-    """Return the folder of the walked graph of ``anchor_sets``, made as far as ``cache`` lacks it.
+    """Return the folder of the walked graphs of ``regularizers``, made where ``cache`` lacks them.
 
     Of two that ask for the same at the same time the second waits for the first.
     """
@@ -39,11 +42,7 @@ def walked_edges(
     folder = cache / f"{data.path.name}-{digest.hexdigest()}"
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / ".lock"):
-        missing = [
-            f"{name}/{side}"
-            for name, side in product(anchor_sets, SIDES)
-            if not (folder / name / side).is_dir()
-        ]
+        missing = [one.path for one in regularizers if not (folder / one.path).is_dir()]
         if missing:
             _walk(data, missing, settings, seed, folder)
     return folder

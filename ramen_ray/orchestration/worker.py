@@ -15,9 +15,8 @@ import torch
 from ray.train import Checkpoint, CheckpointConsistencyMode
 from torch import Tensor
 
-from ramen_ray.config import EncoderConfig, RunConfig, write_config
+from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.adaptation import Adaptation
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     read_state,
@@ -25,25 +24,18 @@ from ramen_ray.method.checkpoints import (
     save_checkpoint,
 )
 from ramen_ray.method.distributed import world
-from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
+from ramen_ray.method.encoder import Encoder, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
-from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.search import TopK
 from ramen_ray.method.shortlists import open_shortlists
-from ramen_ray.method.training import (
-    Batches,
-    Objective,
-    TrainState,
-    global_losses,
-    open_graphs,
-    train_steps,
-)
+from ramen_ray.method.training import Batches, global_losses, open_graphs, train_steps
 from ramen_ray.orchestration.bases import (
     SHORTLISTS_FILE,
     ShortlistMining,
     build_curriculum,
     mined_shortlists,
 )
+from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
 from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
 from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs
 from ramen_ray.orchestration.renewal import Renewal
@@ -105,34 +97,6 @@ def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
     return outcome | worker.timing
 
 
-def build_encoder(config: EncoderConfig) -> Encoder:
-    """Build the encoder that training starts from."""
-    if config.kind == "bag":
-        return build_bag(config.pretrained)
-    return build_transformer(config.pretrained, config.pooling, config.num_layers)
-
-
-def build_objective(config: RunConfig) -> Objective:
-    """Take the objective's constants out of the configuration."""
-    return Objective(
-        config.loss.margin,
-        config.loss.num_hard_negatives,
-        config.loss.softmax_weighting,
-        config.regularization.lambda_x,
-        config.regularization.lambda_z,
-    )
-
-
-def build_adaptation(
-    config: RunConfig, objective: Objective, device: torch.device
-) -> Adaptation | None:
-    """Build the weights that move; None where they stay fixed."""
-    regularization = config.regularization
-    if not regularization.adaptive:
-        return None
-    return Adaptation(objective.weights, regularization.adaptive_step, device)
-
-
 @dataclass
 class Worker:
     """One worker's encoder, data and state."""
@@ -158,7 +122,7 @@ class Worker:
         self.objective = build_objective(config)
         self.batches = Batches.of(
             self.data,
-            self.objective.anchor_sets,
+            self.objective.regularizers,
             config.training.global_batch_size,
             config.seed,
             Path(self.task.edges),
@@ -174,7 +138,7 @@ class Worker:
         prune = GraphPruning(
             self.data.path,
             Path(self.task.edges),
-            self.objective.anchor_sets,
+            list(self.objective.regularizers),
             self.config.pruning.prune_threshold,
             self.use_bf16,
         )
@@ -190,7 +154,6 @@ class Worker:
         return renewals
 
     def _restore_or_start(self) -> None:
-        optimizer = self.config.optimizer
         checkpoint = ray.train.get_checkpoint()
         content: dict[str, Any] | None = None
         if checkpoint is None:
@@ -202,13 +165,7 @@ class Worker:
                 self._begin_base(Path(folder))
                 content = read_state(Path(folder))
         model = ray.train.torch.prepare_model(self.encoder)
-        built = build_optimizer(
-            self.encoder, optimizer.lr, optimizer.weight_decay, optimizer.embedding_lr
-        )
-        warmup = round(optimizer.warmup_fraction * self.total_steps)
-        schedule = build_schedule(built, warmup, self.total_steps)
-        adaptation = build_adaptation(self.config, self.objective, self.device)
-        self.state = TrainState(model, built, schedule, adaptation=adaptation)
+        self.state = build_state(self.config, self.encoder, model, self.total_steps)
         if content is not None:
             restore_state(self.state, content)
             self.progress = Progress(**content["progress"])
@@ -266,7 +223,7 @@ class Worker:
                     logger.info("new %s: %s", renewal.name, told)
 
     def _take_graph(self, folder: Path) -> None:
-        self.batches.take_graphs(open_graphs(folder, self.objective.anchor_sets))
+        self.batches.take_graphs(open_graphs(folder, self.objective.regularizers))
 
     def _take_shortlists(self, folder: Path) -> None:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)

@@ -1,0 +1,81 @@
+"""How much of a run's training waits for pruning and for new shortlists, and what the graph costs.
+
+Three runs of the preset foldoc with the base ance train through Ray, one after the other, each with
+one CPU for the worker, so that a background task has the other: `base` without a graph, `ramen`
+with the preset's graph, pruned, and `synchronous`, which is `ramen` but waits for each pruning and
+each making of shortlists. Pruning and shortlists are due after every second epoch. `share_waited`
+is the time in which training stood still for them at the start of epochs, over that and the seconds
+of training (validations and checkpoints are in neither); `task_s` is what one pruning and one
+making took last. `ratio` is `ramen` over `base` in seconds trained and waited.
+
+    python -m benchmarks.background_tasks [--rounds 1] [--epochs 8]
+"""
+
+import argparse
+import tempfile
+from functools import partial
+from typing import Any
+
+from benchmarks.common import ROOT, alternate, finish, in_fresh_process, medians
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.presets import foldoc
+
+EPOCHS_BETWEEN = 2
+RENEWED = ("graph", "shortlists")
+ANCE: dict[str, Any] = {
+    "dataset": str(ROOT / "datasets" / "foldoc"),
+    "base.kind": "ance",
+    "base.refresh_every": EPOCHS_BETWEEN,
+    "workers.cpus_per_worker": 1,
+}
+PRUNED = {
+    "pruning.mode": "asynchronous",
+    "pruning.warmup_epochs": EPOCHS_BETWEEN,
+    "pruning.every_epochs": EPOCHS_BETWEEN,
+}
+SIDES: dict[str, dict[str, Any]] = {
+    "base": {"regularization.lambda_x": {}, "regularization.lambda_z": {}},
+    "ramen": PRUNED,
+    "synchronous": PRUNED | {"pruning.mode": "synchronous", "base.refresh_mode": "synchronous"},
+}
+
+
+def main() -> None:
+    """Alternate the runs and compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=8, help="four at least")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as output:
+        common = {**ANCE, "training.epochs": options.epochs, "output": output}
+        runs = {
+            side: partial(in_fresh_process, run, overlay(foldoc(), common | changes))
+            for side, changes in SIDES.items()
+        }
+        found = {side: medians(rows) for side, rows in alternate(options.rounds, runs).items()}
+    finish(found["ramen"]["total_s"] / found["base"]["total_s"], found)
+
+
+def run(config: RunConfig) -> dict[str, float]:
+    """Train once; returns the seconds trained and waited, and of the last background tasks."""
+    from mlflow.tracking import MlflowClient
+
+    from ramen_ray.orchestration.train import fit
+
+    result = fit(config)
+    logged = MlflowClient(tracking_uri=result.tracking_uri).get_run(result.mlflow_run_id)
+    metrics = logged.data.metrics
+    renewed = [name for name in RENEWED if f"{name}/seconds" in metrics]
+    waited = {f"{name}_waited_s": metrics[f"{name}/waited_s"] for name in renewed}
+    total = metrics["trained_seconds"] + sum(waited.values())
+    return {
+        "total_s": total,
+        "trained_s": metrics["trained_seconds"],
+        **waited,
+        "share_waited": sum(waited.values()) / total,
+        **{f"{name}_task_s": metrics[f"{name}/seconds"] for name in renewed},
+    }
+
+
+if __name__ == "__main__":
+    main()
