@@ -35,7 +35,7 @@ def log_run_retriever(
     workers = config.workers
     task = ray.remote(write_retriever).options(
         num_cpus=workers.cpus_per_worker,
-        num_gpus=int(workers.use_gpu),
+        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
         scheduling_strategy="DEFAULT",  # a sweep's trial has room for its own process only
     )
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
