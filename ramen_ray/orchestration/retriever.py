@@ -1,14 +1,17 @@
-"""Make the retriever of a finished run in a task, and log it."""
+"""Make the retriever of a finished run, and log it."""
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
 
-from ramen_ray.config import RunConfig
+from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.index import choose_kind
+from ramen_ray.method.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 
@@ -32,16 +35,15 @@ def log_run_retriever(
         The model's id, and what is known of its index.
     """
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
-    workers = config.workers
-    task = ray.remote(write_retriever).options(
-        num_cpus=workers.cpus_per_worker,
-        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
-        scheduling_strategy="DEFAULT",  # a sweep's trial has room for its own process only
-    )
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
         folder = Path(aside)
-        ref = task.remote(folder, encoder, dataset, data, kind, config.encoder.max_length)
-        measured: dict[str, float] = ray.get(ref)
+        write = partial(
+            write_retriever, folder, encoder, dataset, data, kind, config.encoder.max_length
+        )
+        if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
+            measured = write()  # takes less than the start of a task's process
+        else:
+            measured = ray.get(_task(config.workers).remote(write))
         metadata = {
             "dataset": dataset.name,
             "dataset_fingerprint": dataset.fingerprint,
@@ -53,3 +55,16 @@ def log_run_retriever(
         example = batch["text"].to_pylist()
         model_id = log_retriever(uri, run_id, folder, example, metadata)
     return model_id, {f"index/{name}": value for name, value in measured.items()}
+
+
+def _task(workers: WorkersConfig) -> Any:
+    """Return a task that does a call with the resources of a worker, which are free by now."""
+    return ray.remote(_call).options(
+        num_cpus=workers.cpus_per_worker,
+        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
+        scheduling_strategy="DEFAULT",  # a sweep's trial has room for its own process only
+    )
+
+
+def _call(write: Callable[[], dict[str, float]]) -> dict[str, float]:
+    return write()
