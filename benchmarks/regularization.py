@@ -2,28 +2,26 @@
 
 The sides are the preset (links and categories), similar texts alone, and all three. They train in
 this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with
-the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds (10,000
-samples). `ratio` is the preset's test R@10 over the base's.
+the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds. `ratio` is
+the preset's test R@10 over the base's.
 
     python -m benchmarks.regularization [--seeds 3] [--sides base preset similar all]
 """
 
 import argparse
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.common import NUM_THREADS, finish, prepared
 from ramen_ray.config import RegularizationConfig, RunConfig
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.comparison import mean_over_seeds, paired_differences
 from ramen_ray.method.encoder import Encoder
-from ramen_ray.method.evaluation import Propensity, evaluate
-from ramen_ray.method.metrics import find_hits, precision_at, recall_at
+from ramen_ray.method.evaluation import Propensity, evaluate, score_queries
+from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.method.training import Batches, train_steps
 from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
 from ramen_ray.presets import foldoc
@@ -58,8 +56,8 @@ def main() -> None:
             started = time.monotonic()
             outcomes[side].append(train(config, data, seed))
             seconds = time.monotonic() - started
-            test = outcomes[side][-1]["test"].metrics
-            print(f"seed {seed} {side} ({seconds:.0f} s): {test}", flush=True)
+            told = shown(outcomes[side][-1]["test"])
+            print(f"seed {seed} {side} ({seconds:.0f} s): {told}", flush=True)
     figures = {
         split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
     }
@@ -67,27 +65,20 @@ def main() -> None:
     finish(test["preset"]["R@10"] / test["base"]["R@10"], figures)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Metrics (per cent) on a split, and each query's (2, queries) R@10 and P@1."""
-
-    metrics: dict[str, float]
-    by_query: NDArray[np.float64]
+Outcome = dict[str, PerQuery]
 
 
 def figures_of(
     outcomes: dict[str, list[dict[str, Outcome]]], side: str, split: str
 ) -> dict[str, Any]:
     """Return a side's means over the seeds, and its differences to the base with intervals."""
-    rows = [outcome[split] for outcome in outcomes[side]]
-    means = {name: float(np.mean([row.metrics[name] for row in rows])) for name in SHOWN}
+    runs = {name: mean_over_seeds([run[split] for run in of]) for name, of in outcomes.items()}
+    means = {name: 100 * ratio(runs[side][name]) for name in SHOWN}
     if side == "base" or "base" not in outcomes:
         return means
-    base = [outcome[split].by_query for outcome in outcomes["base"]]
-    difference = np.mean([row.by_query for row in rows], axis=0) - np.mean(base, axis=0)
+    differences = paired_differences(runs[side], runs["base"])
     return means | {
-        f"{name} less base": [100 * difference[row].mean(), *_interval(difference[row])]
-        for row, name in enumerate(MEASURED)
+        f"{name} less base": [100 * bound for bound in differences[name]] for name in MEASURED
     }
 
 
@@ -109,18 +100,13 @@ def train(
 
 
 def _evaluate(encoder: Encoder, data: Prepared, split: str) -> Outcome:
-    metrics, topk = evaluate(encoder, data, split, Propensity())
-    truth = data.clicks[split]
-    hits = find_hits(topk[0], truth)
-    by_query = np.stack([recall_at(hits, np.diff(truth.indptr), 10), precision_at(hits, 1)])
-    return Outcome({name: 100 * metrics[name] for name in SHOWN}, by_query)
+    _, (ads, _) = evaluate(encoder, data, split, Propensity())
+    return score_queries(ads, data, split, Propensity())
 
 
-def _interval(differences: NDArray[np.float64], samples: int = 10_000) -> list[float]:
-    draw = np.random.default_rng(0)
-    count = len(differences)
-    means = [differences[draw.integers(0, count, count)].mean() for _ in range(samples)]
-    return [float(100 * bound) for bound in np.quantile(means, [0.025, 0.975])]
+def shown(outcome: Outcome) -> dict[str, float]:
+    """Return an outcome's metrics in per cent."""
+    return {name: round(100 * ratio(outcome[name]), 2) for name in SHOWN}
 
 
 if __name__ == "__main__":

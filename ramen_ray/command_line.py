@@ -14,37 +14,22 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from ramen_ray.config import ConfigError, RunConfig, Section, flatten, read_config
-from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.method.checkpoints import CheckpointError
-from ramen_ray.method.pretrained import EncoderError
-from ramen_ray.orchestration.cluster import ClusterError
-from ramen_ray.orchestration.run_directory import RunError
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.errors import UserError
 from ramen_ray.presets import PRESETS
-from ramen_ray.tracking.registry import RegistryError
-from ramen_ray.tracking.runs import TrackingError
 
 DEFAULT_PRESET = "foldoc"
 DEFAULT_LAMBDA = 0.1
 Own = TypeVar("Own", bound=Section)
 
 USER_ERROR_CODE = 2
-USER_ERRORS = (
-    CheckpointError,
-    ClusterError,
-    ConfigError,
-    DatasetError,
-    EncoderError,
-    RegistryError,
-    RunError,
-    TrackingError,
-)
 
 
 def run_job(job: Callable[[], None]) -> int:
     """Run ``job``; a user's error becomes one message and exit code 2."""
     try:
         job()
-    except USER_ERRORS as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return USER_ERROR_CODE
     return 0

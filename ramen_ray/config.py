@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ramen_ray.errors import UserError
+
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration has an unknown key or a bad value; the message names the key."""
 
 

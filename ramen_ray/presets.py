@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ramen_ray.config import (
+    BaseConfig,
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
@@ -31,14 +32,52 @@ def foldoc() -> RunConfig:
 
 def debian() -> RunConfig:
     """The built-in package archive."""
-    weights = {"depends": 0.1, "tags": 0.0}
+    weights = {"sources": 0.2, "depends": 0.0, "tags": 0.0}
     return RunConfig(
         dataset="datasets/debian",
         encoder=EncoderConfig(kind="bag"),
-        optimizer=OptimizerConfig(lr=5e-3),
+        optimizer=OptimizerConfig(lr=1e-2),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
-        training=TrainingConfig(epochs=12, global_batch_size=256),
+        training=TrainingConfig(epochs=15, global_batch_size=1024),
     )
+
+
+def foldoc_ramen() -> RunConfig:
+    """The whole method on the dictionary of computing, small enough for jobs/ablate.py."""
+    weights = {"links": 0.1, "categories": 0.03}
+    return RunConfig(
+        dataset="datasets/foldoc",
+        encoder=EncoderConfig(kind="bag"),
+        optimizer=OptimizerConfig(lr=1e-2),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        base=BaseConfig(
+            kind="ance",
+            refresh_every=3,
+            refresh_mode="synchronous",
+            first_clustered_epoch=4,
+            cluster_size=4,
+            double_cluster_size_at=(8, 12),
+        ),
+        walk=WalkConfig(enabled=True),
+        pruning=PruningConfig(mode="synchronous", warmup_epochs=6, every_epochs=4),
+        training=TrainingConfig(epochs=20, global_batch_size=512),
+    )
+
+
+def debian_ramen() -> RunConfig:
+    """The whole method on the package archive, small enough for jobs/ablate.py."""
+    weights = {"sources": 0.2, "depends": 0.03}
+    changes = {
+        "dataset": "datasets/debian",
+        "regularization.lambda_x": weights,
+        "regularization.lambda_z": weights,
+        "base.double_cluster_size_at": (6, 8),
+        "pruning.warmup_epochs": 5,
+        "pruning.every_epochs": 3,
+        "training.epochs": 15,
+        "training.global_batch_size": 1024,
+    }
+    return overlay(foldoc_ramen(), changes)
 
 
 def tiny() -> RunConfig:
@@ -101,6 +140,8 @@ def ramen_ngame() -> RunConfig:
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "foldoc": foldoc,
     "debian": debian,
+    "foldoc-ramen": foldoc_ramen,
+    "debian-ramen": debian_ramen,
     "tiny": tiny,
     "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
     "ramen-ance": ramen_ance,

@@ -266,6 +266,8 @@ def test_debian_tables(tmp_path: Path) -> None:
         ("vim-data", "Section: misc"),
     }
     assert _names(_edges(dataset, "tags", "query")) == _names(_edges(dataset, "tags", "ad")) == tags
+    built = {("vim", "vim"), ("vim-data", "vim")}  # aspell and plugins build one package each
+    assert _names(_edges(dataset, "sources", "query")) == built
     assert _pairs(dataset, "filters/validation", "queries/validation", "ads") == {(aspell, aspell)}
     assert dataset.metadata["suite"] == "bookworm"
     assert dataset.metadata["date"] == "Sat, 11 Jul 2026 10:16:37 UTC"

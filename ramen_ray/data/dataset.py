@@ -16,13 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.errors import UserError
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
 """A file of this name and that of an anchor set hides the set while its tables are put in place."""
 
 
-class DatasetError(ValueError):
+class DatasetError(UserError):
     """A dataset directory is missing, incomplete or inconsistent; the message says where."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ramen_ray.errors import UserError
 from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.training import TrainState
 
@@ -12,7 +13,7 @@ ENCODER_FOLDER = "encoder"
 STATE_FILE = "state.pt"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A folder is not a checkpoint, or not one of this run."""
 
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
+from ramen_ray.errors import UserError
 from ramen_ray.method.texts import TextTokenizer
 
 PACKAGE_PREFIX = "package:"
 
 
-class EncoderError(ValueError):
+class EncoderError(UserError):
     """An encoder or its tokenizer cannot be loaded, or the two do not fit together."""
 
 

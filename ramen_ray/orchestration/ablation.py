@@ -74,6 +74,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     check_resources(config.workers)
     data = prepare(dataset, output / "prepared", tokenizer)
     propagated = _propagated(dataset, directory.path / "propagated")
+    prepare(Dataset(propagated), output / "prepared", tokenizer)
     uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
     run_id = open_run(uri, config.experiment, directory.name, output, known)

@@ -14,11 +14,12 @@ from ray.exceptions import RayTaskError
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.dataset import DatasetError
+from ramen_ray.errors import UserError
 
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries, added to any error
 
 
-class ClusterError(RuntimeError):
+class ClusterError(UserError):
     """The cluster cannot be reached, or cannot offer what the workers need."""
 
 

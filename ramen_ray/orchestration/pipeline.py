@@ -70,6 +70,11 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     return prepared
 
 
+def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
+    """Say whether :func:`prepare` would find its work done."""
+    return (cache / _cache_key(dataset, tokenizer)).is_dir()
+
+
 def _prepare_once(
     target: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
 ) -> None:

@@ -18,12 +18,13 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.errors import UserError
 
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """A run cannot be started or continued under its name."""
 
 

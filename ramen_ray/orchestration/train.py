@@ -27,12 +27,12 @@ from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.walk import WalkSettings
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.components import build_objective
+from ramen_ray.orchestration.entry import WorkerTask, train_loop_per_worker
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.retriever import log_run_retriever
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
 from ramen_ray.orchestration.walks import walked_edges
-from ramen_ray.orchestration.worker import WorkerTask, train_loop_per_worker
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
     close_run,

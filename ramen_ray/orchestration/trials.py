@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.cluster import user_errors
-from ramen_ray.orchestration.pipeline import prepare
+from ramen_ray.orchestration.pipeline import is_prepared, prepare
 from ramen_ray.orchestration.train import TrainResult, encoder_tokenizer, finished_result, fit
 
 logger = logging.getLogger(__name__)
@@ -83,19 +83,16 @@ def train_in_trial(
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     started = time.monotonic()
-    apart = ray.remote(_prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
-    with user_errors():
-        ray.get(apart.remote(config))
+    dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    tokenizer = encoder_tokenizer(config.encoder)
+    if not is_prepared(dataset, cache, tokenizer):
+        apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
+        with user_errors():
+            ray.get(apart.remote(dataset, cache, tokenizer))
     result = finished_result(config) or fit(config, parent_run_id, callbacks)
     metrics = result.metrics["trained"]["test"]
     figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result
-
-
-def _prepare(config: RunConfig) -> None:
-    logging.getLogger("ramen_ray").setLevel(logging.ERROR)
-    cache = Path(config.output) / "prepared"
-    prepare(Dataset(config.dataset), cache, encoder_tokenizer(config.encoder))
 
 
 def trainable(train: Callable[..., None], **arguments: Any) -> Any:

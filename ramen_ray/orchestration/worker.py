@@ -15,7 +15,7 @@ import torch
 from ray.train import Checkpoint, CheckpointConsistencyMode
 from torch import Tensor
 
-from ramen_ray.config import RunConfig, write_config
+from ramen_ray.config import write_config
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
@@ -36,6 +36,7 @@ from ramen_ray.orchestration.bases import (
     mined_shortlists,
 )
 from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
+from ramen_ray.orchestration.entry import WorkerTask
 from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
 from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs
 from ramen_ray.orchestration.renewal import Renewal
@@ -47,20 +48,6 @@ SECONDS_BETWEEN_LINES = 30
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class WorkerTask:
-    """What the driver hands to every worker; plain values only."""
-
-    config: RunConfig
-    prepared: str
-    edges: str
-    run_directory: str
-    tracking_uri: str
-    mlflow_run_id: str
-    is_part: bool = False
-    """Whether the run is one of many, whose workers tell only of trouble."""
 
 
 @dataclass
@@ -79,14 +66,13 @@ class Progress:
         return dict(vars(self))
 
 
-def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
+def run_worker(task: WorkerTask) -> dict[str, Any]:
     """Train to the end and evaluate the best encoder beside the untrained one.
 
     Returns:
         ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
         the ``best_checkpoint``'s path and what took how long; the same on every worker.
     """
-    task: WorkerTask = settings["task"]
     worker = Worker(task)
     worker.train()
     worker.stop_background()

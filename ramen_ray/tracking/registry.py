@@ -15,6 +15,7 @@ from mlflow.models import get_model_info
 from mlflow.pyfunc import PyFuncModel
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.errors import UserError
 from ramen_ray.tracking.retriever import NAME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
@@ -22,7 +23,7 @@ ALIAS_BEFORE = "{}_before"
 """Tag of a version that an alias was moved to: the version that had it until then."""
 
 
-class RegistryError(RuntimeError):
+class RegistryError(UserError):
     """A retriever cannot be found, registered or chosen."""
 
 

@@ -14,13 +14,15 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from numpy.typing import NDArray
 
+from ramen_ray.errors import UserError
+
 LAST_STEP = "ramen_ray.last_{}_step"
 LAST_LOSSES = LAST_STEP.format("losses")
 LAST_VALIDATION = LAST_STEP.format("validation")
 MAX_METRICS_PER_BATCH = 1000
 
 
-class TrackingError(RuntimeError):
+class TrackingError(UserError):
     """The MLflow store cannot be used, or a page cannot be written."""
 
 

@@ -2,7 +2,8 @@
 
 Query: a package's name and short description. Ads: the packages that it recommends or suggests,
 and those that say to enhance it. Anchor set ``depends``: the packages that it depends on, as
-directed edges. Anchor set ``tags``: its debtags labels and its section.
+directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set ``sources``: the
+source package that it is built from, if others are built from it too.
 """
 
 import gzip
@@ -218,6 +219,11 @@ def build_corpus(packages: dict[str, Package], tag_texts: dict[str, str]) -> Cor
     hubs = {name for name, count in num_dependants.items() if count > limit}
     labels = {name: _labels(package, tag_texts) for name, package in packages.items()}
     tags = {text: text for texts in labels.values() for text in texts}
+    num_built = Counter(package.source for package in packages.values())
+    sources = {
+        name: {package.source} if num_built[package.source] > 1 else set()
+        for name, package in packages.items()
+    }
     texts = {name: package.text for name, package in packages.items()}
     return Corpus(
         query_texts=texts,
@@ -227,6 +233,7 @@ def build_corpus(packages: dict[str, Package], tag_texts: dict[str, str]) -> Cor
         anchor_sets={
             "depends": AnchorSet(texts, {name: needed - hubs for name, needed in depends.items()}),
             "tags": AnchorSet(tags, labels),
+            "sources": AnchorSet({source: source for source in num_built}, sources),
         },
     )
 
