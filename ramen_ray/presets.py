@@ -52,14 +52,14 @@ def foldoc_ramen() -> RunConfig:
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         base=BaseConfig(
             kind="ance",
-            refresh_every=3,
+            refresh_every=5,
             refresh_mode="synchronous",
             first_clustered_epoch=4,
             cluster_size=4,
             double_cluster_size_at=(8, 12),
         ),
         walk=WalkConfig(enabled=True),
-        pruning=PruningConfig(mode="synchronous", warmup_epochs=6, every_epochs=4),
+        pruning=PruningConfig(mode="synchronous", warmup_epochs=6, every_epochs=6),
         training=TrainingConfig(epochs=20, global_batch_size=512),
     )
 
@@ -73,7 +73,7 @@ def debian_ramen() -> RunConfig:
         "regularization.lambda_z": weights,
         "base.double_cluster_size_at": (6, 8),
         "pruning.warmup_epochs": 5,
-        "pruning.every_epochs": 3,
+        "pruning.every_epochs": 5,
         "training.epochs": 15,
         "training.global_batch_size": 1024,
     }
