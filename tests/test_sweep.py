@@ -45,8 +45,8 @@ def test_spaces_that_do_not_fit_are_refused() -> None:
             foldoc,
             {
                 "dataset": str(ROOT / "datasets" / "debian"),
-                "regularization.lambda_x": {"depends": 0.5, "tags": 0.2},
-                "regularization.lambda_z": {"depends": 0.1, "tags": 0.1},
+                "regularization.lambda_x": {"depends": 0.5, "tags": 0.2, "sources": 0.0},
+                "regularization.lambda_z": {"depends": 0.1, "tags": 0.1, "sources": 0.1},
                 "base.double_cluster_size_at": (3, 4),
                 "encoder.num_layers": None,
             },
