@@ -105,9 +105,11 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     (tmp_path / "run.json").write_text(json.dumps({"mlflow_run_id": good}))
     job(bad, "--name", "by-hand")
     job(str(tmp_path), "--name", "by-hand@challenger")
+    job(good, "--name", "by-hand@challenger")
     assert _champion(store, "by-hand") == bad
     challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
     assert challenger.run_id == good
+    assert challenger.tags["challenger_before"] == ""
     store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
     code, said = job(bad, "--name", "by-hand")
     assert code == 2

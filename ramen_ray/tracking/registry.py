@@ -125,6 +125,8 @@ class Registry:
         """Give ``alias`` to a version, and remember which had it."""
         before = self.chosen(version.name, alias)
         number = "" if before is None else str(before.version)
+        if number == str(version.version):
+            return
         with _registry_errors(self.uri):
             tag = ALIAS_BEFORE.format(alias)
             self._client.set_model_version_tag(version.name, version.version, tag, number)
