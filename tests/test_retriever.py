@@ -264,7 +264,7 @@ def test_the_kind_of_index_goes_by_size(num_ads: int, kind: str) -> None:
     assert choose_kind(num_ads) == kind
 
 
-@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.95), ("ivf_pq", 0.5)])
+@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.95), ("ivf_pq", 0.8)])
 def test_an_index_finds_most_of_what_exact_search_finds(
     kind: Any, least: float, tmp_path: Path
 ) -> None:
@@ -288,4 +288,4 @@ def test_an_index_finds_most_of_what_exact_search_finds(
 def test_a_compressed_index_fits_any_width(dim: int) -> None:
     codes = new_index("ivf_pq", dim, FEWEST_IVF_PQ_ADS).pq.M
     assert dim % codes == 0
-    assert codes <= max(dim / 4, 1)
+    assert codes <= max(dim / 2, 1)

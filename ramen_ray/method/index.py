@@ -18,9 +18,11 @@ FEWEST_IVF_PQ_ADS = 10_000
 HNSW_LINKS = 32
 HNSW_CANDIDATES_BUILDING = 100
 HNSW_CANDIDATES_SEARCHING = 256
-DIMENSIONS_PER_CODE = 4
+DIMENSIONS_PER_CODE = 2
+SAMPLED_ADS_PER_CODE = 64
 SAMPLED_ADS_PER_CELL = 40
 SHARE_OF_CELLS_SEARCHED = 1 / 16
+FEWEST_CELLS_SEARCHED = 64
 
 
 def choose_kind(num_ads: int) -> IndexKind:
@@ -44,7 +46,8 @@ def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
         index.hnsw.efConstruction = HNSW_CANDIDATES_BUILDING
         index.hnsw.efSearch = HNSW_CANDIDATES_SEARCHING
     elif kind == "ivf_pq":
-        index.nprobe = max(round(cells * SHARE_OF_CELLS_SEARCHED), 1)
+        index.nprobe = max(round(cells * SHARE_OF_CELLS_SEARCHED), FEWEST_CELLS_SEARCHED)
+        index.pq.cp.max_points_per_centroid = SAMPLED_ADS_PER_CODE
     return index
 
 

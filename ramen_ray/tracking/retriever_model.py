@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 MAX_CHARACTERS = 10_000
 TEXTS_PER_PASS = 64
+FEW_QUERIES = 8  # one thread answers so few the fastest: several wait for each other
 
 Embeddings = NDArray[np.float32]
 TokenIds = list[list[int]]
@@ -36,6 +37,7 @@ class Retriever(PythonModel):
         """Load encoder, index and ads from the folder that the run wrote."""
         folder = Path(context.artifacts["retriever"])
         self.index = faiss.read_index(str(folder / "index.faiss"))
+        self.num_threads = faiss.omp_get_max_threads()
         ads = pq.read_table(folder / "ads.parquet")
         self.ad_ids, self.ad_texts = (
             ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
@@ -94,6 +96,7 @@ class Retriever(PythonModel):
 
     def search(self, embeddings: Embeddings, top_k: int) -> list[tuple[list[Any], ...]]:
         """Return the ids, texts and scores of each query's best ads."""
+        faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
         scores, rows = self.index.search(embeddings, top_k)
         found = rows >= 0  # an approximate index may find fewer
         ends = found.sum(axis=1).cumsum()[:-1]
@@ -140,9 +143,11 @@ def _load_transformer(folder: Path, pooling: str) -> Callable[[TokenIds], Embedd
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backbone = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     backbone.pooler = None
+    num_threads = torch.get_num_threads()
 
     @torch.inference_mode()
     def embed(token_ids: TokenIds) -> Embeddings:
+        torch.set_num_threads(1 if len(token_ids) <= FEW_QUERIES else num_threads)
         lengths = np.array([len(ids) for ids in token_ids])[:, None]
         mask = np.arange(lengths.max()) < lengths
         padded = np.zeros(mask.shape, dtype=np.int64)
