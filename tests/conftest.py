@@ -15,6 +15,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray spells it so
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

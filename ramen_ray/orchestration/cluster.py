@@ -35,6 +35,8 @@ def start_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Idle processes have their libraries loaded, which takes longer than most of our tasks.
+    os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
     if "RAY_ADDRESS" not in os.environ:  # one machine: there is no preemption to watch for
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not ray.is_initialized():

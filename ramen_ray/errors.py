@@ -1,0 +1,5 @@
+"""What a user can put right: jobs show these errors as one message, without a traceback."""
+
+
+class UserError(ValueError):
+    """Something that the user gave cannot be used; the message says what, where and what to do."""
