@@ -159,6 +159,14 @@ class EvaluationConfig(Section):
     """B of the propensity model."""
 
 
+class IndexConfig(Section):
+    """The index of ads in the retriever that a finished run logs."""
+
+    kind: Literal["auto", "flat", "hnsw", "ivf_pq"] = "auto"
+    """Search all ads (flat), along a graph (hnsw), or in compressed cells (ivf_pq: least memory);
+    auto goes by the number of ads."""
+
+
 class WorkersConfig(Section):
     """The Ray Train workers; facts of the cluster, not of the experiment."""
 
@@ -200,6 +208,7 @@ class RunConfig(Section):
     pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    index: IndexConfig = IndexConfig()
     workers: WorkersConfig = WorkersConfig()
 
     @model_validator(mode="after")

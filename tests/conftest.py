@@ -163,6 +163,12 @@ def prepared_bag(
     )
 
 
+@pytest.fixture(scope="session")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose MLflow store several tests share, for making one takes seconds."""
+    return tmp_path_factory.mktemp("outputs")
+
+
 @dataclass(frozen=True)
 class Head:
     """Where a Ray head node answers."""
@@ -171,7 +177,7 @@ class Head:
     dashboard: str
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
@@ -181,7 +187,7 @@ def _free_port() -> int:
 def head() -> Iterator[Head]:
     """A head node of its own, on loopback."""
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    port, dashboard_port, agent_port = (_free_port() for _ in range(3))
+    port, dashboard_port, agent_port = (free_port() for _ in range(3))
     command += [f"--port={port}", f"--dashboard-port={dashboard_port}", "--num-cpus=2"]
     command += [f"--dashboard-agent-listen-port={agent_port}"]
     command += ["--min-worker-port=0", "--max-worker-port=0"]

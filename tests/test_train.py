@@ -77,7 +77,11 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     }
     assert "lambda_z/topics" not in run.data.metrics
     assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
-    assert {"config.json", "encoder", "plots", "sample_predictions.json"} <= artifacts
+    assert {"config.json", "plots", "sample_predictions.json"} <= artifacts
+    (model,) = run.outputs.model_outputs
+    logged = client.get_logged_model(model.model_id)
+    assert {metric.key for metric in logged.metrics} >= {"test/P_at_1", "index/recall_at_100"}
+    assert run.data.metrics["index/recall_at_100"] == 1.0
     drawn = ("losses", "weights", "validation", "head_torso_tail")
     assert plots == {f"plots/{name}.png" for name in drawn}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0

@@ -64,10 +64,10 @@ def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: TopK) -> 
     ad_rows = np.searchsorted(ads["ad_id"].to_numpy(), ad_ids[query_rows, places])
     return pa.table(
         {
-            "query_id": _users_ids(queries).take(query_rows),
+            "query_id": users_ids(queries).take(query_rows),
             "query": queries["text"].take(query_rows),
             "rank": np.arange(1, ad_ids.shape[1] + 1)[places],
-            "ad_id": _users_ids(ads).take(ad_rows),
+            "ad_id": users_ids(ads).take(ad_rows),
             "ad": ads["text"].take(ad_rows),
             "score": scores[query_rows, places],
         },
@@ -79,5 +79,6 @@ def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(ad_ids[ad_ids >= 0])
 
 
-def _users_ids(rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
+def users_ids(rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
+    """Return the ids that the user knows rows by: ``source_id``, or else the row's id."""
     return rows["source_id"] if "source_id" in rows.column_names else rows[0].cast(pa.string())

@@ -21,6 +21,7 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.evaluation import GROUP_KS, KS
+from ramen_ray.method.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.walk import WalkSettings
@@ -29,6 +30,7 @@ from ramen_ray.orchestration.components import build_objective
 from ramen_ray.orchestration.entry import WorkerTask, train_loop_per_worker
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
+from ramen_ray.orchestration.retriever import log_run_retriever
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
 from ramen_ray.orchestration.walks import walked_edges
 from ramen_ray.tracking.report import log_predictions, write_plots
@@ -118,7 +120,7 @@ def fit(
                 run_id,
             )
             log_metrics(uri, run_id, {f"startup/{name}_s": s for name, s in seconds.items()})
-            _log_outcome(result, outcome, dataset)
+            _log_outcome(config, result, outcome, dataset, data)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
@@ -194,6 +196,11 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
         )
     _check_pruning(config)
     _check_base(config)
+    if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
+        raise ConfigError(
+            f"index.kind ivf_pq learns its cells from at least {FEWEST_IVF_PQ_ADS} ads; "
+            f"{dataset.path} has {num_rows['ads']}, for which flat is best"
+        )
     return encoder_tokenizer(config.encoder)
 
 
@@ -292,21 +299,27 @@ def _log_inputs(uri: str, run_id: str, config: RunConfig, data: Prepared) -> Non
     log_parameters(uri, run_id, parameters, {"dataset": data.metadata["name"]})
 
 
-def _log_outcome(result: TrainResult, outcome: dict[str, Any], dataset: Dataset) -> None:
+def _log_outcome(
+    config: RunConfig,
+    result: TrainResult,
+    outcome: dict[str, Any],
+    dataset: Dataset,
+    data: Prepared,
+) -> None:
     uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
-    named = {"best/step": outcome["best_step"], "trained_seconds": outcome["trained_seconds"]}
+    model_id, named = log_run_retriever(config, dataset, data, result.encoder, uri, run_id)
+    named |= {"best/step": outcome["best_step"], "trained_seconds": outcome["trained_seconds"]}
     for split, values in metrics["untrained"].items():
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
         named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
-    log_metrics(uri, run_id, named)
+    log_metrics(uri, run_id, named, model_id=model_id)
     log_predictions(uri, run_id, _sample_predictions(dataset, outcome["sample"]))
     with tempfile.TemporaryDirectory() as folder:
         plots = Path(folder)
         write_plots(plots, uri, run_id, metrics["untrained"]["test"], metrics["trained"]["test"])
         log_artifacts(uri, run_id, plots, "plots")
     log_artifacts(uri, run_id, result.run_directory / CONFIG_FILE)
-    log_artifacts(uri, run_id, result.encoder, ENCODER_FOLDER)
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:

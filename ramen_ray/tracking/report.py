@@ -68,6 +68,23 @@ def _histories(uri: str, run_id: str, prefix: str) -> dict[str, tuple[list[int],
     return {name.removeprefix("loss/"): read_history(uri, run_id, name) for name in names}
 
 
+def difference_table(
+    metrics: Metrics, differences: Mapping[str, tuple[float, float, float]]
+) -> Table:
+    """Lay out a candidate's metrics beside the champion's in per cent.
+
+    Args:
+        metrics: of the candidate.
+        differences: by how much they exceed the champion's, with the bounds of an interval.
+    """
+    table = Table("test metric", "candidate", "champion", "difference", "95 % interval")
+    for name in TABLE_METRICS:
+        ours, (by, low, high) = metrics[name], differences[name]
+        shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
+        table.add_row(name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}")
+    return table
+
+
 def bad_match_table(metrics: Metrics) -> Table:
     """Lay out bad match rates by the kind of names as a table in per cent."""
     kinds = [name.rpartition("/")[0] for name in metrics if name.endswith(BAD_MATCHES[0])]

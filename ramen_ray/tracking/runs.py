@@ -79,10 +79,22 @@ def log_parameters(
         client.set_tag(run_id, key, value)
 
 
-def log_metrics(uri: str, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
-    """Log ``metrics`` at one step; names may hold ``@``, which MLflow does not allow."""
+def log_metrics(
+    uri: str,
+    run_id: str,
+    metrics: Mapping[str, float],
+    step: int = 0,
+    model_id: str | None = None,
+) -> None:
+    """Log ``metrics`` of a run at one step, and of a model that it has logged if one is given.
+
+    Names may hold ``@``, which MLflow does not allow.
+    """
     now = int(time.time() * 1000)
-    batch = [Metric(metric_name(key), float(value), now, step) for key, value in metrics.items()]
+    batch = [
+        Metric(metric_name(key), float(value), now, step, model_id=model_id)
+        for key, value in metrics.items()
+    ]
     MlflowClient(tracking_uri=uri).log_batch(run_id, metrics=batch)
 
 

@@ -1,0 +1,163 @@
+"""A retriever's speed, and what each kind of index costs and finds.
+
+The answers: a retriever of debian's ads (flat), logged and loaded by MLflow, answers test queries
+one at a time (`p50_ms`, `p99_ms`; `encoder_share` is the encoder's part of the time) and all at
+once (`queries_per_s`), on two threads. `ratio` is the median answer over the encoder's alone.
+
+The indexes: `--ads` embeddings lie between those of debian's ads and of ads near them, and the
+queries are debian's. Per kind, `mb_per_million_ads`, `recall_at_100` against exact search, the
+seconds to train and fill it, and the milliseconds of a search for 100 ads, one query at a time.
+
+    python -m benchmarks.retriever [--ads 200000] [--layers 6]
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import faiss
+import mlflow
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.common import NUM_THREADS, ROOT, finish, in_fresh_process, prepared
+from ramen_ray.config import EncoderConfig
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import build_transformer
+from ramen_ray.method.evaluation import encode_rows
+from ramen_ray.method.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retriever import write_retriever
+from ramen_ray.method.search import search
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import open_run
+
+DATASET = str(ROOT / "datasets" / "debian")
+NUM_QUERIES = 500
+NEAREST = 10
+NOISE = 0.02
+RECALL_AT = 100
+ADS_PER_BLOCK = 1 << 16
+
+Embeddings = NDArray[np.float32]
+
+
+def main() -> None:
+    """Measure answers, then indexes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ads", type=int, default=200_000)
+    parser.add_argument("--layers", type=int, default=6)
+    arguments = parser.parse_args()
+    encoder = EncoderConfig(num_layers=arguments.layers)
+    data = prepared(DATASET, encoder)
+    answers = in_fresh_process(measure_answers, data.path, encoder)
+    indexes = in_fresh_process(measure_indexes, data.path, encoder, arguments.ads)
+    figures = {"layers": arguments.layers, **answers, "ads": arguments.ads, **indexes}
+    finish(answers["p50_ms"] / answers["encoder_p50_ms"], figures)
+
+
+def measure_answers(path: Path, config: EncoderConfig) -> dict[str, float]:
+    """Return latencies and throughput of the model as MLflow loads it."""
+    torch.set_num_threads(NUM_THREADS)
+    dataset, data = Dataset(DATASET), Prepared(path)
+    queries = dataset.read("queries/test")["text"].to_pylist()
+    with tempfile.TemporaryDirectory() as aside:
+        folder = Path(aside)
+        encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
+        encoder.save(folder / "encoder", config.max_length)
+        made = folder / "retriever"
+        write_retriever(made, folder / "encoder", dataset, data, "flat", config.max_length)
+        uri = f"sqlite:///{folder}/mlflow.db"
+        run_id = open_run(uri, "benchmark", "retriever", folder, None)
+        model_id = log_retriever(uri, run_id, made, queries[:2], {})
+        mlflow.set_tracking_uri(uri)
+        model: Any = mlflow.pyfunc.load_model(f"models:/{model_id}")
+    inner = model.unwrap_python_model()
+    asked = queries[:NUM_QUERIES]
+    answered = timed_each(lambda query: model.predict([query]), asked)
+    encoded = timed_each(lambda query: inner.encode([query]), asked)
+    started = time.monotonic()
+    model.predict(queries)
+    seconds = time.monotonic() - started
+    return {
+        "p50_ms": float(np.quantile(answered, 0.5)),
+        "p99_ms": float(np.quantile(answered, 0.99)),
+        "encoder_p50_ms": float(np.quantile(encoded, 0.5)),
+        "encoder_share": float(np.sum(encoded) / np.sum(answered)),
+        "queries_per_s": len(queries) / seconds,
+    }
+
+
+def timed_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[float]:
+    """Return the milliseconds of each query, after ten that are not counted."""
+    for query in queries[:10]:
+        answer(query)
+    milliseconds = []
+    for query in queries:
+        started = time.perf_counter()
+        answer(query)
+        milliseconds.append(1000 * (time.perf_counter() - started))
+    return milliseconds
+
+
+def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
+    """Return what each kind of index costs and finds, by kind."""
+    torch.set_num_threads(NUM_THREADS)
+    data = Prepared(path)
+    encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
+    queries = encode_rows(encoder, data.queries["test"], np.arange(NUM_QUERIES))
+    ads = more_embeddings(encode_rows(encoder, data.ads, np.arange(len(data.ads))), num_ads)
+    exact, _ = search(queries, ads, RECALL_AT)
+    return {kind: measure_index(kind, ads, queries, exact) for kind in get_args(IndexKind)}
+
+
+def more_embeddings(known: Embeddings, count: int) -> Embeddings:
+    """Draw unit-norm embeddings (count, D) between known ones (n, D) and their nearest ones."""
+    draw = np.random.default_rng(0)
+    nearest, _ = search(known, known, NEAREST + 1)
+    rows = np.empty((count, known.shape[1]), dtype=np.float32)
+    for start in range(0, count, ADS_PER_BLOCK):
+        some = rows[start : start + ADS_PER_BLOCK]
+        first = draw.integers(len(known), size=len(some))
+        second = nearest[first, draw.integers(1, NEAREST + 1, size=len(some))]
+        part = draw.random((len(some), 1), dtype=np.float32)
+        some[:] = (1 - part) * known[first] + part * known[second]
+        some += NOISE * draw.standard_normal(some.shape, dtype=np.float32)
+        some /= np.linalg.norm(some, axis=1, keepdims=True)
+    return rows
+
+
+def measure_index(
+    kind: IndexKind, ads: Embeddings, queries: Embeddings, exact: NDArray[np.int64]
+) -> dict[str, float]:
+    """Fill an index of one kind and search it."""
+    started = time.monotonic()
+    index = new_index(kind, ads.shape[1], len(ads))
+    if not index.is_trained:
+        sample = np.random.default_rng(0).permutation(len(ads))[: sample_size(len(ads))]
+        index.train(ads[sample])
+    for start in range(0, len(ads), ADS_PER_BLOCK):
+        index.add(ads[start : start + ADS_PER_BLOCK])
+    seconds = time.monotonic() - started
+    milliseconds, shares = [], []
+    for query, best in zip(queries, exact, strict=True):
+        before = time.perf_counter()
+        _, found = index.search(query[None], RECALL_AT)
+        milliseconds.append(1000 * (time.perf_counter() - before))
+        shares.append(np.isin(best, found).mean())
+    figures = {
+        "mb_per_million_ads": faiss.serialize_index(index).nbytes / len(ads),
+        "recall_at_100": float(np.mean(shares)),
+        "search_p50_ms": float(np.median(milliseconds)),
+        "build_s": seconds,
+    }
+    print(kind, figures, flush=True)
+    return figures
+
+
+if __name__ == "__main__":
+    main()

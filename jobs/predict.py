@@ -1,0 +1,51 @@
+"""Answer a table of queries with a retriever.
+
+Examples:
+    python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
+    python jobs/predict.py --model models:/NAME/3 --queries logs/ --column query --answers answers
+
+The same command goes on with what was cut off. The parts of `answers` are the partitions (row
+groups) of the queries, with their columns and ad_ids, ads, scores and error.
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.orchestration.predict import predict
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import tracking_uri
+
+
+def answer(
+    model: str,
+    queries: str,
+    answers: Path,
+    column: str = "text",
+    top_k: int = 10,
+    output: Path = Path("outputs"),
+) -> None:
+    """Write each query's best ads.
+
+    Args:
+        model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
+        queries: Parquet: a file, a folder or a glob.
+        answers: Folder to write.
+        column: The column with the queries' texts.
+        top_k: Ads per query.
+        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    registry = Registry(tracking_uri(output))
+    done = predict(registry, model, queries, answers.absolute(), column, top_k)
+    print(f"answers: {answers} ({done.rows} queries, {done.errors} of them with an error)")
+
+
+def main() -> None:
+    """Parse and answer."""
+    parse_call(answer, __doc__)()
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,69 @@
+"""Register a run's retriever and make it the champion if it beats the present one.
+
+Examples:
+    python jobs/promote.py outputs/runs/NAME --name foldoc
+    python jobs/promote.py MLFLOW_RUN_ID --name foldoc --metric R@10     of a sweep: its best run
+    python jobs/promote.py outputs/runs/NAME --name foldoc@challenger
+    python jobs/promote.py --restore --name foldoc                       what was champion before
+
+Any version may also be made the champion by hand, in the MLflow UI.
+"""
+
+import sys
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.config import ConfigError
+from ramen_ray.orchestration.promotion import CHAMPION, promote
+from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.report import difference_table
+from ramen_ray.tracking.runs import tracking_uri
+
+
+def choose(
+    run: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    name: str,
+    metric: str | None = None,
+    force: bool = False,
+    restore: bool = False,
+    output: Path = Path("outputs"),
+) -> None:
+    """Promote a run's retriever, or restore an earlier one.
+
+    Args:
+        run: Folder of a finished run, or an MLflow run id, also of a sweep.
+        name: Registered model; NAME@challenger gives that alias instead of champion.
+        metric: Test metric that decides, such as R@10; default the run's selection metric.
+        force: Give the alias whatever the comparison says.
+        restore: Give the alias back to the version that had it before.
+        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+    """
+    registry = Registry(tracking_uri(output))
+    name, _, given = name.partition("@")
+    alias = given or CHAMPION
+    if restore:
+        before, now = registry.restore(name, alias)
+        print(f"{name}@{alias} is version {now} again, no more version {before}")
+        return
+    if run is None:
+        raise ConfigError("name the run to promote, or give --restore")
+    found = promote(registry, run, name, alias, metric, force)
+    if found.differences:
+        Console(width=110).print(difference_table(found.candidate, found.differences))
+    if not found.promoted:
+        raise RegistryError(f"version {found.version} is not promoted: {found.verdict}")
+    print(f"{name}@{alias} is version {found.version}: {found.verdict}")
+
+
+def main() -> None:
+    """Parse and choose."""
+    parse_call(choose, __doc__)()
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,73 @@
+"""Measure a retriever by what it answers to the test queries, in the users' ids."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.csr import Csr
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.degrees import count_clicks
+from ramen_ray.data.predictions import users_ids
+from ramen_ray.method.evaluation import KS, Propensity
+from ramen_ray.method.metrics import PerQuery, inverse_propensities, query_metrics
+from ramen_ray.method.search import drop_filtered, most_filters
+
+
+class AskedQueries:
+    """The test queries of a dataset: what to ask a retriever, and how good its answers are."""
+
+    def __init__(self, dataset: Dataset, propensity: Propensity) -> None:
+        """Read the split; ``propensity`` has the constants of PSP and PSN."""
+        self._queries = dataset.read("queries/test").sort_by("query_id")
+        self._filters = _read_filters(dataset)
+        self._known_ads = users_ids(dataset.read("ads").sort_by("ad_id")).combine_chunks()
+        counts = count_clicks(dataset, "train").per_ad
+        num_queries = dataset.num_rows("queries/train")
+        self._inverse = inverse_propensities(counts, num_queries, propensity.a, propensity.b)
+
+    @property
+    def texts(self) -> list[str]:
+        """The queries, in the order of their ids."""
+        return list(self._queries["text"].to_pylist())
+
+    @property
+    def num_answers(self) -> int:
+        """How many ads of each query are looked at, if there are so many."""
+        return max(KS) + most_filters(self._filters)
+
+    def measure(self, answers: Sequence[Sequence[str]]) -> dict[str, PerQuery]:
+        """Return the metrics query by query.
+
+        Filter pairs are dropped, as in training's evaluation. An ad that the dataset does not have
+        keeps its rank and is no hit.
+
+        Args:
+            answers: the users' ids of each query's best ads, best first, in the order of ``texts``.
+        """
+        ads = _as_rows(answers, self._known_ads, self.num_answers)
+        ads, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), self._filters, max(KS))
+        clicked = self._queries["ad_ids"].combine_chunks()
+        rows = pc.list_parent_indices(clicked).to_numpy()
+        truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
+        return query_metrics(ads, truth, self._inverse, KS)
+
+
+def _as_rows(answers: Sequence[Sequence[str]], known: pa.Array, width: int) -> Int64s:
+    """Return the ads' rows (queries, width), -1 where there is no more or an unknown ad."""
+    flat = pa.array([ad for ads in answers for ad in ads], pa.string())
+    lengths = np.array([len(ads) for ads in answers])
+    rows = np.full((len(answers), width), -1, dtype=np.int64)
+    rows[np.arange(width) < lengths[:, None]] = pc.fill_null(pc.index_in(flat, known), -1)
+    return rows
+
+
+def _read_filters(dataset: Dataset) -> NDArray[Any]:
+    if not dataset.has("filters/test"):
+        return np.empty((0, 2), dtype=np.int64)
+    pairs = dataset.read("filters/test")
+    return np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)

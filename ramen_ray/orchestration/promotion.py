@@ -1,0 +1,152 @@
+"""Choose which retriever is deployed: the one that is measurably better on the same test split."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.method.answers import AskedQueries
+from ramen_ray.method.comparison import Difference, paired_differences
+from ramen_ray.method.evaluation import KS, Propensity
+from ramen_ray.method.metrics import PerQuery, ratio
+from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
+from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+
+CHAMPION = "champion"
+METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")]
+QUERIES_PER_PASS = 1024
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of a candidate.
+
+    Attributes:
+        version: the registered version that it is.
+        champion: the version that was champion; None if there was none.
+        metric: what decides.
+        candidate: its metrics on the test split; none where nothing was compared.
+        differences: by how much they exceed the champion's.
+        promoted: whether it has the alias now.
+    """
+
+    version: str
+    champion: str | None
+    metric: str
+    promoted: bool
+    candidate: dict[str, float] = field(default_factory=dict)
+    differences: dict[str, Difference] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """Say what decided, in one line."""
+        if self.champion is None:
+            return "the first of its name"
+        if not self.differences:
+            return f"not compared with version {self.champion}, of another dataset"
+        by, low, high = (100 * value for value in self.differences[self.metric])
+        found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
+        return f"{found} on the test split"
+
+
+def promote(
+    registry: Registry,
+    run: str,
+    name: str,
+    alias: str = CHAMPION,
+    metric: str | None = None,
+    force: bool = False,
+) -> Promotion:
+    """Register a run's retriever, and give it ``alias`` if it beats the present champion.
+
+    It does if its metric on the test split is higher by more than the noise of the draw of queries:
+    the 95 % interval of a paired bootstrap lies above zero. Both are asked as they are deployed,
+    with their index. The first of a name becomes the champion without a comparison.
+
+    Args:
+        registry: of the store that the run is in.
+        run: folder of a finished run, or an MLflow run id; of a sweep, for its best child by the
+            validation split's metric.
+        name: registered model.
+        alias: what to give it, such as ``champion`` or ``challenger``.
+        metric: such as ``R@10``; None takes the one that chose the run's best checkpoint.
+        force: give the alias whatever comes out, even where the champion is of another dataset.
+
+    Raises:
+        RegistryError: there is no retriever, it is the champion already, or the champion is of
+            another version of the dataset.
+        DatasetError: the dataset that the run was trained on is gone, or has changed since.
+    """
+    if metric is not None and metric not in METRICS:
+        raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
+    source, model_id = registry.find_logged(_mlflow_run_id(run), metric)
+    metric = metric or registry.parameters(source)["training.selection_metric"]
+    champion = registry.chosen(name, CHAMPION)
+    compared: dict[str, Any] = {}
+    if champion is not None:
+        if champion.source == uri_of(model_id):
+            raise RegistryError(
+                f"this retriever is the champion already: version {champion.version}"
+            )
+        compared = _compare(registry, model_id, f"models:/{name}/{champion.version}", source, force)
+    version = registry.register(name, source, model_id)
+    promotion = Promotion(
+        str(version.version),
+        None if champion is None else str(champion.version),
+        metric,
+        promoted=force or champion is None or compared["differences"][metric].low > 0,
+        **compared,
+    )
+    registry.describe(version, promotion.verdict)
+    if promotion.promoted:
+        registry.choose(version, alias)
+    return promotion
+
+
+def _mlflow_run_id(run: str) -> str:
+    if not (Path(run) / RUN_FILE).is_file():
+        return run
+    found = RunDirectory(Path(run)).facts.get("mlflow_run_id")
+    if found is None:
+        raise RegistryError(f"the run {run} has not begun yet")
+    return str(found)
+
+
+def _compare(
+    registry: Registry, model_id: str, champion: str, run_id: str, force: bool
+) -> dict[str, Any]:
+    """Measure both on the test split; nothing if they are of different datasets, by force."""
+    known = [registry.look_up(uri) for uri in (uri_of(model_id), champion)]
+    made_from = [retriever.facts["dataset_fingerprint"] for retriever in known]
+    if made_from[0] != made_from[1]:
+        if force:
+            return {}
+        raise RegistryError(
+            f"{champion} was made from another version of the dataset than this retriever, so they "
+            f"cannot be compared; train it again on the present one, or give --force"
+        )
+    parameters = registry.parameters(run_id)
+    dataset = Dataset(parameters["dataset"])
+    if dataset.fingerprint != made_from[0]:
+        raise RegistryError(
+            f"{dataset.path} has changed since the retriever was made from it; train again"
+        )
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    queries = AskedQueries(dataset, Propensity(*constants))
+    ours, base = (
+        _measure(registry.load(retriever.uri), retriever.facts["num_ads"], queries)
+        for retriever in known
+    )
+    return {
+        "candidate": {name: ratio(values) for name, values in ours.items()},
+        "differences": paired_differences(ours, base),
+    }
+
+
+def _measure(model: Any, num_ads: int, queries: AskedQueries) -> dict[str, PerQuery]:
+    top_k = min(queries.num_answers, num_ads)
+    answers: list[list[str]] = []
+    for start in range(0, len(queries.texts), QUERIES_PER_PASS):
+        asked = queries.texts[start : start + QUERIES_PER_PASS]
+        answers += model.predict(asked, params={"top_k": top_k})["ad_ids"].tolist()
+    return queries.measure(answers)

@@ -1,0 +1,196 @@
+"""The model registry: versions of retrievers under a name, and the aliases that choose one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow.artifacts import download_artifacts
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import get_model_info
+from mlflow.pyfunc import PyFuncModel
+from mlflow.tracking import MlflowClient
+
+from ramen_ray.errors import UserError
+from ramen_ray.tracking.retriever import NAME
+from ramen_ray.tracking.runs import TrackingError, metric_name
+
+ALIAS_BEFORE = "{}_before"
+"""Tag of a version that an alias was moved to: the version that had it until then."""
+
+
+class RegistryError(UserError):
+    """A retriever cannot be found, registered or chosen."""
+
+
+@dataclass(frozen=True)
+class LoggedRetriever:
+    """A retriever in MLflow.
+
+    Attributes:
+        model_id: of the logged model.
+        run_id: the run that logged it.
+        facts: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
+    """
+
+    model_id: str
+    run_id: str
+    facts: dict[str, Any]
+
+    @property
+    def uri(self) -> str:
+        """The address by which MLflow loads it."""
+        return uri_of(self.model_id)
+
+
+@contextmanager
+def _registry_errors(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except MlflowException as error:
+        raise TrackingError(f"the MLflow store {uri}: {error.message.splitlines()[0]}") from error
+
+
+class Registry:
+    """The registered retrievers of an MLflow store.
+
+    Raises:
+        TrackingError: from each method, if the store cannot be used.
+    """
+
+    def __init__(self, uri: str) -> None:
+        """Use the store at ``uri``, for all of this process: MLflow registers models there only."""
+        mlflow.set_tracking_uri(uri)
+        self.uri = uri
+        self._client = MlflowClient(tracking_uri=uri)
+
+    def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
+        """Return (run id, model id) of a run's retriever, or of that of its best child.
+
+        Args:
+            run_id: a run, or the parent of runs.
+            metric: of the validation split, decides which child is the best; None takes the one
+                that each child chose its best checkpoint by.
+
+        Raises:
+            RegistryError: there is no retriever.
+        """
+        with _registry_errors(self.uri):
+            run = self._client.get_run(run_id)
+            below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
+            children = self._client.search_runs([run.info.experiment_id], below, max_results=10_000)
+            for found in [run, *sorted(children, key=lambda one: -_validated(one, metric))]:
+                model_id = self._latest_retriever(found)
+                if model_id is not None:
+                    return found.info.run_id, model_id
+        raise RegistryError(
+            f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
+            f"end well?"
+        )
+
+    def _latest_retriever(self, run: Run) -> str | None:
+        outputs = run.outputs.model_outputs if run.outputs else []
+        models = [self._client.get_logged_model(output.model_id) for output in outputs]
+        ready = [model for model in models if model.name == NAME and model.status == "READY"]
+        return max(ready, key=lambda model: model.creation_timestamp).model_id if ready else None
+
+    def parameters(self, run_id: str) -> dict[str, str]:
+        """Return what a run was started with, by dotted key."""
+        with _registry_errors(self.uri):
+            return dict(self._client.get_run(run_id).data.params)
+
+    def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
+        """Return the version of ``name`` that a logged model is; it is made if there is none."""
+        with _registry_errors(self.uri):
+            if not self._client.search_registered_models(f"name = '{name}'"):
+                self._client.create_registered_model(name)
+            for version in self._client.search_model_versions(f"name = '{name}'"):
+                if version.source == uri_of(model_id):
+                    return version
+            return self._client.create_model_version(name, uri_of(model_id), run_id)
+
+    def chosen(self, name: str, alias: str) -> ModelVersion | None:
+        """Return the version that has an alias, whoever gave it; None if none has."""
+        with _registry_errors(self.uri):
+            models = self._client.search_registered_models(f"name = '{name}'")
+            if not models or alias not in models[0].aliases:
+                return None
+            return self._client.get_model_version_by_alias(name, alias)
+
+    def choose(self, version: ModelVersion, alias: str) -> None:
+        """Give ``alias`` to a version, and remember which had it."""
+        before = self.chosen(version.name, alias)
+        number = "" if before is None else str(before.version)
+        if number == str(version.version):
+            return
+        with _registry_errors(self.uri):
+            tag = ALIAS_BEFORE.format(alias)
+            self._client.set_model_version_tag(version.name, version.version, tag, number)
+            self._client.set_registered_model_alias(version.name, alias, version.version)
+
+    def restore(self, name: str, alias: str) -> tuple[str, str]:
+        """Give ``alias`` back to the version that had it before; returns (from, to) versions.
+
+        Raises:
+            RegistryError: no version has the alias, or none is known to have had it before.
+        """
+        present = self.chosen(name, alias)
+        if present is None:
+            raise RegistryError(f"no version of {name!r} has the alias {alias!r}")
+        before = present.tags.get(ALIAS_BEFORE.format(alias))
+        if not before:
+            raise RegistryError(
+                f"it is not known which version of {name!r} had the alias {alias!r} before "
+                f"version {present.version}: "
+                + ("none had" if before == "" else "it was not given by jobs/promote.py")
+            )
+        with _registry_errors(self.uri):
+            self._client.set_registered_model_alias(name, alias, before)
+        return str(present.version), str(before)
+
+    def describe(self, version: ModelVersion, text: str) -> None:
+        """Let the MLflow UI show ``text`` with a version."""
+        with _registry_errors(self.uri):
+            self._client.update_model_version(version.name, version.version, text)
+
+    def look_up(self, model_uri: str) -> LoggedRetriever:
+        """Read what is kept with a retriever, without loading it.
+
+        Args:
+            model_uri: ``models:/NAME@champion``, ``models:/NAME/VERSION`` or ``models:/MODEL_ID``.
+
+        Raises:
+            RegistryError: it is another kind of model.
+        """
+        with _registry_errors(self.uri):
+            info = get_model_info(model_uri)
+        facts = info.metadata or {}
+        if "dataset_fingerprint" not in facts:
+            raise RegistryError(f"{model_uri} is no retriever of this project")
+        return LoggedRetriever(str(info.model_id), info.run_id, facts)
+
+    def load(self, model_uri: str) -> PyFuncModel:
+        """Load a retriever, to let it answer."""
+        with _registry_errors(self.uri):
+            return mlflow.pyfunc.load_model(model_uri)
+
+    def download(self, model_uri: str, folder: Path) -> Path:
+        """Copy a retriever's own folder into ``folder``; returns where it is."""
+        with _registry_errors(self.uri):
+            copied = download_artifacts(model_uri, dst_path=str(folder))
+        return Path(copied) / "artifacts" / NAME
+
+
+def _validated(run: Run, metric: str | None) -> float:
+    """Return the best validation of a run; less than all if it has none."""
+    metric = metric or run.data.params.get("training.selection_metric", "")
+    return float(run.data.metrics.get(metric_name(f"best/validation/{metric}"), float("-inf")))
+
+
+def uri_of(model_id: str) -> str:
+    """Return the address by which MLflow loads a logged model."""
+    return f"models:/{model_id}"

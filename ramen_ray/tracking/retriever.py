@@ -1,0 +1,78 @@
+"""Retrievers in MLflow: each a model that answers queries wherever MLflow loads or serves it."""
+
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import faiss
+from mlflow.entities import LoggedModelOutput
+from mlflow.models import Model, ModelSignature
+from mlflow.pyfunc import save_model
+from mlflow.tracking import MlflowClient
+from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+from mlflow.types.schema import Array
+
+NAME = "retriever"
+CODE = Path(__file__).with_name("retriever_model.py")
+SIGNATURE = ModelSignature(
+    inputs=Schema([ColSpec(DataType.string)]),
+    outputs=Schema(
+        [
+            ColSpec(Array(DataType.string), "ad_ids"),
+            ColSpec(Array(DataType.string), "ads"),
+            ColSpec(Array(DataType.double), "scores"),
+            ColSpec(DataType.string, "error", required=False),
+        ]
+    ),
+    params=ParamSchema([ParamSpec("top_k", DataType.long, 10)]),
+)
+
+
+def log_retriever(
+    uri: str, run_id: str, folder: Path, example: list[str], metadata: Mapping[str, Any]
+) -> str:
+    """Log a retriever as a model of a run; returns the model's id.
+
+    Args:
+        uri: the MLflow store.
+        run_id: the run.
+        folder: what :func:`ramen_ray.method.retriever.write_retriever` wrote.
+        example: a few queries, which MLflow shows as the model's input example.
+        metadata: what is kept with the model, such as the dataset that it was made from.
+    """
+    client = MlflowClient(tracking_uri=uri)
+    experiment_id = client.get_run(run_id).info.experiment_id
+    model = client.create_logged_model(experiment_id, NAME, run_id, model_type=NAME)
+    with tempfile.TemporaryDirectory() as aside:
+        path = Path(aside) / "model"
+        save_model(
+            str(path),
+            python_model=str(CODE),
+            artifacts={"retriever": str(folder)},
+            signature=SIGNATURE,
+            input_example=(example, {"top_k": 1}),
+            pip_requirements=_requirements(folder),
+            metadata=dict(metadata),
+            mlflow_model=Model(
+                artifact_path=model.artifact_location,
+                run_id=run_id,
+                model_id=model.model_id,
+                model_uuid=model.model_id,
+            ),
+        )
+        client.log_model_artifacts(model.model_id, str(path))
+    client.finalize_logged_model(model.model_id, "READY")
+    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _requirements(folder: Path) -> list[str]:
+    """Pin what serving needs, at the versions that are installed here."""
+    names = ["mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"]
+    if not (folder / "encoder" / "0_StaticEmbedding").is_dir():
+        names += ["torch", "transformers"]
+    # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
+    pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]
+    return sorted([*pins, f"faiss-cpu=={faiss.__version__}"])

@@ -1,0 +1,166 @@
+"""What MLflow runs where a retriever is loaded or served: texts in, ads out.
+
+MLflow keeps this file with each model. It imports nothing of ramen_ray, so that a model is served
+without it and is not changed by later versions of it, and torch only if its encoder needs that.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel, PythonModelContext
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+MAX_CHARACTERS = 10_000
+TEXTS_PER_PASS = 64
+FEW_QUERIES = 8  # one thread answers so few the fastest: several wait for each other
+
+Embeddings = NDArray[np.float32]
+TokenIds = list[list[int]]
+
+
+class Retriever(PythonModel):
+    """Finds the ads whose embeddings are nearest to those of queries."""
+
+    def load_context(self, context: PythonModelContext) -> None:
+        """Load encoder, index and ads from the folder that the run wrote."""
+        folder = Path(context.artifacts["retriever"])
+        self.index = faiss.read_index(str(folder / "index.faiss"))
+        self.num_threads = faiss.omp_get_max_threads()
+        ads = pq.read_table(folder / "ads.parquet")
+        self.ad_ids, self.ad_texts = (
+            ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
+        )
+        self.settings = json.loads((folder / "retriever.json").read_text(encoding="utf-8"))
+        self.tokenizer = Tokenizer.from_file(str(folder / "encoder" / "tokenizer.json"))
+        self.tokenizer.enable_truncation(self.settings["max_length"])
+        self.tokenizer.no_padding()
+        load = _load_bag if self.settings["pooling"] == "bag" else _load_transformer
+        self.embed = load(folder / "encoder", self.settings["pooling"])
+
+    def predict(
+        self,
+        context: PythonModelContext,
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """Answer every query (the first column) with its ``top_k`` best ads.
+
+        Returns:
+            One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
+            length with the best first, and ``error``: None, or why this query has no answer.
+        """
+        top_k = (params or {}).get("top_k", 10)
+        if not 1 <= top_k <= len(self.ad_ids):
+            raise MlflowException.invalid_parameter_value(
+                f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
+                f"it must be from 1 to {len(self.ad_ids)}"
+            )
+        queries = model_input.iloc[:, 0].tolist()
+        errors = [_find_error(query) for query in queries]
+        answered = [row for row, error in enumerate(errors) if error is None]
+        answers: list[tuple[list[Any], ...]] = [([], [], []) for _ in queries]
+        if answered:
+            embeddings = self.encode([queries[row] for row in answered])
+            for row, answer in zip(answered, self.search(embeddings, top_k), strict=True):
+                answers[row] = answer
+        columns = dict(zip(("ad_ids", "ads", "scores"), zip(*answers, strict=True), strict=True))
+        return pd.DataFrame({**columns, "error": pd.Series(errors, dtype=object)})
+
+    def encode(self, texts: Sequence[str]) -> Embeddings:
+        """Return unit-norm embeddings (texts, D)."""
+        encodings = self.tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=self.settings["add_special_tokens"]
+        )
+        token_ids = [encoding.ids or [self.settings["placeholder"]] for encoding in encodings]
+        by_length = sorted(range(len(texts)), key=lambda row: len(token_ids[row]))
+        parts = [
+            self.embed([token_ids[row] for row in by_length[start : start + TEXTS_PER_PASS]])
+            for start in range(0, len(texts), TEXTS_PER_PASS)
+        ]
+        embeddings = np.empty((len(texts), self.index.d), dtype=np.float32)
+        embeddings[by_length] = np.concatenate(parts)
+        norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+        return np.asarray(embeddings / np.maximum(norms, 1e-12))
+
+    def search(self, embeddings: Embeddings, top_k: int) -> list[tuple[list[Any], ...]]:
+        """Return the ids, texts and scores of each query's best ads."""
+        faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
+        scores, rows = self.index.search(embeddings, top_k)
+        found = rows >= 0  # an approximate index may find fewer
+        ends = found.sum(axis=1).cumsum()[:-1]
+        columns = [
+            self.ad_ids.take(pa.array(rows[found])).to_numpy(zero_copy_only=False),
+            self.ad_texts.take(pa.array(rows[found])).to_numpy(zero_copy_only=False),
+            scores[found],
+        ]
+        split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
+        return list(zip(*split, strict=True))
+
+
+def _find_error(query: object) -> str | None:
+    if not isinstance(query, str):
+        return f"the query is {type(query).__name__}, not a text"
+    if not query.strip():
+        return "the query is empty"
+    if len(query) > MAX_CHARACTERS:
+        return f"the query has {len(query)} characters; at most {MAX_CHARACTERS} are taken"
+    return None
+
+
+def _load_bag(folder: Path, _: str) -> Callable[[TokenIds], Embeddings]:
+    """Load an encoder whose embeddings are means of token embeddings."""
+    weights = load_file(folder / "0_StaticEmbedding" / "model.safetensors")["embedding.weight"]
+
+    def embed(token_ids: TokenIds) -> Embeddings:
+        lengths = np.array([len(ids) for ids in token_ids])
+        tokens = weights[np.fromiter(chain.from_iterable(token_ids), dtype=np.int64)]
+        sums = np.add.reduceat(tokens, lengths.cumsum() - lengths, axis=0)
+        return np.asarray(sums / lengths[:, None], dtype=np.float32)
+
+    return embed
+
+
+def _load_transformer(folder: Path, pooling: str) -> Callable[[TokenIds], Embeddings]:
+    """Load an encoder that pools the token states of a transformer."""
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # a pooler without weights is no news: it is not used
+    logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backbone = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
+    backbone.pooler = None
+    num_threads = torch.get_num_threads()
+
+    @torch.inference_mode()
+    def embed(token_ids: TokenIds) -> Embeddings:
+        torch.set_num_threads(1 if len(token_ids) <= FEW_QUERIES else num_threads)
+        lengths = np.array([len(ids) for ids in token_ids])[:, None]
+        mask = np.arange(lengths.max()) < lengths
+        padded = np.zeros(mask.shape, dtype=np.int64)
+        padded[mask] = np.fromiter(chain.from_iterable(token_ids), dtype=np.int64)
+        inputs = {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
+        inputs = {name: values.long().to(device) for name, values in inputs.items()}
+        states = backbone(**inputs).last_hidden_state
+        if pooling == "cls":
+            return np.asarray(states[:, 0].cpu().numpy())
+        weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return np.asarray(((states * weights).sum(dim=1) / weights.sum(dim=1)).cpu().numpy())
+
+    return embed
+
+
+set_model(Retriever())

@@ -1,0 +1,58 @@
+"""A store with retrievers that were not trained but made, better and worse ones."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from mlflow.tracking import MlflowClient
+from support import MAX_LENGTH
+
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import BagEncoder, build_bag
+from ramen_ray.method.retriever import write_retriever
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import close_run, log_metrics, log_parameters, open_run
+
+BLIND = 1000.0  # all texts are alike
+
+
+@dataclass
+class Store:
+    """A store in which retrievers of several qualities are logged."""
+
+    uri: str
+    output: Path
+    data: Prepared
+    encoder_path: Path
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(tracking_uri=self.uri)
+
+    def encoder(self, noise: float) -> BagEncoder:
+        """Build an encoder that is worse with more ``noise``."""
+        encoder = build_bag(str(self.encoder_path))
+        torch.manual_seed(round(1000 * noise))
+        weights = encoder.embedding.weight.data
+        weights += noise * weights.std() * torch.randn_like(weights)
+        if noise == BLIND:
+            weights[:] = 1.0
+        return encoder
+
+    def run(self, noise: float, dataset: Path, parent: str | None = None) -> str:
+        """Log a run with a retriever; returns the run's id."""
+        run_id = open_run(self.uri, "tests", f"noise-{noise}", self.output, None)
+        settings = {"dataset": dataset, "training.selection_metric": "R@10"}
+        settings |= {"evaluation.propensity_a": 0.55, "evaluation.propensity_b": 1.5}
+        log_parameters(self.uri, run_id, settings, {"mlflow.parentRunId": parent} if parent else {})
+        folder = self.output / f"{run_id}-made"
+        self.encoder(noise).save(folder / "encoder", MAX_LENGTH)
+        opened = Dataset(dataset)
+        made = folder / "retriever"
+        write_retriever(made, folder / "encoder", opened, self.data, "flat", MAX_LENGTH)
+        metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
+        log_retriever(self.uri, run_id, made, ["robin"], metadata)
+        log_metrics(self.uri, run_id, {"best/validation/R@10": 1 / (1 + noise)})
+        close_run(self.uri, run_id, "FINISHED")
+        return run_id

@@ -1,0 +1,186 @@
+"""Who becomes the champion, who does not, and how it is undone."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from stores import BLIND, Store
+
+from jobs import promote
+from ramen_ray.command_line import run_job
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.answers import AskedQueries
+from ramen_ray.method.evaluation import Propensity, evaluate
+from ramen_ray.method.metrics import ratio
+from ramen_ray.tracking.runs import open_run
+
+Promote = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def good(store: Store, dataset_path: Path) -> str:
+    return store.run(0.0, dataset_path)
+
+
+@pytest.fixture(scope="module")
+def bad(store: Store, dataset_path: Path) -> str:
+    return store.run(BLIND, dataset_path)
+
+
+@pytest.fixture
+def job(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Promote:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        words = ["promote.py", *arguments, "--output", str(store.output)]
+        monkeypatch.setattr(sys, "argv", words)
+        code = run_job(promote.main)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+def _champion(store: Store, name: str) -> str:
+    return store.client.get_model_version_by_alias(name, "champion").run_id
+
+
+def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
+    store: Store, job: Promote, good: str, bad: str
+) -> None:
+    code, said = job(bad, "--name", "shop")
+    assert (code, said) == (0, "shop@champion is version 1: the first of its name\n")
+    code, said = job(good, "--name", "shop")
+    assert code == 0, said
+    assert "against version 1 on the test split" in said.splitlines()[-1]
+    assert "R@100" in said
+    assert _champion(store, "shop") == good
+    code, said = job(bad, "--name", "shop", "--metric", "P@1")
+    assert code == 2
+    assert said.splitlines()[-1].startswith("error: version 1 is not promoted: P@1 -")
+    assert _champion(store, "shop") == good
+    code, said = job(good, "--name", "shop")
+    assert (code, said) == (2, "error: this retriever is the champion already: version 2\n")
+    code, said = job(bad, "--name", "shop", "--force")
+    assert code == 0, said
+    assert _champion(store, "shop") == bad
+    code, said = job("--restore", "--name", "shop")
+    assert (code, said) == (0, "shop@champion is version 2 again, no more version 1\n")
+    assert _champion(store, "shop") == good
+    described = store.client.get_model_version("shop", "2").description
+    assert described.startswith("R@10 +")
+
+
+def test_what_is_compared_is_what_evaluation_measures(
+    store: Store, job: Promote, good: str, dataset_path: Path
+) -> None:
+    job(store.run(4.0, dataset_path), "--name", "measured")
+    _, said = job(good, "--name", "measured")
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines()[3:11]}
+    for column, noise in ((0, 0.0), (1, 4.0)):
+        measured, _ = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        for name, cells in rows.items():
+            expected = pytest.approx(100 * measured[name], abs=0.006)
+            assert float(cells[column]) == expected, name
+
+
+def test_a_choice_by_hand_is_the_champion_to_beat(
+    store: Store, job: Promote, good: str, bad: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"mlflow_run_id": good}))
+    job(bad, "--name", "by-hand")
+    job(str(tmp_path), "--name", "by-hand@challenger")
+    job(good, "--name", "by-hand@challenger")
+    assert _champion(store, "by-hand") == bad
+    challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
+    assert challenger.run_id == good
+    assert challenger.tags["challenger_before"] == ""
+    store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
+    code, said = job(bad, "--name", "by-hand")
+    assert code == 2
+    assert "is not promoted" in said
+    code, said = job("--restore", "--name", "by-hand")
+    assert code == 2
+    assert "it was not given by jobs/promote.py" in said
+
+
+def test_of_a_sweep_the_best_child_is_promoted(
+    store: Store, job: Promote, dataset_path: Path
+) -> None:
+    parent = open_run(store.uri, "tests", "sweep", store.output, None)
+    store.run(3.0, dataset_path, parent)
+    best = store.run(0.5, dataset_path, parent)
+    store.run(2.0, dataset_path, parent)
+    code, said = job(parent, "--name", "swept")
+    assert code == 0, said
+    assert _champion(store, "swept") == best
+
+
+def test_another_version_of_the_dataset_is_refused(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(dataset_path, tmp_path / "changed"))
+    rows = Dataset(changed).read("queries/test")
+    pq.write_table(rows.slice(1), changed / "queries" / "test.parquet")
+    newer = store.run(0.25, changed)
+    job(good, "--name", "dated")
+    code, said = job(newer, "--name", "dated")
+    assert code == 2
+    assert "was made from another version of the dataset than this retriever" in said
+    assert len(store.client.search_model_versions("name = 'dated'")) == 1
+    pq.write_table(rows.slice(2), changed / "queries" / "test.parquet")
+    job(newer, "--name", "dated-too")
+    code, said = job(store.run(0.75, changed), "--name", "dated-too")
+    assert code == 2
+    assert "was made from another version of the dataset" in said
+    code, said = job(newer, "--name", "dated", "--force")
+    assert code == 0, said
+    assert said.endswith("is version 2: not compared with version 1, of another dataset\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "shop"], "name the run to promote, or give --restore"),
+        (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
+        (["{good}", "--name", "shop", "--metric", "P@2"], "--metric 'P@2' is not one of P@1"),
+        (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
+        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], message: str, store: Store, job: Promote, good: str
+) -> None:
+    empty = open_run(store.uri, "tests", "empty", store.output, None)
+    code, said = job(*(word.format(good=good, empty=empty) for word in arguments))
+    assert code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_unknown_ads_keep_their_rank_and_are_no_hits(dataset_path: Path) -> None:
+    dataset = Dataset(dataset_path)
+    asked = AskedQueries(dataset, Propensity())
+    clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
+    answers = [["new", str(ads[0])] if row % 2 else [] for row, ads in enumerate(clicks)]
+    measured = asked.measure(answers)
+    assert ratio(measured["P@1"]) == 0.0
+    assert ratio(measured["P@3"]) == pytest.approx(0.5 / 3)
+    expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
+    assert ratio(measured["R@10"]) == pytest.approx(expected)
