@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -116,11 +115,13 @@ def ended_before_the_kill(config: RunConfig) -> dict[str, int]:
         env={**os.environ, "PYTHONPATH": path},
     )
     deadline = time.monotonic() + 200
-    while not _finished(output):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    try:
+        while not _finished(output):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
     return _finished(output)
 
 
