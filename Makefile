@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test clean
+.PHONY: train test test-all clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python jobs/train.py foldoc
@@ -12,7 +12,10 @@ test: $(INSTALLED)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
+	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
+
+test-all: test
+	$(VENV)/bin/pytest --durations 15 -m slow
 
 # torch first and alone, so that a CPU build that pip finds is taken before anything asks for torch
 $(INSTALLED): pyproject.toml constraints.txt

@@ -178,9 +178,12 @@ class Head:
 
 
 def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """Find a port below those that the system hands out, which Ray's processes take all the time."""
+    while True:
+        port = 20_000 + int.from_bytes(os.urandom(2)) % 12_000
+        with socket.socket() as listening:
+            if listening.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 @pytest.fixture(scope="module")

@@ -253,7 +253,7 @@ STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

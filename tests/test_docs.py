@@ -34,6 +34,7 @@ def _run(language: str, block: str, folder: Path, address: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bring_your_own_data(project: Path, head: Head) -> None:
     said = "".join(_run(*block, project, head.address) for block in BLOCKS)

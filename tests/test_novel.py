@@ -434,7 +434,7 @@ def trained(
         "training.global_batch_size": 8,
         "workers.cpus_per_worker": 1,
     }
-    ray.init(address="local", num_cpus=3, log_to_driver=False)
+    ray.init(address="local", num_cpus=3, log_to_driver=False, include_dashboard=False)
     yield fit(overlay(tiny(), changes))
     ray.shutdown()
 

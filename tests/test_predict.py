@@ -65,7 +65,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

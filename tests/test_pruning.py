@@ -118,7 +118,7 @@ def test_each_distinct_text_is_encoded_once(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 
@@ -277,6 +277,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     assert kept == [f"step_{step * EPOCH:09d}" for step in (2, 3)]
 
 
+@pytest.mark.slow
 def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     config: RunConfig, unharmed: TrainResult, tmp_path: Path
 ) -> None:

@@ -1,10 +1,6 @@
 """Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
 
-import os
 import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from ray import tune
 
 from ramen_ray.command_line import parse_run_config, training_command
-from ramen_ray.config import ConfigError, RunConfig, overlay, read_config, write_config
+from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, check_space, sweep
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from tune_spaces import SPACES
@@ -98,52 +94,13 @@ def search(config: RunConfig) -> SweepResult:
     return sweep(config, SETTINGS, space, training_command)
 
 
-def search_as_saved(file: str) -> None:
-    """Search with the configuration that was saved to ``file``."""
-    search(read_config(Path(file)))
-
-
 @pytest.fixture(scope="module")
-def ended_before_the_kill(config: RunConfig) -> dict[str, int]:
-    """The runs that a search had finished when its process was killed, with their times."""
-    output = Path(config.output)
-    write_config(config, output / "config.json")
-    call = "import sys, test_sweep; test_sweep.search_as_saved(sys.argv[1])"
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    process = subprocess.Popen(
-        [sys.executable, "-c", call, str(output / "config.json")],
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    deadline = time.monotonic() + 200
-    try:
-        while not _finished(output):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.2)
-    finally:
-        process.kill()
-        process.wait()
-    return _finished(output)
-
-
-def _finished(output: Path) -> dict[str, int]:
-    runs = (output / "runs").glob("*/run.json")
-    return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
-
-
-@pytest.fixture(scope="module")
-def result(ended_before_the_kill: dict[str, int], config: RunConfig) -> Iterator[SweepResult]:
+def result(config: RunConfig) -> Iterator[SweepResult]:
     yield search(config)
     ray.shutdown()
 
 
-def test_a_killed_search_keeps_what_it_had(
-    ended_before_the_kill: dict[str, int], result: SweepResult, config: RunConfig
-) -> None:
-    assert ended_before_the_kill.items() < _finished(Path(config.output)).items()
-    kept = {name.removeprefix("search-") for name in ended_before_the_kill}
-    assert kept < {trial.name for trial in result.trials}
-
-
+@pytest.mark.slow
 def test_a_failing_trial_is_told_and_the_others_go_on(result: SweepResult) -> None:
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
     assert {trial.params["encoder.pretrained"] for trial in failed} == {"nowhere"}
@@ -151,6 +108,7 @@ def test_a_failing_trial_is_told_and_the_others_go_on(result: SweepResult) -> No
     assert failed and len(failed) < len(result.trials) == 5
 
 
+@pytest.mark.slow
 def test_the_first_trial_has_the_configuration_s_own_values(
     result: SweepResult, config: RunConfig
 ) -> None:
@@ -158,6 +116,7 @@ def test_the_first_trial_has_the_configuration_s_own_values(
     assert own in [dict(trial.params) for trial in result.trials]
 
 
+@pytest.mark.slow
 def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     parent = client.get_run(result.mlflow_run_id)
@@ -175,6 +134,7 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert {"trials.csv", "best_command.txt"} <= names
 
 
+@pytest.mark.slow
 def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
     table = pd.read_csv(result.report / "trials.csv")
     assert len(table) == 5
@@ -184,6 +144,7 @@ def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: 
     assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
 
 
+@pytest.mark.slow
 def test_a_finished_search_is_told_again(result: SweepResult, config: RunConfig) -> None:
     again = search(config)
     assert again.trials == result.trials

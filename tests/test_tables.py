@@ -294,7 +294,7 @@ def test_edges_name_texts_where_the_clicks_do(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

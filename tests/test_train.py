@@ -26,7 +26,7 @@ MID_EPOCH_CHECKPOINT = "checkpoint_000000009"  # an epoch of the made dataset ha
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 
@@ -165,7 +165,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(
     assert second.returncode == 0, second.stderr
     after = json.loads((run_directory / "run.json").read_text())
     best = unharmed.encoder.parent.name
-    assert after == {**before, "finished": True, "best_checkpoint": best}
+    assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
     run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name

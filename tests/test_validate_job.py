@@ -108,7 +108,7 @@ def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

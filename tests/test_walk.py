@@ -173,7 +173,7 @@ def test_long_walks_over_many_anchors_lose_no_visit(num_hops: int) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

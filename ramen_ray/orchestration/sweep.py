@@ -1,6 +1,7 @@
 """Search for settings with Ray Tune: propose, train, stop what lags, go on after a kill."""
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ class Search:
         if ends.count() < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
         trials = self._trials(
-            (Path(one.path).name, one.config or {}, _best(one.metrics_dataframe, self.metric))
+            (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
             for one in results
         )
         if not trials or trials[0].value is None:
@@ -251,7 +252,7 @@ class Search:
             )
             for name, params, value in found
         ]
-        return sorted(trials, key=lambda t: -math.inf if t.value is None else t.value, reverse=True)
+        return sorted(trials, key=lambda t: (math.inf if t.value is None else -t.value, t.name))
 
     def of_tune(self, trials: Iterable[Trial]) -> list[SweepTrial]:
         """Return Tune's trials, the best first."""
@@ -317,6 +318,11 @@ class Search:
                 return BasicVariantGenerator(points_to_evaluate=points, random_state=seed)
             case "grid":
                 return BasicVariantGenerator()
+
+
+def _params(result: tune.Result) -> dict[str, Any]:
+    """Return what a trial sampled; Tune's result of a failed one that was restored has it not."""
+    return dict(result.config or json.loads((Path(result.path) / "params.json").read_text()))
 
 
 def _best(history: Any, metric: str) -> float | None:
