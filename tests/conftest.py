@@ -178,7 +178,7 @@ class Head:
 
 
 def free_port() -> int:
-    """Find a port below those that the system hands out, which Ray's processes take all the time."""
+    """Find a port below those that the system hands out: Ray takes many of these."""
     while True:
         port = 20_000 + int.from_bytes(os.urandom(2)) % 12_000
         with socket.socket() as listening:
