@@ -97,6 +97,7 @@ def _finished(config: RunConfig) -> dict[str, int]:
     return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
 
 
+@pytest.mark.slow
 def test_the_same_call_trains_only_what_is_missing(
     first_attempt: dict[str, int], result: AblationResult, config: RunConfig
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_same_call_trains_only_what_is_missing(
     assert first_attempt.items() < _finished(config).items()
 
 
+@pytest.mark.slow
 def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.arms) == ARMS
     base, whole = (result.arms[name] for name in ARMS[:2])
@@ -114,6 +116,7 @@ def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
     assert set(base.deviations.values()) == {0}
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     parent = client.get_run(result.mlflow_run_id)
@@ -134,6 +137,7 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
             assert parent.data.metrics[f"{arm}/{metric.replace('@', '_at_')}"] == means[metric]
 
 
+@pytest.mark.slow
 def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
