@@ -204,7 +204,7 @@ class Search:
         if tune.Tuner.can_restore(path):
             tuner = tune.Tuner.restore(path, runnable, resume_unfinished=True)
         else:
-            tuner = self._tuner(runnable, [ends, _Live(self, ends)])
+            tuner = self._tuner(runnable, [ends, _Live(self)])
         with quiet_tune():
             results = tuner.fit()
         if ends.count() < len(results):
@@ -365,7 +365,7 @@ class _ReportValidations(TuneReportCallback):  # type: ignore[misc]  # Ray has n
 class _Live(tune.Callback):  # type: ignore[misc]  # Ray has no types
     """Shows in MLflow what is known whenever a trial has ended."""
 
-    def __init__(self, search: Search, ends: Ends) -> None:
+    def __init__(self, search: Search) -> None:
         self.search = search
 
     def on_trial_complete(
