@@ -2,7 +2,7 @@
 
 Examples:
     python jobs/tune.py foldoc --space regularization --num-samples 20
-    python jobs/tune.py debian --space optimizer --search random --time-budget-s 3600
+    python jobs/tune.py debian --space optimizer --search random --time-budget 3600
     python jobs/tune.py foldoc --space mining --base.kind ance --workers.cpus-per-worker 1
     python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
     ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs

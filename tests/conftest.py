@@ -26,7 +26,7 @@ import psutil
 import pyarrow as pa
 import pytest
 import torch
-from support import MAX_LENGTH, node_edges, prepare_in_process, query_table, text_table
+from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.data.dataset import Dataset, write_dataset
@@ -201,4 +201,4 @@ def head() -> Iterator[Head]:
     started = psutil.Process(process.pid).children(recursive=True)
     for child in [*started, process]:
         child.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=PATIENCE_S)

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ from ramen_ray.data.validation.structure import check_structure, read_tables
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 
 MAX_LENGTH = 16
+PATIENCE_S = 300.0  # a busy machine is waited for
+
+
+def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Wait until ``holds()`` is true; ``what`` says what did not come about if it never is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(what if isinstance(what, str) else what())
+        time.sleep(0.02)
 
 
 def errors_in(dataset: Dataset) -> list[str]:

@@ -1,7 +1,6 @@
 """The bases: clusters and their batches, shortlists and hard negatives, and whole runs of each."""
 
 import threading
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from mlflow.tracking import MlflowClient
-from support import rows_of
+from support import rows_of, wait_until
 from torch.nn.functional import normalize
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
@@ -350,9 +349,7 @@ def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
 
 
 def _kill_worker_after(checkpoint: Path, killed: list[int]) -> None:
-    deadline = time.monotonic() + 120
-    while not checkpoint.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(checkpoint.exists, f"no {checkpoint}")
     for process in psutil.Process().children(recursive=True):
         if "RayTrainWorker" in " ".join(process.cmdline()):
             process.kill()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Head
+from support import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "your_own_data.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def _run(language: str, block: str, folder: Path, address: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "RAY_ADDRESS": address}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr

@@ -15,6 +15,7 @@ import pytest
 from conftest import Head
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
+from support import PATIENCE_S, wait_until
 
 from jobs import train
 from ramen_ray.command_line import run_job
@@ -38,13 +39,13 @@ def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=200,
+        timeout=PATIENCE_S,
     )
 
 
 def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
     """Submit a job as soon as the head's job server and its agent are up."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             client = JobSubmissionClient(address)
@@ -67,10 +68,7 @@ def test_a_submitted_job_trains_and_is_tracked(
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
     client, job = _submit(head.dashboard, command)
-    deadline = time.monotonic() + 200
-    while not client.get_job_status(job).is_terminal():
-        assert time.monotonic() < deadline, client.get_job_logs(job)
-        time.sleep(0.5)
+    wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
     run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
-from support import csr_of, rows_of
+from support import csr_of, rows_of, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.csr import Csr
@@ -288,7 +288,7 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
     pending = graphs / ".pending" / f"step_{2 * EPOCH:09d}" / "encoder"
-    _wait_for(pending)
+    wait_until(pending.exists, f"no {pending}")
     shutil.copytree(pending, tmp_path / "encoder")
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -349,10 +349,3 @@ def _history(result: TrainResult, metric: str) -> list[tuple[int, float]]:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     points = client.get_metric_history(result.mlflow_run_id, metric)
     return sorted((point.step, point.value) for point in points)
-
-
-def _wait_for(path: Path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import torch
 from conftest import free_port
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH
+from support import MAX_LENGTH, PATIENCE_S, wait_until
 
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
@@ -199,16 +198,19 @@ def test_serving_answers_over_http_without_ray_and_the_library(
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
     command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.uri, "PYTHONPATH": str(tmp_path)}
-    server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    log = tmp_path / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
-        _wait_until_it_answers(f"http://127.0.0.1:{port}/ping", server)
+        wait_until(lambda: _answers(port) or server.poll() is not None, log.read_text)
+        assert server.poll() is None, log.read_text()
         asked = {"inputs": queries[:3], "params": {"top_k": 3}}
         said = _post(port, asked)["predictions"]
         expected = logged.model.predict(queries[:3], params={"top_k": 3})
@@ -225,7 +227,7 @@ def test_serving_answers_over_http_without_ray_and_the_library(
         assert "top_k is 1000; this retriever has 40 ads" in refused.value.read().decode()
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
+        server.wait(timeout=PATIENCE_S)
 
 
 def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -234,20 +236,16 @@ def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return dict(json.loads(answer.read()))
 
 
-def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        except OSError:
-            assert server.poll() is None, "the server has ended"
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.2)
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

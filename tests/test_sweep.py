@@ -12,7 +12,8 @@ from ray import tune
 
 from ramen_ray.command_line import parse_run_config, training_command
 from ramen_ray.config import ConfigError, RunConfig, overlay
-from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, check_space, sweep
+from ramen_ray.orchestration.search_space import check_space
+from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from tune_spaces import SPACES
 

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import errors_in, import_in_process
+from support import PATIENCE_S, errors_in, import_in_process, wait_until
 
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
@@ -451,20 +450,18 @@ def test_a_killed_import_leaves_no_dataset_directory(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), "tables"]
     command += ["--clicks", str(tmp_path / "clicks.parquet"), "--output", str(tmp_path / "out")]
     importing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out-*/.staging/clicks-000004.arrow")):
-        assert importing.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    staged = ".out-*/.staging/clicks-000004.arrow"
+    wait_until(lambda: list(tmp_path.glob(staged)) or importing.poll() is not None, staged)
+    assert importing.poll() is None
     started = psutil.Process(importing.pid).children(recursive=True)
     importing.send_signal(signal.SIGKILL)
     for process in started:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    importing.wait(timeout=30)
+    importing.wait(timeout=PATIENCE_S)
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert f"wrote out to {tmp_path / 'out'}" in done.stdout
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000

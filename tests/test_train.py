@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 import ray
 from mlflow.tracking import MlflowClient
+from support import wait_until
 
 from ramen_ray.config import RunConfig, overlay, read_config
 from ramen_ray.data.dataset import Dataset
@@ -156,7 +156,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(
     command += ["--name", "driver-killed"]
     run_directory = Path(config.output) / "runs" / "driver-killed"
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    _wait_for(run_directory / MID_EPOCH_CHECKPOINT)
+    wait_until((run_directory / MID_EPOCH_CHECKPOINT).exists, "no checkpoint amid an epoch")
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = json.loads((run_directory / "run.json").read_text())
@@ -183,16 +183,9 @@ def _losses(result: TrainResult) -> list[tuple[int, float]]:
 
 
 def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:
-    _wait_for(run_directory / MID_EPOCH_CHECKPOINT)
+    wait_until((run_directory / MID_EPOCH_CHECKPOINT).exists, "no checkpoint amid an epoch")
     for process in psutil.Process().children(recursive=True):
         if "RayTrainWorker" in " ".join(process.cmdline()):
             process.kill()
             killed.append(process.pid)
             return
-
-
-def _wait_for(path: Path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)

@@ -3,36 +3,37 @@
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+import optuna
 from optuna.samplers import TPESampler
 from ray import tune
 from ray.train import Checkpoint
 from ray.tune.experiment import Trial
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
-from ray.tune.search.sample import Categorical, Domain, LogUniform
+from ray.tune.search.sample import Domain
 
 from ramen_ray.config import (
-    ConfigError,
     Positive,
     PositiveFloat,
     RunConfig,
     Section,
     experiment_hash,
-    flatten,
     overlay,
 )
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import (
     TOLD,
@@ -59,9 +60,6 @@ from ramen_ray.tracking.sweep_report import (
     write_sweep_table,
 )
 
-Space = Mapping[str, Domain]
-
-POINTS_OF_A_GRID = 3
 REDUCTION_FACTOR = 3
 EPOCH = "epoch"
 TUNE_FOLDER = "tune"
@@ -81,8 +79,8 @@ class SweepConfig(Section):
     """End trials that lag behind others after as many epochs (ASHA)."""
     grace_epochs: Positive = 2
     """Epochs that every trial gets before it may be ended."""
-    time_budget_s: PositiveFloat | None = None
-    """End the search after so many seconds."""
+    time_budget: PositiveFloat | None = None
+    """Seconds after which the search ends."""
 
 
 @dataclass(frozen=True)
@@ -102,21 +100,6 @@ class SweepResult:
     report: Path
     tracking_uri: str
     mlflow_run_id: str
-
-
-def check_space(config: RunConfig, space: Space) -> None:
-    """Draw each setting once, and see that the configuration takes it.
-
-    Raises:
-        ConfigError: the space is empty, or a key or a value does not fit the configuration.
-    """
-    if not space:
-        raise ConfigError("the search space is empty: nothing would be tuned")
-    known = flatten(config)
-    for key, domain in space.items():
-        if key not in known:
-            raise ConfigError(f"the search space samples {key}, which the configuration lacks")
-        overlay(config, {key: domain.sample()})
 
 
 def sweep(
@@ -141,6 +124,8 @@ def sweep(
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
     check_space(config, space)
+    if settings.search == "grid":
+        grid(space)
     check_config(config, dataset)
     name = config.name or _name(config, settings, space, dataset)
     directory = RunDirectory(output / "sweeps" / name)
@@ -204,8 +189,11 @@ class Search:
         if tune.Tuner.can_restore(path):
             tuner = tune.Tuner.restore(path, runnable, resume_unfinished=True)
         else:
-            tuner = self._tuner(runnable, [ends, _Live(self)])
-        with quiet_tune():
+            tuner = self._tuner(runnable, [ends, _Live(self), JsonLoggerCallback()])
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with quiet_tune(), warnings.catch_warnings():
+            # a trial that was cut off reports the epochs since its last checkpoint again
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = tuner.fit()
         if ends.count() < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
@@ -268,16 +256,15 @@ class Search:
 
     def _num_trials(self) -> int:
         if self.settings.search == "grid":
-            return math.prod(len(_grid(domain)) for domain in self.space.values())
+            return math.prod(len(values) for values in grid(self.space).values())
         return self.settings.num_samples
 
     def _tuner(self, runnable: Any, callbacks: list[tune.Callback]) -> tune.Tuner:
         settings, training = self.settings, self.config.training
         is_grid = settings.search == "grid"
-        space = {
-            key: tune.grid_search(_grid(domain)) if is_grid else domain
-            for key, domain in self.space.items()
-        }
+        space: dict[str, Any] = self.space
+        if is_grid:
+            space = {key: tune.grid_search(values) for key, values in grid(self.space).items()}
         decides = {"metric": self.metric, "mode": "max"}
         scheduler = ASHAScheduler(
             time_attr=EPOCH,
@@ -294,7 +281,7 @@ class Search:
                 scheduler=scheduler if settings.stop_early else None,
                 num_samples=1 if is_grid else settings.num_samples,
                 max_concurrent_trials=num_at_once(self.config.workers),
-                time_budget_s=settings.time_budget_s,
+                time_budget_s=settings.time_budget,
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,
             ),
@@ -307,9 +294,8 @@ class Search:
         )
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
-        own = flatten(self.config)
-        start = {key: own[key] for key, domain in self.space.items() if domain.is_valid(own[key])}
-        seed, points = self.config.seed, [start] if start else None
+        own = own_values(self.config, self.space)
+        seed, points = self.config.seed, [own] if own else None
         match self.settings.search:
             case "tpe":
                 sampler = TPESampler(seed=seed)
@@ -332,23 +318,7 @@ def _best(history: Any, metric: str) -> float | None:
     return float(history[metric].max())
 
 
-def _grid(domain: Domain) -> list[Any]:
-    """Return all categories, or values evenly from bound to bound (of the logarithm if sampled so).
-
-    Raises:
-        ConfigError: the sampler has no bounds.
-    """
-    if isinstance(domain, Categorical):
-        return list(domain.categories)
-    low, high = float(domain.lower), float(domain.upper)
-    if not math.isfinite(low) or not math.isfinite(high):
-        raise ConfigError("a grid needs choices or samplers with bounds")
-    is_log = isinstance(domain.get_sampler(), LogUniform)
-    points = (np.geomspace if is_log else np.linspace)(low, high, POINTS_OF_A_GRID)
-    return [domain.cast(float(point)) for point in points]
-
-
-class _ReportValidations(TuneReportCallback):  # type: ignore[misc]  # Ray has no types
+class _ReportValidations(TuneReportCallback):
     """Tells Tune of the reports that hold the metric: not of checkpoints amid an epoch."""
 
     def __init__(self, metric: str) -> None:
@@ -362,7 +332,7 @@ class _ReportValidations(TuneReportCallback):  # type: ignore[misc]  # Ray has n
             super().after_report(run_context, metrics, checkpoint)
 
 
-class _Live(tune.Callback):  # type: ignore[misc]  # Ray has no types
+class _Live(tune.Callback):
     """Shows in MLflow what is known whenever a trial has ended."""
 
     def __init__(self, search: Search) -> None:

@@ -1,6 +1,7 @@
 """Runs as Ray Tune trials: each trains as jobs/train.py does, as many at once as there is room."""
 
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,13 +118,14 @@ def name_of(trial: Trial) -> str:
 
 @contextmanager
 def quiet_tune() -> Iterator[None]:
-    """Keep Tune from printing; :class:`Ends` tells what there is to tell."""
+    """Keep Tune from printing and from its own loggers; :class:`Ends` tells what matters."""
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with redirect_stdout(StringIO()):
         yield
 
 
-class Ends(tune.Callback):  # type: ignore[misc]  # Ray has no types
+class Ends(tune.Callback):
     """Keeps, and tells, how each trial ended, in files that outlive the search's process.
 
     Attributes:
