@@ -2,7 +2,8 @@
 
 The answers: a retriever of debian's ads (flat), logged and loaded by MLflow, answers test queries
 one at a time (`p50_ms`, `p99_ms`; `encoder_share` is the encoder's part of the time) and all at
-once (`queries_per_s`), on two threads. `ratio` is the median answer over the encoder's alone.
+once (`queries_per_s`), on two threads: with torch, compiled to ONNX, and in 8-bit integers. `ratio`
+is the median answer with torch over that with ONNX.
 
 The indexes: `--ads` embeddings lie between those of debian's ads and of ads near them, and the
 queries are debian's. Per kind, `mb_per_million_ads`, `recall_at_100` against exact search, the
@@ -12,6 +13,7 @@ seconds to train and fill it, and the milliseconds of a search for 100 ads, one 
 """
 
 import argparse
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retriever import write_retriever
+from ramen_ray.method.retriever import compile_retriever, write_retriever
 from ramen_ray.method.search import search
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
@@ -57,11 +59,11 @@ def main() -> None:
     answers = in_fresh_process(measure_answers, data.path, encoder)
     indexes = in_fresh_process(measure_indexes, data.path, encoder, arguments.ads)
     figures = {"layers": arguments.layers, **answers, "ads": arguments.ads, **indexes}
-    finish(answers["p50_ms"] / answers["encoder_p50_ms"], figures)
+    finish(answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"], figures)
 
 
-def measure_answers(path: Path, config: EncoderConfig) -> dict[str, float]:
-    """Return latencies and throughput of the model as MLflow loads it."""
+def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, float]]:
+    """Return latencies and throughput of the models as MLflow loads them, by how they compute."""
     torch.set_num_threads(NUM_THREADS)
     dataset, data = Dataset(DATASET), Prepared(path)
     queries = dataset.read("queries/test")["text"].to_pylist()
@@ -69,13 +71,24 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, float]:
         folder = Path(aside)
         encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
         encoder.save(folder / "encoder", config.max_length)
-        made = folder / "retriever"
+        made = folder / "torch"
         write_retriever(made, folder / "encoder", dataset, data, "flat", config.max_length)
+        for name in ("onnx", "int8"):
+            shutil.copytree(made, folder / name)
+            compile_retriever(folder / name, int8=name == "int8")
         uri = f"sqlite:///{folder}/mlflow.db"
-        run_id = open_run(uri, "benchmark", "retriever", folder, None)
-        model_id = log_retriever(uri, run_id, made, queries[:2], {})
         mlflow.set_tracking_uri(uri)
-        model: Any = mlflow.pyfunc.load_model(f"models:/{model_id}")
+        run_id = open_run(uri, "benchmark", "retriever", folder, None)
+        figures = {}
+        for name in ("torch", "onnx", "int8"):
+            model_id = log_retriever(uri, run_id, folder / name, queries[:2], {})
+            figures[name] = measure_model(mlflow.pyfunc.load_model(f"models:/{model_id}"), queries)
+            print(name, figures[name], flush=True)
+    return figures
+
+
+def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
+    """Ask one query at a time, then all at once."""
     inner = model.unwrap_python_model()
     asked = queries[:NUM_QUERIES]
     answered = timed_each(lambda query: model.predict([query]), asked)

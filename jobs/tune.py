@@ -30,7 +30,8 @@ def main() -> None:
     result = sweep(config, settings, space, training_command)
     for trial in result.trials[:5]:
         params = ", ".join(f"{key} {value:.4g}" for key, value in trial.params.items())
-        print(f"{trial.value}: {trial.name} ({params})")
+        value = "not validated" if trial.value is None else f"{100 * trial.value:.2f}"
+        print(f"{config.training.selection_metric} {value}: {trial.name} ({params})")
     print(f"best:    {result.command}")
     print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
     print(f"look at: {ui_command(result.tracking_uri)}")

@@ -16,6 +16,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray spells it so
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else whatever runs beside starves them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -82,6 +83,11 @@ def _make_links(
     degrees = [0 if n % 7 == 3 else int(draw.integers(1, 5)) for n in range(len(topics))]
     links = [_pick(draw, range(t, NUM_LINKS, 6), d) for t, d in zip(topics, degrees, strict=True)]
     return links, [draw.uniform(0.5, 4.0, size=degree).tolist() for degree in degrees]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that need Ray go first: they take the longest."""
+    items.sort(key=lambda item: not hasattr(getattr(item, "module", None), "ray"))
 
 
 @pytest.fixture(scope="session", autouse=True)

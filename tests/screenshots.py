@@ -1,25 +1,73 @@
 """Pictures of the MLflow UI, taken with headless Chromium."""
 
+import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 
-import pytest
+from mlflow.tracking import MlflowClient
 from playwright.sync_api import Page, sync_playwright
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-SIZE = {"width": 1500, "height": 900}
+SIZE = {"width": 1400, "height": 800}
+METRICS = ["best/validation/P_at_1", "test/P_at_1", "test/R_at_10"]
+PARAMETERS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
+DRAWN_MS = 3000  # charts are drawn a while after their page is there
 
 
-@contextmanager
-def browser_page() -> Iterator[Page]:
-    """Open a page in the Chromium of this machine; the test is skipped where there is none."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium here")
+def take_screenshots(url: str, search: str, folder: Path) -> None:
+    """Photograph a search and its trials in the UI at ``url``; fails where there is no Chromium.
+
+    Args:
+        url: of an MLflow server.
+        search: name of the search's run.
+        folder: gets ui_runs.png, ui_report.png, ui_compare.png and ui_charts.png.
+    """
+    client = MlflowClient(tracking_uri=url)
+    experiment = client.get_experiment_by_name("ramen_ray").experiment_id
+    runs = client.search_runs([experiment])
+    (parent,) = (run.info.run_id for run in runs if run.info.run_name == search)
+    below = f"tags.`mlflow.parentRunId` = '{parent}'"
+    best_first = ["metrics.`best/validation/P_at_1` DESC"]
+    trials = client.search_runs([experiment], below, order_by=best_first)
+    trial_ids = [trial.info.run_id for trial in trials]
+    at = f"{url}/#/experiments/{experiment}/runs"
+    compared = f"runs={json.dumps(trial_ids)}&experiments={json.dumps([experiment])}"
     with sync_playwright() as playwright:
+        chromium = shutil.which("chromium")
+        assert chromium is not None, "this takes Chromium"
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport=SIZE)
-        page.set_default_timeout(120_000)
-        yield page
+        page.goto(url)
+        page.get_by_text("Model training", exact=True).first.click()
+        page.get_by_role("button", name="Close", exact=True).click()
+        page.goto(at)
+        _show_columns(page)
+        _take(page, trials[0].info.run_name, folder / "ui_runs.png")
+        page.goto(f"{at}/{parent}/artifacts/contour_links.html")
+        _take(page, "parallel_coordinates.html", folder / "ui_report.png")
+        page.goto(f"{url}/#/compare-runs?{compared}")
+        _take(page, "Parallel Coordinates Plot", folder / "ui_compare.png")
+        page.goto(f"{at}/{trial_ids[0]}/model-metrics")
+        page.get_by_placeholder("Search metric charts").fill("loss/")
+        _take(page, "links", folder / "ui_charts.png")
         browser.close()
+
+
+def _show_columns(page: Page) -> None:
+    """Unfold the search's trials and show what they sampled and reached."""
+    page.locator("[data-component-id*=runnamecellrenderer]").first.click()
+    page.get_by_role("button", name="Columns").click()
+    search = page.get_by_placeholder("Search columns")
+    for name in METRICS:  # others whose names hold this one come after it
+        search.fill(name)
+        page.get_by_text(name, exact=True).first.click()
+    for name in ("Dataset", "Source", "Models", *PARAMETERS):
+        search.fill(name)
+        page.get_by_text(name, exact=True).last.click()
+    page.keyboard.press("Escape")
+
+
+def _take(page: Page, shown: str, file: Path) -> None:
+    page.get_by_text(shown, exact=True).first.wait_for()
+    page.wait_for_timeout(DRAWN_MS)
+    page.screenshot(path=file)

@@ -1,5 +1,6 @@
 """A store with retrievers that were not trained but made, better and worse ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from support import MAX_LENGTH
 
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import BagEncoder, build_bag
+from ramen_ray.method.encoder import Encoder, build_bag
 from ramen_ray.method.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import close_run, log_metrics, log_parameters, open_run
@@ -25,16 +26,17 @@ class Store:
     output: Path
     data: Prepared
     encoder_path: Path
+    build: Callable[[str], Encoder] = build_bag
 
     @property
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri)
 
-    def encoder(self, noise: float) -> BagEncoder:
+    def encoder(self, noise: float) -> Encoder:
         """Build an encoder that is worse with more ``noise``."""
-        encoder = build_bag(str(self.encoder_path))
+        encoder = self.build(str(self.encoder_path))
         torch.manual_seed(round(1000 * noise))
-        weights = encoder.embedding.weight.data
+        weights = encoder.token_embeddings.data
         weights += noise * weights.std() * torch.randn_like(weights)
         if noise == BLIND:
             weights[:] = 1.0

@@ -1,9 +1,14 @@
 """What several tests build from: tables, truths, and preparation without Ray."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,6 +54,29 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
         if time.monotonic() > deadline:
             raise TimeoutError(what if isinstance(what, str) else what())
         time.sleep(0.02)
+
+
+def answers(url: str) -> bool:
+    """Tell whether a server answers at ``url``."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server with all its processes meanwhile; ``log`` gets what it says."""
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, **options
+        )
+    try:
+        yield server
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=PATIENCE_S)
 
 
 def errors_in(dataset: Dataset) -> list[str]:

@@ -7,19 +7,22 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Head
+from conftest import Head, free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
-from support import PATIENCE_S, wait_until
+from support import PATIENCE_S, answers, running, wait_until
 
 from jobs import train
 from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.tracking.registry import Registry, uri_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,22 +46,37 @@ def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def _submit(address: str, entrypoint: str) -> tuple[JobSubmissionClient, str]:
+@pytest.fixture
+def mlflow_server(tmp_path: Path) -> Iterator[str]:
+    """An MLflow server on loopback that keeps runs in sqlite and hands artifacts on to a folder."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", str(tmp_path / "kept")]
+    log = tmp_path / "server.log"
+    with running(command, log):
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), log.read_text)
+        yield f"http://127.0.0.1:{port}"
+
+
+def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissionClient, str]:
     """Submit a job as soon as the head's job server and its agent are up."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             client = JobSubmissionClient(address)
             return client, client.submit_job(
-                entrypoint=entrypoint, runtime_env={"working_dir": str(ROOT)}
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": str(ROOT), "env_vars": env_vars},
             )
         except (ConnectionError, RuntimeError) as error:
             assert time.monotonic() < deadline, f"no job server at {address}: {error}"
             time.sleep(0.5)
 
 
-def test_a_submitted_job_trains_and_is_tracked(
+def test_a_submitted_job_trains_and_is_tracked_by_a_server(
     head: Head,
+    mlflow_server: str,
     dataset_path: Path,
     encoder_path: Path,
     tmp_path: Path,
@@ -67,16 +85,21 @@ def test_a_submitted_job_trains_and_is_tracked(
     monkeypatch.delenv("RAY_ADDRESS")  # it would go before the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
-    client, job = _submit(head.dashboard, command)
+    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=mlflow_server)
     wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
     run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
-    run = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db").get_run(run_id)
+    run = MlflowClient(tracking_uri=mlflow_server).get_run(run_id)
     assert run.info.status == "FINISHED"
+    assert not (tmp_path / "mlflow.db").exists()
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
+    registry = Registry(mlflow_server)
+    retriever = registry.load(uri_of(registry.find_logged(run_id, None)[1]))
+    assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3
+    mlflow.set_tracking_uri(None)
 
 
 def test_the_upload_leaves_outputs_and_environments_behind() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -22,7 +20,7 @@ import torch
 from conftest import free_port
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, PATIENCE_S, wait_until
+from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
@@ -199,17 +197,9 @@ def test_serving_answers_over_http_without_ray_and_the_library(
     command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.uri, "PYTHONPATH": str(tmp_path)}
     log = tmp_path / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [*command, "--host", "127.0.0.1"],
-            env=environment,
-            cwd=tmp_path,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        wait_until(lambda: _answers(port) or server.poll() is not None, log.read_text)
+    with running([*command, "--host", "127.0.0.1"], log, env=environment, cwd=tmp_path) as server:
+        ping = f"http://127.0.0.1:{port}/ping"
+        wait_until(lambda: answers(ping) or server.poll() is not None, log.read_text)
         assert server.poll() is None, log.read_text()
         asked = {"inputs": queries[:3], "params": {"top_k": 3}}
         said = _post(port, asked)["predictions"]
@@ -225,9 +215,6 @@ def test_serving_answers_over_http_without_ray_and_the_library(
             _post(port, {**asked, "params": {"top_k": 1000}})
         assert refused.value.code == 400
         assert "top_k is 1000; this retriever has 40 ads" in refused.value.read().decode()
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=PATIENCE_S)
 
 
 def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -238,14 +225,6 @@ def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return dict(json.loads(answer.read()))
-
-
-def _answers(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,24 @@
 """Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
 
+import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import ray
 from mlflow.tracking import MlflowClient
 from ray import tune
+from support import wait_until
 
 from ramen_ray.command_line import parse_run_config, training_command
 from ramen_ray.config import ConfigError, RunConfig, overlay
-from ramen_ray.orchestration.search_space import check_space
+from ramen_ray.orchestration.run_directory import RunError
+from ramen_ray.orchestration.search_space import check_space, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from tune_spaces import SPACES
@@ -34,6 +40,20 @@ def test_spaces_that_do_not_fit_are_refused() -> None:
         check_space(tiny(), {"optimizer.lrr": tune.uniform(0, 1)})
     with pytest.raises(ConfigError, match=r"loss\.margin"):
         check_space(tiny(), {"loss.margin": tune.uniform(-2, -1)})
+    with pytest.raises(ConfigError, match=r"loss\.margin: a grid needs choices, or a sampler with"):
+        grid({"loss.margin": tune.randn(0.3, 0.1)})
+
+
+def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
+    space = {
+        "a": tune.choice([False, True]),
+        "b": tune.loguniform(0.01, 1),
+        "c": tune.uniform(0, 1),
+    }
+    points = grid(space)
+    assert points["a"] == [False, True]
+    assert points["b"] == pytest.approx([0.01, 0.1, 1])
+    assert points["c"] == pytest.approx([0, 0.5, 1])
 
 
 @pytest.mark.parametrize(
@@ -150,3 +170,49 @@ def test_a_finished_search_is_told_again(result: SweepResult, config: RunConfig)
     again = search(config)
     assert again.trials == result.trials
     assert again.mlflow_run_id == result.mlflow_run_id
+
+
+@pytest.mark.slow
+def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
+    settings = SETTINGS.model_copy(update={"time_budget": 1.0})
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    with pytest.raises(RunError, match="no trial has been validated: out of time"):
+        sweep(overlay(config, {"name": "late"}), settings, space, training_command)
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
+    ray.shutdown()
+    file = tmp_path / "config.json"
+    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 20}
+    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
+    command += ["--num-samples", "3", "--no-stop-early"]
+    ends, runs = tmp_path / "sweeps" / "killed" / "ends", tmp_path / "runs"
+
+    def facts() -> dict[str, dict[str, Any]]:
+        return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
+
+    def is_one_done_and_one_under_way() -> bool:
+        begun = {path.parent.name for path in runs.glob("*/checkpoint_*")}
+        finished = {name for name, run in facts().items() if run.get("finished")}
+        return any(ends.glob("[!.]*")) and bool(begun - finished)
+
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT)
+    wait_until(is_one_done_and_one_under_way, "no trial is done while another is under way")
+    first.kill()
+    first.wait()
+    before = facts()
+    ended = {path.name: path.stat().st_mtime for path in ends.glob("[!.]*")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    after = facts()
+    assert len(after) == 3
+    assert all(run["finished"] for run in after.values())
+    for name, known in before.items():
+        assert after[name]["mlflow_run_id"] == known["mlflow_run_id"]
+    assert {name: (ends / name).stat().st_mtime for name in ended} == ended

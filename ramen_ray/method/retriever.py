@@ -28,10 +28,11 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.predictions import users_ids
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
+from ramen_ray.method.compilation import write_onnx
 from ramen_ray.method.encoder import Encoder, TransformerEncoder, load_encoder
 from ramen_ray.method.evaluation import KS, encode_rows, retrieve
 from ramen_ray.method.index import IndexKind, new_index, sample_size
-from ramen_ray.method.pretrained import text_tokenizer
+from ramen_ray.method.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.search import search_index
 from ramen_ray.method.texts import TextTokenizer
 
@@ -69,8 +70,7 @@ def write_retriever(
     shutil.copytree(encoder_folder, folder / ENCODER)
     ads = dataset.read("ads").sort_by("ad_id")
     _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
-    settings = _settings(encoder, max_length)
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    _write_settings(folder, _settings(encoder, max_length))
     index = _trained_index(kind, encoder, data)
     recall = _fill_and_measure(index, encoder, data)
     faiss.write_index(index, str(folder / INDEX))
@@ -108,6 +108,24 @@ def add_ads(folder: Path, ads: pa.Table) -> int:
     return int(index.ntotal)
 
 
+def compile_retriever(folder: Path, int8: bool) -> None:
+    """Let a retriever answer with its encoder compiled; ads are still added with the original.
+
+    Args:
+        folder: what :func:`write_retriever` wrote.
+        int8: see :func:`ramen_ray.method.compilation.write_onnx`.
+
+    Raises:
+        EncoderError: its encoder is a bag, or what this takes is not installed.
+    """
+    encoder = load_encoder(folder / ENCODER)
+    if not isinstance(encoder, TransformerEncoder):
+        raise EncoderError("a bag of embeddings has nothing to compile: it looks up and adds")
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings["onnx"] = write_onnx(encoder, folder / ENCODER, int8)
+    _write_settings(folder, settings)
+
+
 def _encode_texts(encoder: Encoder, tokenize: TextTokenizer, texts: list[str]) -> Embeddings:
     """Return unit-norm embeddings (texts, D)."""
     token_ids, lengths = tokenize(texts)
@@ -122,6 +140,10 @@ def _load(encoder_folder: Path) -> Encoder:
 
 def _write_ads(file: Path, ads: pa.Table) -> None:
     pq.write_table(ads, file, compression="zstd")
+
+
+def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     name = f"{dataset.name}-ablation-{experiment_hash(config, dataset.fingerprint)}"
     directory = RunDirectory(output / "ablations" / (config.name or name))
     directory.path.mkdir(parents=True, exist_ok=True)
-    start_ray()
+    start_ray(show_workers=False)
     check_resources(config.workers)
     data = prepare(dataset, output / "prepared", tokenizer)
     propagated = _propagated(dataset, directory.path / "propagated")

@@ -23,11 +23,14 @@ class ClusterError(UserError):
     """The cluster cannot be reached, or cannot offer what the workers need."""
 
 
-def start_ray() -> None:
+def start_ray(show_workers: bool = True) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
     Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that
     a checkpoint counts soon after it is written.
+
+    Args:
+        show_workers: print here what tasks and workers print.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer.
@@ -41,7 +44,7 @@ def start_ray() -> None:
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not ray.is_initialized():
         try:
-            ray.init(logging_level=logging.WARNING)
+            ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
         except (ConnectionError, ValueError) as error:
             raise ClusterError(f"cannot join the Ray cluster: {error}") from error
     context = DataContext.get_current()

@@ -1,16 +1,13 @@
 """Add ads to a retriever's index without training: a new version with the same encoder."""
 
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen_ray.config import RunConfig
 from ramen_ray.data.new_ads import read_new_ads
 from ramen_ray.method.retriever import add_ads, known_ids
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, uri_of
-from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import close_run, log_parameters, open_run
+from ramen_ray.orchestration.derived import log_derived, take_place
+from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
 
@@ -31,14 +28,11 @@ class Extended:
 
 
 def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path) -> Extended:
-    """Log a copy of a retriever that answers with new ads too.
-
-    Named by a version or an alias, the copy is registered under the same name, and takes over the
-    alias.
+    """Log a copy of a retriever that answers with new ads too, and let it take the place.
 
     Args:
         registry: of the store that the retriever is in.
-        model_uri: see :meth:`Registry.look_up`.
+        model_uri: see :func:`~ramen_ray.orchestration.derived.take_place`.
         ads: columns ``ad_id`` and ``text``, in CSV, TSV, JSON lines or parquet.
         output: where artifacts go if no server keeps them.
 
@@ -46,29 +40,12 @@ def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path)
         DatasetError: the table cannot be read, or an id is taken.
         RegistryError, TrackingError: there is no such retriever.
     """
-    retriever = registry.look_up(model_uri)
+    original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
-        folder = registry.download(retriever.uri, Path(aside))
+        folder = registry.download(original.uri, Path(aside))
         new = read_new_ads(ads, known_ids(folder))
         num_ads = add_ads(folder, new)
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
-        facts = {**retriever.facts, "num_ads": num_ads}
-        run_id = _open_run(registry, retriever, ads, output)
-        model_id = log_retriever(registry.uri, run_id, folder, texts, facts)
-        close_run(registry.uri, run_id, "FINISHED")
-    named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
-    if named is None:
-        return Extended(uri_of(model_id), num_ads, len(new))
-    name, alias = named.groups()
-    version = registry.register(name, run_id, model_id)
-    if alias:
-        registry.choose(version, alias)
-    return Extended(f"models:/{name}/{version.version}", num_ads, len(new))
-
-
-def _open_run(registry: Registry, retriever: LoggedRetriever, ads: str, output: Path) -> str:
-    """Begin a run that says what it was made from, as its parameters those of the training."""
-    run_id = open_run(registry.uri, RunConfig().experiment, "new-ads", output, None)
-    parameters = {**registry.parameters(retriever.run_id), "new_ads": ads}
-    log_parameters(registry.uri, run_id, parameters, {"extends": retriever.uri})
-    return run_id
+        changes = {"num_ads": num_ads, "new_ads": ads}
+        derived = log_derived(registry, original, folder, texts, changes, output)
+    return Extended(take_place(registry, derived, model_uri), num_ads, len(new))

@@ -4,17 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.method.answers import AskedQueries
 from ramen_ray.method.comparison import Difference, paired_differences
-from ramen_ray.method.evaluation import KS, Propensity
-from ramen_ray.method.metrics import PerQuery, ratio
+from ramen_ray.method.evaluation import KS
+from ramen_ray.method.metrics import ratio
+from ramen_ray.orchestration.asking import ask, asked_queries
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 
 CHAMPION = "champion"
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")]
-QUERIES_PER_PASS = 1024
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def promote(
             raise RegistryError(
                 f"this retriever is the champion already: version {champion.version}"
             )
-        compared = _compare(registry, model_id, f"models:/{name}/{champion.version}", source, force)
+        compared = _compare(registry, model_id, f"models:/{name}/{champion.version}", force)
     version = registry.register(name, source, model_id)
     promotion = Promotion(
         str(version.version),
@@ -112,41 +110,20 @@ def _mlflow_run_id(run: str) -> str:
     return str(found)
 
 
-def _compare(
-    registry: Registry, model_id: str, champion: str, run_id: str, force: bool
-) -> dict[str, Any]:
+def _compare(registry: Registry, model_id: str, champion_uri: str, force: bool) -> dict[str, Any]:
     """Measure both on the test split; nothing if they are of different datasets, by force."""
-    known = [registry.look_up(uri) for uri in (uri_of(model_id), champion)]
-    made_from = [retriever.facts["dataset_fingerprint"] for retriever in known]
-    if made_from[0] != made_from[1]:
+    ours, base = (registry.look_up(uri) for uri in (uri_of(model_id), champion_uri))
+    if ours.facts["dataset_fingerprint"] != base.facts["dataset_fingerprint"]:
         if force:
             return {}
         raise RegistryError(
-            f"{champion} was made from another version of the dataset than this retriever, so they "
-            f"cannot be compared; train it again on the present one, or give --force"
+            f"{champion_uri} was made from another version of the dataset than this retriever, so "
+            f"they cannot be compared; train it again on the present one, or give --force"
         )
-    parameters = registry.parameters(run_id)
-    dataset = Dataset(parameters["dataset"])
-    if dataset.fingerprint != made_from[0]:
-        raise RegistryError(
-            f"{dataset.path} has changed since the retriever was made from it; train again"
-        )
-    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
-    queries = AskedQueries(dataset, Propensity(*constants))
-    ours, base = (
-        _measure(registry.load(retriever.uri), retriever.facts["num_ads"], queries)
-        for retriever in known
-    )
+    queries = asked_queries(registry, ours)
+    answers = (ask(registry.load(one.uri), one, queries) for one in (ours, base))
+    candidate, champion = (queries.measure(one["ad_ids"].tolist()) for one in answers)
     return {
-        "candidate": {name: ratio(values) for name, values in ours.items()},
-        "differences": paired_differences(ours, base),
+        "candidate": {name: ratio(values) for name, values in candidate.items()},
+        "differences": paired_differences(candidate, champion),
     }
-
-
-def _measure(model: Any, num_ads: int, queries: AskedQueries) -> dict[str, PerQuery]:
-    top_k = min(queries.num_answers, num_ads)
-    answers: list[list[str]] = []
-    for start in range(0, len(queries.texts), QUERIES_PER_PASS):
-        asked = queries.texts[start : start + QUERIES_PER_PASS]
-        answers += model.predict(asked, params={"top_k": top_k})["ad_ids"].tolist()
-    return queries.measure(answers)

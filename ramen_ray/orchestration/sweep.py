@@ -130,7 +130,7 @@ def sweep(
     name = config.name or _name(config, settings, space, dataset)
     directory = RunDirectory(output / "sweeps" / name)
     directory.path.mkdir(parents=True, exist_ok=True)
-    start_ray()
+    start_ray(show_workers=False)  # trials that are ended early die loudly
     check_resources(config.workers)
     uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
@@ -195,14 +195,16 @@ class Search:
             # a trial that was cut off reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = tuner.fit()
-        if ends.count() < len(results):
+        if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
+        for name in ends.out_of_time(Path(one.path).name for one in results):
+            self.close(name, "KILLED")
         trials = self._trials(
             (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
             for one in results
         )
         if not trials or trials[0].value is None:
-            raise RunError(f"no trial has been validated: {'; '.join(ends.errors().values())}")
+            raise RunError(f"no trial has been validated: {'; '.join(ends.told().values())}")
         best = self.show(trials)
         distributions = OptunaSearch.convert_search_space(self.space)
         write_sweep_plots(self.report, trials, distributions, self.metric)
@@ -236,7 +238,7 @@ class Search:
                 dict(params),
                 value,
                 (ends / name).read_text() if (ends / name).exists() else "",
-                self.run_of(name).facts.get("mlflow_run_id"),
+                self._mlflow_run_of(name),
             )
             for name, params, value in found
         ]
@@ -249,10 +251,16 @@ class Search:
             for one in trials
         )
 
-    def run_of(self, name: str) -> RunDirectory:
-        """Return the directory of a trial's run."""
+    def _mlflow_run_of(self, name: str) -> str | None:
         runs = self.directory.path.parent.parent / "runs"
-        return RunDirectory(runs / f"{self.directory.name}-{name}")
+        facts = RunDirectory(runs / f"{self.directory.name}-{name}").facts
+        return facts.get("mlflow_run_id")
+
+    def close(self, name: str, status: str) -> None:
+        """End the MLflow run of a trial that was ended from outside."""
+        run_id = self._mlflow_run_of(name)
+        if run_id is not None:
+            close_run_if_open(self.tracking_uri, run_id, status)
 
     def _num_trials(self) -> int:
         if self.settings.search == "grid":
@@ -349,9 +357,7 @@ class _Live(tune.Callback):
         self._show(trials, trial, "FAILED")
 
     def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
-        run_id = self.search.run_of(name_of(ended)).facts.get("mlflow_run_id")
-        if run_id is not None:
-            close_run_if_open(self.search.tracking_uri, run_id, status)
+        self.search.close(name_of(ended), status)
         self.search.show(self.search.of_tune(trials))
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -28,6 +28,7 @@ SHOWN = ("P@1", "R@10")
 NAME = "name"
 TOLD = "told"
 STOPPED_EARLY = "stopped early"
+OUT_OF_TIME = "out of time"
 FAILED = "failed: "
 
 
@@ -170,9 +171,18 @@ class Ends(tune.Callback):
         """Return how many trials have ended."""
         return len(list(self.folder.glob("[!.]*")))
 
+    def out_of_time(self, names: Iterable[str]) -> list[str]:
+        """Keep and tell of the trials that have not ended but with the search; returns them."""
+        unended = [name for name in names if not (self.folder / name).exists()]
+        for name in unended:
+            self._end(name, OUT_OF_TIME)
+        return unended
+
+    def told(self) -> dict[str, str]:
+        """Return how trials ended, in one line each, by name."""
+        return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
+
     def errors(self) -> dict[str, str]:
         """Return the errors of trials that failed, in one line each, by name."""
-        told = {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
-        return {
-            name: end.removeprefix(FAILED) for name, end in told.items() if end.startswith(FAILED)
-        }
+        told = self.told().items()
+        return {name: end.removeprefix(FAILED) for name, end in told if end.startswith(FAILED)}

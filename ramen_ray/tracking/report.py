@@ -69,15 +69,18 @@ def _histories(uri: str, run_id: str, prefix: str) -> dict[str, tuple[list[int],
 
 
 def difference_table(
-    metrics: Metrics, differences: Mapping[str, tuple[float, float, float]]
+    metrics: Metrics,
+    differences: Mapping[str, tuple[float, float, float]],
+    names: tuple[str, str] = ("candidate", "champion"),
 ) -> Table:
-    """Lay out a candidate's metrics beside the champion's in per cent.
+    """Lay out a retriever's metrics beside another's in per cent.
 
     Args:
-        metrics: of the candidate.
-        differences: by how much they exceed the champion's, with the bounds of an interval.
+        metrics: of the first.
+        differences: by how much they exceed the other's, with the bounds of an interval.
+        names: what the two are called.
     """
-    table = Table("test metric", "candidate", "champion", "difference", "95 % interval")
+    table = Table("test metric", *names, "difference", "95 % interval")
     for name in TABLE_METRICS:
         ours, (by, low, high) = metrics[name], differences[name]
         shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"

@@ -71,7 +71,9 @@ def log_retriever(
 def _requirements(folder: Path) -> list[str]:
     """Pin what serving needs, at the versions that are installed here."""
     names = ["mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"]
-    if not (folder / "encoder" / "0_StaticEmbedding").is_dir():
+    if (folder / "encoder" / "onnx").is_dir():
+        names += ["onnxruntime"]
+    elif not (folder / "encoder" / "0_StaticEmbedding").is_dir():
         names += ["torch", "transformers"]
     # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
     pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]

@@ -1,7 +1,8 @@
 """What MLflow runs where a retriever is loaded or served: texts in, ads out.
 
 MLflow keeps this file with each model. It imports nothing of ramen_ray, so that a model is served
-without it and is not changed by later versions of it, and torch only if its encoder needs that.
+without it and is not changed by later versions of it, and torch only if its encoder is a
+transformer that was not compiled.
 """
 
 import json
@@ -28,6 +29,10 @@ FEW_QUERIES = 8  # one thread answers so few the fastest: several wait for each 
 
 Embeddings = NDArray[np.float32]
 TokenIds = list[list[int]]
+TokenMatrix = NDArray[np.int64]
+StatesOf = Callable[[TokenMatrix, TokenMatrix], Embeddings]
+"""From padded token ids (texts, T) and their mask (texts, T) to states (texts, T, D)."""
+INPUTS = ("input_ids", "attention_mask")
 
 
 class Retriever(PythonModel):
@@ -47,7 +52,7 @@ class Retriever(PythonModel):
         self.tokenizer.enable_truncation(self.settings["max_length"])
         self.tokenizer.no_padding()
         load = _load_bag if self.settings["pooling"] == "bag" else _load_transformer
-        self.embed = load(folder / "encoder", self.settings["pooling"])
+        self.embed = load(folder / "encoder", self.settings)
 
     def predict(
         self,
@@ -119,7 +124,7 @@ def _find_error(query: object) -> str | None:
     return None
 
 
-def _load_bag(folder: Path, _: str) -> Callable[[TokenIds], Embeddings]:
+def _load_bag(folder: Path, _: dict[str, Any]) -> Callable[[TokenIds], Embeddings]:
     """Load an encoder whose embeddings are means of token embeddings."""
     weights = load_file(folder / "0_StaticEmbedding" / "model.safetensors")["embedding.weight"]
 
@@ -132,8 +137,25 @@ def _load_bag(folder: Path, _: str) -> Callable[[TokenIds], Embeddings]:
     return embed
 
 
-def _load_transformer(folder: Path, pooling: str) -> Callable[[TokenIds], Embeddings]:
-    """Load an encoder that pools the token states of a transformer."""
+def _load_transformer(folder: Path, settings: dict[str, Any]) -> Callable[[TokenIds], Embeddings]:
+    """Load an encoder that pools the token states of a transformer, compiled if it was."""
+    load = _load_onnx if "onnx" in settings else _load_torch
+    states_of = load(folder, settings)
+
+    def embed(token_ids: TokenIds) -> Embeddings:
+        lengths = np.array([len(ids) for ids in token_ids])[:, None]
+        mask = np.arange(lengths.max()) < lengths
+        padded = np.zeros(mask.shape, dtype=np.int64)
+        padded[mask] = np.fromiter(chain.from_iterable(token_ids), dtype=np.int64)
+        states = states_of(padded, mask.astype(np.int64))
+        if settings["pooling"] == "cls":
+            return np.asarray(states[:, 0])
+        return np.asarray((states * mask[:, :, None]).sum(axis=1) / lengths, dtype=np.float32)
+
+    return embed
+
+
+def _load_torch(folder: Path, _: dict[str, Any]) -> StatesOf:
     import torch
     from transformers import AutoModel
     from transformers.utils import logging
@@ -146,21 +168,25 @@ def _load_transformer(folder: Path, pooling: str) -> Callable[[TokenIds], Embedd
     num_threads = torch.get_num_threads()
 
     @torch.inference_mode()
-    def embed(token_ids: TokenIds) -> Embeddings:
+    def states_of(token_ids: TokenMatrix, mask: TokenMatrix) -> Embeddings:
         torch.set_num_threads(1 if len(token_ids) <= FEW_QUERIES else num_threads)
-        lengths = np.array([len(ids) for ids in token_ids])[:, None]
-        mask = np.arange(lengths.max()) < lengths
-        padded = np.zeros(mask.shape, dtype=np.int64)
-        padded[mask] = np.fromiter(chain.from_iterable(token_ids), dtype=np.int64)
-        inputs = {"input_ids": torch.from_numpy(padded), "attention_mask": torch.from_numpy(mask)}
-        inputs = {name: values.long().to(device) for name, values in inputs.items()}
-        states = backbone(**inputs).last_hidden_state
-        if pooling == "cls":
-            return np.asarray(states[:, 0].cpu().numpy())
-        weights = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
-        return np.asarray(((states * weights).sum(dim=1) / weights.sum(dim=1)).cpu().numpy())
+        inputs = (torch.from_numpy(array).to(device) for array in (token_ids, mask))
+        states = backbone(**dict(zip(INPUTS, inputs, strict=True))).last_hidden_state
+        return np.asarray(states.cpu().numpy())
 
-    return embed
+    return states_of
+
+
+def _load_onnx(folder: Path, settings: dict[str, Any]) -> StatesOf:
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(folder / settings["onnx"], providers=["CPUExecutionProvider"])
+
+    def states_of(token_ids: TokenMatrix, mask: TokenMatrix) -> Embeddings:
+        inputs = dict(zip(INPUTS, (token_ids, mask), strict=True))
+        return np.asarray(session.run(None, inputs)[0])
+
+    return states_of
 
 
 set_model(Retriever())

@@ -1,0 +1,119 @@
+"""Compile a retriever's encoder, and see that it answers faster and as well as before."""
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ramen_ray.data.arrays import Floats
+from ramen_ray.method.comparison import Difference, paired_differences
+from ramen_ray.method.metrics import ratio
+from ramen_ray.method.retriever import compile_retriever
+from ramen_ray.orchestration.asking import ask, asked_queries
+from ramen_ray.orchestration.derived import log_derived, take_place
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import log_metrics
+
+EXAMPLE_QUERIES = 2
+TIMED_QUERIES = 200
+UNTIMED_QUERIES = 10
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A retriever with a compiled encoder.
+
+    Attributes:
+        model_uri: its address; that of its version where the old one was named by a version.
+        milliseconds: median time of one query alone.
+        milliseconds_before: the same of the original.
+        score_difference: the largest among the test queries' best scores.
+        metrics: on the test split.
+        differences: by how much they exceed those of the original.
+        refusal: why it does not take the original's place, if it does not.
+    """
+
+    model_uri: str
+    milliseconds: float
+    milliseconds_before: float
+    score_difference: float
+    metrics: dict[str, float]
+    differences: dict[str, Difference]
+    refusal: str | None = None
+
+
+def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
+    """Log a copy of a retriever whose encoder is compiled, and let it take the place if it may.
+
+    It may if it answers faster, and as well: with scores equal within 0.001, which 8-bit integers
+    do not have to have, and with a selection metric on the test split that is not lower by more
+    than the noise of the draw of queries (see :mod:`~ramen_ray.orchestration.promotion`).
+
+    Args:
+        registry: of the store that the retriever is in.
+        model_uri: see :func:`~ramen_ray.orchestration.derived.take_place`.
+        int8: compute in 8-bit integers.
+        output: where artifacts go if no server keeps them.
+
+    Raises:
+        EncoderError: the encoder is a bag, or what compiling takes is not installed.
+        RegistryError, TrackingError: there is no such retriever.
+        DatasetError: the dataset that it was trained on is gone, or has changed since.
+    """
+    original = registry.look_up(model_uri)
+    queries = asked_queries(registry, original)
+    with tempfile.TemporaryDirectory() as aside:
+        folder = registry.download(original.uri, Path(aside))
+        compile_retriever(folder, int8)
+        example = queries.texts[:EXAMPLE_QUERIES]
+        changes = {"compiled": "int8" if int8 else "float32"}
+        derived = log_derived(registry, original, folder, example, changes, output)
+    after, before = (registry.load(one.uri) for one in (derived, original))
+    answers, answers_before = (ask(model, original, queries) for model in (after, before))
+    ours, base = (queries.measure(one["ad_ids"].tolist()) for one in (answers, answers_before))
+    compiled = Compiled(
+        derived.uri,
+        _milliseconds(after, queries.texts[:TIMED_QUERIES]),
+        _milliseconds(before, queries.texts[:TIMED_QUERIES]),
+        float(np.abs(_best_scores(answers) - _best_scores(answers_before)).max()),
+        {name: ratio(values) for name, values in ours.items()},
+        paired_differences(ours, base),
+    )
+    found = {f"test/{name}": value for name, value in compiled.metrics.items()}
+    found |= {"answer/milliseconds": compiled.milliseconds}
+    log_metrics(registry.uri, derived.run_id, found, model_id=derived.model_id)
+    metric = registry.parameters(original.run_id)["training.selection_metric"]
+    refusal = _refusal(compiled, metric, int8)
+    if refusal:
+        return replace(compiled, refusal=refusal)
+    return replace(compiled, model_uri=take_place(registry, derived, model_uri))
+
+
+def _best_scores(answers: pd.DataFrame) -> Floats:
+    return np.array([scores[0] for scores in answers["scores"] if scores])
+
+
+def _milliseconds(model: Any, texts: list[str]) -> float:
+    """Return the median time of one query alone."""
+    seconds = []
+    for text in [*texts[:UNTIMED_QUERIES], *texts]:
+        started = time.perf_counter()
+        model.predict([text])
+        seconds.append(time.perf_counter() - started)
+    return 1000 * float(np.median(seconds[UNTIMED_QUERIES:]))
+
+
+def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
+    if compiled.milliseconds >= compiled.milliseconds_before:
+        return "it is not faster"
+    if not int8 and compiled.score_difference > TOLERANCE:
+        return f"its scores differ by up to {compiled.score_difference:.4f}"
+    by, low, high = (100 * value for value in compiled.differences[metric])
+    if high < 0:
+        return f"it costs {metric} {by:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return None

@@ -1,0 +1,118 @@
+"""Compiled retrievers: they answer as the original does, faster, and without torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from stores import Store
+
+from jobs import compile as compile_job
+from ramen_ray.command_line import run_job
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.encoder import build_transformer
+from ramen_ray.tracking.registry import Registry
+
+Compile = Callable[..., tuple[int, str]]
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import mlflow
+model = mlflow.pyfunc.load_model(sys.argv[1])
+print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def store(prepared: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    uri = f"sqlite:///{output}/mlflow.db"
+    yield Store(uri, output, prepared, encoder_path, build_transformer)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def registry(store: Store, dataset_path: Path) -> Registry:
+    """With one retriever, the champion under two names."""
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
+    for name in ("eager", "rounded"):
+        registry.choose(registry.register(name, run_id, model_id), "champion")
+    return registry
+
+
+@pytest.fixture
+def job(
+    store: Store,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Compile:
+    def call(*arguments: str) -> tuple[int, str]:
+        words = ["compile.py", *arguments, "--output", str(store.output)]
+        monkeypatch.setattr(sys, "argv", words)
+        code = run_job(compile_job.main)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def queries(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+
+
+def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
+    registry: Registry, job: Compile, queries: list[str], tmp_path: Path
+) -> None:
+    code, said = job("--model", "models:/eager@champion")
+    assert code == 0, said
+    assert said.splitlines()[-1] == "retriever: models:/eager/2"
+    assert registry.chosen("eager", "champion").version == 2
+    original = registry.load("models:/eager/1").predict(queries)
+    script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
+    told = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    np.testing.assert_allclose(json.loads(told.stdout), original["scores"].tolist(), atol=1e-5)
+    folder = registry.download("models:/eager/2", tmp_path).parent.parent
+    needed = (folder / "requirements.txt").read_text()
+    assert "onnxruntime==" in needed
+    assert "torch" not in needed
+    assert registry.restore("eager", "champion") == ("2", "1")
+
+
+def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
+    registry: Registry, job: Compile, queries: list[str]
+) -> None:
+    code, said = job("--model", "models:/rounded@champion", "--int8")
+    assert code == 0, said
+    assert said.splitlines()[-1] == "retriever: models:/rounded/2"
+    shown = re.search(r"│ P@1 +│ ([\d.]+) +│ ([\d.]+) +│ ([-+][\d.]+) +│", said)
+    assert shown is not None, said
+    compiled, original, difference = map(float, shown.groups())
+    assert compiled - original == pytest.approx(difference, abs=0.011)
+    scores = [
+        np.array(registry.load(f"models:/rounded/{version}").predict(queries)["scores"].tolist())
+        for version in (1, 2)
+    ]
+    assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
+
+
+def test_a_bag_has_nothing_to_compile(
+    job: Compile, store: Store, prepared_bag: Prepared, dataset_path: Path
+) -> None:
+    bags = Store(store.uri, store.output, prepared_bag, store.encoder_path)
+    _, model_id = Registry(store.uri).find_logged(bags.run(0.0, dataset_path), None)
+    code, said = job("--model", f"models:/{model_id}")
+    assert (code, said) == (
+        2,
+        "error: a bag of embeddings has nothing to compile: it looks up and adds\n",
+    )
