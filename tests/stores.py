@@ -51,7 +51,7 @@ class Store:
         folder = self.output / f"{run_id}-made"
         self.encoder(noise).save(folder / "encoder", MAX_LENGTH)
         opened = Dataset(dataset)
-        made = folder / "retriever"
+        made = folder / "made"
         write_retriever(made, folder / "encoder", opened, self.data, "flat", MAX_LENGTH)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
         log_retriever(self.uri, run_id, made, ["robin"], metadata)

@@ -20,7 +20,7 @@ from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.orchestration.cluster import start_ray, user_errors
 from ramen_ray.tracking.registry import Registry
 
-PLAN_FILE = "predictions.json"
+PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
 PART = "part-{:06d}.parquet"
 ANSWERS = pa.schema(
     [

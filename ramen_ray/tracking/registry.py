@@ -11,14 +11,15 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import get_model_info
-from mlflow.pyfunc import PyFuncModel
+from mlflow.models import Model, get_model_info
+from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import UserError
 from ramen_ray.tracking.retriever import NAME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
+ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
 ALIAS_BEFORE = "{}_before"
 """Tag of a version that an alias was moved to: the version that had it until then."""
 
@@ -181,8 +182,9 @@ class Registry:
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""
         with _registry_errors(self.uri):
-            copied = download_artifacts(model_uri, dst_path=str(folder))
-        return Path(copied) / "artifacts" / NAME
+            copied = Path(download_artifacts(model_uri, dst_path=str(folder)))
+        artifacts = Model.load(str(copied)).flavors[FLAVOR_NAME][ARTIFACTS]
+        return copied / artifacts[NAME]["path"]
 
 
 def _validated(run: Run, metric: str | None) -> float:
