@@ -1,4 +1,7 @@
-"""The guides' commands, run as they are printed."""
+"""The guides' commands, run as they are printed.
+
+SCREENSHOTS=docs/images, in the environment, renews the pictures of the UI.
+"""
 
 import os
 import re

@@ -15,7 +15,8 @@ from mlflow.tracking import MlflowClient
 from ray import tune
 from support import wait_until
 
-from ramen_ray.command_line import parse_run_config, training_command
+from jobs import tune as tune_job
+from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.orchestration.run_directory import RunError
 from ramen_ray.orchestration.search_space import check_space, grid
@@ -54,6 +55,32 @@ def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
     assert points["a"] == [False, True]
     assert points["b"] == pytest.approx([0.01, 0.1, 1])
     assert points["c"] == pytest.approx([0, 0.5, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["tiny", "--space", "all"],
+            "--space all: there are only regularization, optimizer, mining",
+        ),
+        (["tinny"], "unknown preset 'tinny'; presets are foldoc, debian"),
+        (["tiny", "--num-samples", "0"], "num-samples"),
+        (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
+        (["tiny", "--space", "optimizer", "--optimizer.lr", "0"], "optimizer.lr"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
+    assert run_job(tune_job.main) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert message in said
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,10 @@ def fit(
             log_metrics(uri, run_id, {f"startup/{name}_s": s for name, s in seconds.items()})
             _log_outcome(config, result, outcome, dataset, data)
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
+            ended = isinstance(error, SystemExit)
+            if not ended or parent_run_id is None:  # else the search that ended it says how
+                interrupted = ended or isinstance(error, KeyboardInterrupt)
+                close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
             raise
         close_run(uri, run_id, "FINISHED")
         directory.note(
