@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
+from pydantic import ValidationError
 
-from ramen_ray.config import ConfigError, RunConfig, Section, flatten, read_config
+from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.presets import PRESETS
@@ -200,10 +201,12 @@ def _errors_in_one_line() -> Iterator[None]:
     try:
         with redirect_stderr(shown):
             yield
+    except ValidationError as error:
+        raise ConfigError(describe(error)) from None
     except SystemExit as stop:
         if not stop.code:
             raise
-        words = re.sub(r"[─│╭╮╰╯]+", " ", shown.getvalue())
+        words = re.sub(r"[─│╭╮╰╯]+|-{5,}", " ", shown.getvalue())
         words = re.sub(r"\[type=.*?For further information visit \S+", "", words, flags=re.DOTALL)
         raise ConfigError(" ".join(words.split())) from None
 

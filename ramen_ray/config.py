@@ -278,7 +278,7 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
     return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
-def _describe(error: ValidationError) -> str:
+def describe(error: ValidationError) -> str:
     """Say in one line which keys are wrong, and how."""
     return "; ".join(
         f"{'.'.join(map(str, finding['loc'])) or 'config'}: {finding['msg']}"
@@ -290,7 +290,7 @@ def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from error
+        raise ConfigError(describe(error)) from error
 
 
 def _leaves(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

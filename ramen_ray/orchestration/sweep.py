@@ -315,8 +315,12 @@ class Search:
 
 
 def _params(result: tune.Result) -> dict[str, Any]:
-    """Return what a trial sampled; Tune's result of a failed one that was restored has it not."""
-    return dict(result.config or json.loads((Path(result.path) / "params.json").read_text()))
+    """Return what a trial sampled: nothing if it has not begun.
+
+    Tune's result of a failed one that was restored has it not.
+    """
+    file = Path(result.path) / "params.json"
+    return dict(result.config or (json.loads(file.read_text()) if file.exists() else {}))
 
 
 def _best(history: Any, metric: str) -> float | None:
