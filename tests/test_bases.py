@@ -314,7 +314,6 @@ def test_ance_renews_its_shortlists_at_epochs(ance: TrainResult) -> None:
     assert sorted(taken) == [(14, 14), (28, 28)]
 
 
-@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(config: RunConfig, ance: TrainResult) -> None:
     changes = {"base.kind": "ance", "name": "ance-killed"}
     killed = _fit_killing_a_worker(overlay(config, changes), at_step=18)
@@ -322,7 +321,6 @@ def test_a_killed_worker_changes_nothing(config: RunConfig, ance: TrainResult) -
     assert killed.metrics == ance.metrics
 
 
-@pytest.mark.slow
 def test_two_workers_of_which_one_is_killed_share_clustered_batches(
     config: RunConfig, ngame: TrainResult
 ) -> None:

@@ -213,7 +213,6 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
     assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
     ray.shutdown()
