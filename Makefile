@@ -25,3 +25,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(VENV)/bin/uv pip install --quiet --python $(VENV) --compile-bytecode \
 		--constraint constraints.txt --editable ".[cpu,onnx,dev]"
 	touch $@
+
+clean:
+	rm -rf $(VENV) outputs

@@ -5,9 +5,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ["RAY_ADDRESS"] = "local"  # never the cluster of another test or of the machine
@@ -30,6 +31,7 @@ import torch
 from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
 from transformers import BertConfig, BertModel, BertTokenizer
 
+from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset, write_dataset
 from ramen_ray.data.prepared import Prepared
 
@@ -173,6 +175,23 @@ def prepared_bag(
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose MLflow store several tests share, for making one takes seconds."""
     return tmp_path_factory.mktemp("outputs")
+
+
+RunHere = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
+    """Runs a job in this process with the given arguments: its exit code, and what it said."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def call(job: ModuleType, *arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["job.py", *map(str, arguments)])
+        code = run_job(job.main)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
 
 
 @dataclass(frozen=True)

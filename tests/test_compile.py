@@ -11,10 +11,10 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+from conftest import RunHere
 from stores import Store
 
 from jobs import compile as compile_job
-from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.encoder import build_transformer
@@ -48,20 +48,8 @@ def registry(store: Store, dataset_path: Path) -> Registry:
 
 
 @pytest.fixture
-def job(
-    store: Store,
-    registry: Registry,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Compile:
-    def call(*arguments: str) -> tuple[int, str]:
-        words = ["compile.py", *arguments, "--output", str(store.output)]
-        monkeypatch.setattr(sys, "argv", words)
-        code = run_job(compile_job.main)
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    return call
+def job(store: Store, registry: Registry, run_here: RunHere) -> Compile:
+    return lambda *words: run_here(compile_job, *words, "--output", store.output)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Tables of queries in, answers out; and ads that come after training."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+from conftest import RunHere
 from stores import Store
 
 from jobs import index, predict
-from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.tracking.registry import Registry
@@ -40,13 +39,10 @@ def store(
 
 
 @pytest.fixture
-def run(store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(store: Store, run_here: RunHere) -> Run:
     def call(job: ModuleType, **flags: object) -> tuple[int, str]:
-        words = [w for name, value in flags.items() for w in (f"--{name}", str(value))]
-        monkeypatch.setattr(sys, "argv", ["job.py", *words, "--output", str(store.output)])
-        code = run_job(job.main)
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        return run_here(job, *words, "--output", store.output)
 
     return call
 

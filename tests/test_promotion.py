@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import mlflow
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from conftest import RunHere
 from stores import BLIND, Store
 
 from jobs import promote
-from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.answers import AskedQueries
@@ -41,19 +40,8 @@ def bad(store: Store, dataset_path: Path) -> str:
 
 
 @pytest.fixture
-def job(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Promote:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str]:
-        words = ["promote.py", *arguments, "--output", str(store.output)]
-        monkeypatch.setattr(sys, "argv", words)
-        code = run_job(promote.main)
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    return call
+def job(store: Store, run_here: RunHere) -> Promote:
+    return lambda *words: run_here(promote, *words, "--output", store.output)
 
 
 def _champion(store: Store, name: str) -> str:

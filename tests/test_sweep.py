@@ -21,6 +21,7 @@ from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.orchestration.run_directory import RunError
 from ramen_ray.orchestration.search_space import check_space, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.trials import STOPPED_EARLY
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from tune_spaces import SPACES
 
@@ -177,9 +178,14 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
         values
     )
-    for run_id, value in values.items():
-        history = client.get_metric_history(run_id, "validation/R_at_10")
-        assert value in [pytest.approx(point.value) for point in history]
+    for trial in result.trials:
+        if trial.value is None:
+            continue
+        history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
+        reached = [point.value for point in history]
+        assert trial.value in [pytest.approx(value) for value in reached]
+        if trial.end != STOPPED_EARLY:  # one that is ended may validate once more meanwhile
+            assert max(reached) == pytest.approx(trial.value)
     assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
     names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
     assert {"trials.csv", "best_command.txt"} <= names
@@ -237,6 +243,7 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
     first.wait()
     before = facts()
     trained = _checkpoints_of_finished_runs(runs)
+    assert trained
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     after = facts()
@@ -249,7 +256,6 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
 
 def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:
     """Return when each was written."""
-    finished = (
-        f.parent for f in runs.glob("*/run.json") if json.loads(f.read_text()).get("finished")
-    )
+    known = {file.parent: json.loads(file.read_text()) for file in runs.glob("*/run.json")}
+    finished = [run for run, facts in known.items() if facts.get("finished")]
     return {path: path.stat().st_mtime for run in finished for path in run.glob("checkpoint_0*")}

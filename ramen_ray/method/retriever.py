@@ -2,7 +2,7 @@
 
 A folder with
 
-    encoder/          the sentence-transformers folder of a checkpoint
+    encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
     index.faiss       one embedding per ad
     ads.parquet       ad_id (the user's) and text, in the order of the index
     retriever.json    how texts become embeddings
