@@ -21,6 +21,8 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else whatever runs besi
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# MLflow finds the server of a model by name, as in an activated environment
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 import hypothesis
 import numpy as np

@@ -32,8 +32,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(head: Head) -> dict[str, str]:
     """As it is with the project's environment active, and a Ray that jobs share."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "RAY_ADDRESS": head.address}
+    return {**os.environ, "RAY_ADDRESS": head.address}
 
 
 def _blocks(guide: str) -> list[tuple[str, str]]:
