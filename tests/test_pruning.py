@@ -22,13 +22,15 @@ from support import csr_of, rows_of, wait_until
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method import embeddings, pruning
-from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
+from ramen_ray.method import pruning
+from ramen_ray.method.embeddings import TextEmbeddings
 from ramen_ray.method.encoder import build_transformer, load_encoder
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.pruning import prune
 from ramen_ray.method.sampling import Regularizer
+from ramen_ray.orchestration import embedding
 from ramen_ray.orchestration.background import BackgroundResults, Compute, Schedule, read_report
+from ramen_ray.orchestration.embedding import embed_distinct
 from ramen_ray.orchestration.pruning import GraphPruning
 from ramen_ray.orchestration.train import TrainResult, fit
 from ramen_ray.presets import tiny
@@ -102,25 +104,33 @@ def test_it_keeps_what_a_plain_loop_keeps(
     assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
 
 
-def test_each_distinct_text_is_encoded_once(
-    prepared: Prepared, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embeddings, "TEXTS_PER_BLOCK", 9)
-    encoder = build_transformer(str(encoder_path), "mean", None).eval()
-    tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
-    embedded = embed_distinct(encoder, tables, tmp_path / "embeddings.npy")
-    hashes = np.concatenate([table.hashes for table in tables])
-    assert len(np.load(tmp_path / "embeddings.npy")) == len(set(hashes.tolist())) < len(hashes)
-    for table, found in zip(tables, embedded, strict=True):
-        rows = np.arange(len(table))
-        assert found.take(rows) == pytest.approx(encode_rows(encoder, table, rows), abs=1e-3)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
+
+
+def test_each_distinct_text_is_encoded_once(
+    cluster: None,
+    prepared: Prepared,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
+    encoder = build_transformer(str(encoder_path), "mean", None).eval()
+    encoder.save(tmp_path / "encoder", 16)
+    names = ["queries/train", "ads", "anchors/links"]
+    folders = [prepared.path / "tokens" / name for name in names]
+    file = tmp_path / "embeddings.npy"
+    embedded = embed_distinct(tmp_path / "encoder", folders, file, False, 1)
+    tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
+    hashes = np.concatenate([table.hashes for table in tables])
+    assert len(np.load(file)) == len(set(hashes.tolist())) < len(hashes)
+    for table, found in zip(tables, embedded, strict=True):
+        rows = np.arange(len(table))
+        assert found.take(rows) == pytest.approx(encode_rows(encoder, table, rows), abs=1e-3)
 
 
 def _results(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundResults:

@@ -20,6 +20,7 @@ import torch
 from ray.exceptions import RayError
 
 from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.orchestration.cluster import free_share
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class BackgroundResults:
             for its report; run as a Ray task, on a GPU if one is free.
         schedule: when.
         device: this worker's.
+        has_own_tasks: whether ``compute`` starts tasks that do its work, and needs next to nothing.
     """
 
     name: str
@@ -78,6 +80,7 @@ class BackgroundResults:
     compute: Compute
     schedule: Schedule
     device: torch.device
+    has_own_tasks: bool = False
     _task: ray.ObjectRef | None = field(default=None, init=False)
 
     def result(self, step: int) -> Path:
@@ -135,12 +138,11 @@ class BackgroundResults:
         self._start(step)
 
     def _start(self, step: int) -> None:
-        free = ray.available_resources()
+        share = {"num_cpus": 0} if self.has_own_tasks else free_share()
         self._task = (
             ray.remote(_run)
             .options(
-                num_cpus=int(free.get("CPU", 0) >= 1),  # the workers may hold all there are
-                num_gpus=int(free.get("GPU", 0) >= 1),
+                **share,
                 max_retries=NUM_RETRIES,
                 retry_exceptions=True,
                 scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial

@@ -47,10 +47,24 @@ def start_ray(show_workers: bool = True) -> None:
             ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
         except (ConnectionError, ValueError) as error:
             raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+    quiet_ray_data()
+
+
+def quiet_ray_data() -> None:
+    """Have Ray Data, in this process, show progress to people only, and errors by raising them."""
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it tells as errors it raises
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+def free_share() -> dict[str, int]:
+    """Return what a background task takes: a CPU and a GPU, each if one is free, else none.
+
+    The workers may hold all that there are, and wait for the task.
+    """
+    free = ray.available_resources()
+    return {"num_cpus": int(free.get("CPU", 0) >= 1), "num_gpus": int(free.get("GPU", 0) >= 1)}
 
 
 def task_of(function: Callable[..., Any]) -> Any:

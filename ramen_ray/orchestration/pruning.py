@@ -6,17 +6,15 @@ Each prunes the graph that the run began with, so that an edge can come back.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import ray
 import torch
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.csr import Csr
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.embeddings import TextEmbeddings, embed_distinct
-from ramen_ray.method.encoder import load_encoder
+from ramen_ray.method.embeddings import TextEmbeddings
 from ramen_ray.method.pruning import prune
 from ramen_ray.method.sampling import Regularizer
 from ramen_ray.orchestration.background import BackgroundResults, Schedule
+from ramen_ray.orchestration.embedding import embed_distinct
 
 EMBEDDINGS_FILE = "embeddings.npy"
 
@@ -31,7 +29,7 @@ class GraphPruning:
         regularizers: those of the run.
         prune_threshold: edges with a cosine up to this are dropped.
         use_bf16: encode in bfloat16 where there is a GPU.
-        num_threads: CPU threads to encode with.
+        num_threads: CPU threads of a task that encodes.
     """
 
     data: Path
@@ -58,19 +56,12 @@ class GraphPruning:
         self, encoder: Path, file: Path
     ) -> tuple[dict[str, TextEmbeddings], dict[str, TextEmbeddings]]:
         """Return the embeddings of the nodes by side, and of the anchors by set."""
-        torch.set_num_threads(self.num_threads)
-        has_gpu = bool(ray.get_gpu_ids())
-        data = Prepared(self.data)
-        nodes = {"query": data.queries["train"], "ad": data.ads}
+        tokens = self.data / "tokens"
+        nodes = {"query": tokens / "queries" / "train", "ad": tokens / "ads"}
         sides = sorted({one.side for one in self.regularizers})
         sets = sorted({one.anchor_set for one in self.regularizers})
-        tables = [*(nodes[side] for side in sides), *map(data.anchors, sets)]
-        embeddings = embed_distinct(
-            load_encoder(encoder).to("cuda" if has_gpu else "cpu"),
-            tables,
-            file,
-            self.use_bf16 and has_gpu,
-        )
+        tables = [*(nodes[side] for side in sides), *(tokens / "anchors" / name for name in sets)]
+        embeddings = embed_distinct(encoder, tables, file, self.use_bf16, self.num_threads)
         of_nodes, of_anchors = embeddings[: len(sides)], embeddings[len(sides) :]
         return dict(zip(sides, of_nodes, strict=True)), dict(zip(sets, of_anchors, strict=True))
 
@@ -96,4 +87,4 @@ def pruned_graphs(
         last=config.training.epochs * steps_per_epoch,
         wait=wait,
     )
-    return BackgroundResults("pruning", folder, pruning, schedule, device)
+    return BackgroundResults("pruning", folder, pruning, schedule, device, has_own_tasks=True)
