@@ -17,6 +17,7 @@ from ramen_ray.command_line import parse_with_run_config, run_job, training_comm
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.sweep import SweepConfig, sweep
 from ramen_ray.tracking.runs import ui_command
+from ramen_ray.tracking.sweep_report import SweepTrial
 from tune_spaces import SPACES
 
 
@@ -29,12 +30,20 @@ def main() -> None:
     space = SPACES[settings.space](config)
     result = sweep(config, settings, space, training_command)
     for trial in result.trials[:5]:
-        params = ", ".join(f"{key} {value:.4g}" for key, value in trial.params.items())
-        value = "not validated" if trial.value is None else f"{100 * trial.value:.2f}"
-        print(f"{config.training.selection_metric} {value}: {trial.name} ({params})")
+        print(f"{config.training.selection_metric} {told(trial)}")
     print(f"best:    {result.command}")
     print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
     print(f"look at: {ui_command(result.tracking_uri)}")
+
+
+def told(trial: SweepTrial) -> str:
+    """Tell in one line what a trial reached with which settings."""
+    params = ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in trial.params.items()
+    )
+    value = "not validated" if trial.value is None else f"{100 * trial.value:.2f}"
+    return f"{value}: {trial.name} ({params})"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import run_trials
 from ramen_ray.tracking.ablation_report import ArmFigures, write_ablation_report
 from ramen_ray.tracking.runs import (
-    close_run,
+    closing_run,
     log_artifacts,
     log_metrics,
     log_parameters,
@@ -80,7 +80,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     run_id = open_run(uri, config.experiment, directory.name, output, known)
     directory.note(mlflow_run_id=run_id)
     log_parameters(uri, run_id, ablation.model_dump(), {"dataset": dataset.name})
-    try:
+    with closing_run(uri, run_id):
         seeds = range(config.seed, config.seed + ablation.seeds)
         runs = {
             arm_name: [
@@ -97,10 +97,6 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         for arm_name, of_arm in figures.items():
             named = {f"{arm_name}/{metric}": mean for metric, mean in of_arm.means.items()}
             log_metrics(uri, run_id, named)
-    except BaseException as error:
-        close_run(uri, run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    close_run(uri, run_id, "FINISHED")
     return AblationResult(figures, report, uri, run_id)
 
 

@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,12 @@ from typing import Any
 import ray
 from ray.data import DataContext
 from ray.exceptions import RayTaskError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.dataset import DatasetError
@@ -89,26 +94,46 @@ def user_errors() -> Iterator[None]:
 def check_resources(workers: WorkersConfig) -> None:
     """Wait until the cluster can hold all workers at once.
 
+    Ray is asked as Ray Train will ask, so that an autoscaler brings the machines that lack.
+
     Raises:
         ClusterError: after ``startup_timeout_s`` it still cannot.
     """
-    asked: dict[str, float] = {"CPU": workers.num_workers * workers.cpus_per_worker}
+    worker: dict[str, float] = {"CPU": workers.cpus_per_worker}
     if workers.use_gpu:
-        asked["GPU"] = workers.num_workers * workers.gpus_per_worker
-    deadline = time.monotonic() + workers.startup_timeout_s
-    while True:
-        offered = ray.available_resources()
-        short = {name: count for name, count in asked.items() if offered.get(name, 0) < count}
-        if not short:
-            return
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    lacks = ", ".join(
-        f"{count:g} {name}s (free: {offered.get(name, 0):g})" for name, count in short.items()
+        worker["GPU"] = workers.gpus_per_worker
+    group = placement_group([worker] * workers.num_workers)
+    try:
+        ready, _ = ray.wait([group.ready()], timeout=workers.startup_timeout_s)
+        free, offered = ray.available_resources(), ray.cluster_resources()
+    finally:
+        remove_placement_group(group)
+    if ready:
+        return
+    asked = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
+    needs = " and ".join(
+        f"{workers.num_workers * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
+        for k, n in worker.items()
     )
     raise ClusterError(
-        f"workers.num_workers {workers.num_workers} with workers.cpus_per_worker "
-        f"{workers.cpus_per_worker} needs {lacks}; ask for less, add machines, or raise "
-        f"workers.startup_timeout_s ({workers.startup_timeout_s:g}) if machines are on their way"
+        f"workers.num_workers {workers.num_workers} with {asked} needs {needs}, each worker's on "
+        f"one machine and GPU; ask for less, add machines, or raise workers.startup_timeout_s "
+        f"({workers.startup_timeout_s:g}) if machines are on their way"
     )
+
+
+@contextmanager
+def no_placement_group_left() -> Iterator[None]:
+    """Remove, in the end, the placement groups that this job still has.
+
+    The one that Ray Train made for a trial outlives the trial when Tune ends it, and holds its
+    CPUs and GPUs.
+    """
+    try:
+        yield
+    finally:
+        job = ray.get_runtime_context().get_job_id()
+        for group, facts in placement_group_table().items():
+            is_own = group.endswith(job)  # as every id that Ray makes for a job
+            if is_own and facts["state"] != "REMOVED":
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))

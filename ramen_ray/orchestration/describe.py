@@ -16,7 +16,7 @@ from ramen_ray.method.metrics import popularity_groups
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer, count_tokens
 from ramen_ray.tracking.runs import (
-    close_run,
+    closing_run,
     log_artifacts,
     log_metrics,
     log_parameters,
@@ -81,16 +81,12 @@ def log_description(description: Description, page: Path, output: Path) -> tuple
     name = str(description.metadata["name"])
     uri = tracking_uri(output)
     run_id = open_run(uri, RunConfig().experiment, f"describe-{name}", output, None)
-    try:
+    with closing_run(uri, run_id):
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
         log_parameters(uri, run_id, settings, {"dataset": name})
         metrics = {f"dataset.{key}": value for key, value in description.metrics.items()}
         log_metrics(uri, run_id, metrics)
         log_artifacts(uri, run_id, page)
-    except BaseException:
-        close_run(uri, run_id, "FAILED")
-        raise
-    close_run(uri, run_id, "FINISHED")
     return uri, run_id
 
 

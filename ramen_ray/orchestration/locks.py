@@ -12,3 +12,18 @@ def held(file: Path) -> Iterator[None]:
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def held_if_free(file: Path) -> Iterator[bool]:
+    """Hold ``file`` if no other process does, and give whether that is so."""
+    with file.open("w") as lock:
+        yield _take(lock.fileno())
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

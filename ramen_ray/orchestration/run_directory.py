@@ -1,9 +1,8 @@
 """A run's folder: its name, its configuration, who works on it, and whether it is finished."""
 
-import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.errors import UserError
+from ramen_ray.orchestration.locks import held_if_free
 
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
@@ -45,6 +45,17 @@ class RunDirectory:
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
+    def create(self) -> None:
+        """Make the folder if it is not there.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
+
     def note(self, **facts: Any) -> None:
         """Add to what is noted about the run."""
         aside = self.path / f".{RUN_FILE}"
@@ -68,9 +79,9 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
     names = _numbered(f"{dataset.name}-{identity}") if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory(runs / name)
-        _create(directory.path)
-        with (directory.path / ".lock").open("w") as lock:
-            if not _take(lock.fileno()):
+        directory.create()
+        with held_if_free(directory.path / ".lock") as is_ours:
+            if not is_ours:
                 reason = "is being worked on by another process"
             elif directory.facts.get("finished"):
                 reason = "is finished"
@@ -103,21 +114,6 @@ def _numbered(stem: str) -> Iterator[str]:
         number += 1
 
 
-def _create(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write the run's folder {path}: {error.strerror}") from error
-
-
-def _take(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
     """Note whose run this is, or refuse if it is another's."""
     file = directory.path / CONFIG_FILE
@@ -127,13 +123,23 @@ def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
         return
     if directory.facts.get("identity") == identity:
         return
-    before, now = flatten(read_config(file)), flatten(config)
-    changed = sorted(
-        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
-        for key in {*before, *now}
-        if before.get(key) != now.get(key) and key.split(".")[0] not in WHERE_IT_RUNS
-    )
+    changed = differences(deciding_settings(read_config(file)), deciding_settings(config))
     raise RunError(
         f"the checkpoints in {directory.path} come from another configuration: "
-        f"{'; '.join(changed) or 'the content of the dataset differs'}; choose another --name"
+        f"{changed or 'the content of the dataset differs'}; choose another --name"
+    )
+
+
+def deciding_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide a run's result: all but where it runs, by dotted key."""
+    settings = flatten(config).items()
+    return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Spell out in one line which keys have other values now than before."""
+    return "; ".join(
+        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
     )

@@ -1,11 +1,12 @@
 """Search spaces: what they may hold, where a search begins in them, and their grids."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from ray.tune.search.sample import Categorical, Domain, LogUniform
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Categorical, Domain
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 
@@ -13,21 +14,53 @@ Space = Mapping[str, Domain]
 """Samplers by dotted key of the configuration."""
 
 POINTS_OF_A_GRID = 3
+NUM_DRAWS = 5
 
 
-def check_space(config: RunConfig, space: Space) -> None:
-    """Draw each setting once, and see that the configuration takes it.
+def check_space(config: RunConfig, space: Space) -> dict[str, BaseDistribution]:
+    """See that a search can draw from a space, and that the configuration takes what it draws.
+
+    Returns:
+        Optuna's distributions of all settings.
 
     Raises:
-        ConfigError: the space is empty, or a key or a value does not fit the configuration.
+        ConfigError: the space is empty, a key or a value does not fit the configuration, or Optuna
+            does not know a sampler.
     """
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")
     known = flatten(config)
-    for key, domain in space.items():
+    for key in space:
         if key not in known:
             raise ConfigError(f"the search space samples {key}, which the configuration lacks")
-        overlay(config, {key: domain.sample(random_state=config.seed)})
+    distributions = {key: _distribution(key, domain) for key, domain in space.items()}
+    for setting in draws(space, config.seed):
+        overlay(config, setting)
+    return distributions
+
+
+def _distribution(key: str, domain: Domain) -> BaseDistribution:
+    try:
+        return OptunaSearch.convert_search_space({key: domain})[key]
+    except (KeyError, ValueError):  # a plain value, or a sampler that Optuna lacks
+        raise ConfigError(
+            f"{key}: a search space needs choices, or a sampler with bounds (tune.choice, "
+            f"tune.uniform, tune.loguniform, tune.randint, tune.lograndint or tune.quniform)"
+        ) from None
+
+
+def draws(space: Space, seed: int) -> list[dict[str, Any]]:
+    """Draw whole settings, few, which together hold every category of every choice."""
+    choices = [len(domain) for domain in space.values() if isinstance(domain, Categorical)]
+    size, generator = max([NUM_DRAWS, *choices]), np.random.default_rng(seed)
+    drawn = {key: _draw(domain, size, generator) for key, domain in space.items()}
+    return [{key: values[row] for key, values in drawn.items()} for row in range(size)]
+
+
+def _draw(domain: Domain, size: int, generator: np.random.Generator) -> list[Any]:
+    if not isinstance(domain, Categorical):
+        return list(domain.sample(size=size, random_state=generator))
+    return [domain[index % len(domain)] for index in generator.permutation(size)]
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
@@ -36,23 +69,19 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
     return {key: own[key] for key, domain in space.items() if domain.is_valid(own[key])}
 
 
-def grid(space: Space) -> dict[str, list[Any]]:
+def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return the values of each setting that a grid search combines.
 
     They are all categories, or values evenly from bound to bound (of the logarithm if sampled so).
-
-    Raises:
-        ConfigError: a sampler has no bounds.
     """
-    return {key: _points(key, domain) for key, domain in space.items()}
+    return {key: _points(distribution) for key, distribution in distributions.items()}
 
 
-def _points(key: str, domain: Domain) -> list[Any]:
-    if isinstance(domain, Categorical):
-        return list(domain.categories)
-    low, high = float(domain.lower), float(domain.upper)
-    if not math.isfinite(low) or not math.isfinite(high):
-        raise ConfigError(f"{key}: a grid needs choices, or a sampler with bounds")
-    is_log = isinstance(domain.get_sampler(), LogUniform)
-    points = (np.geomspace if is_log else np.linspace)(low, high, POINTS_OF_A_GRID)
-    return [domain.cast(float(point)) for point in points]
+def _points(distribution: Any) -> list[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return list(distribution.choices)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    points = (np.geomspace if distribution.log else np.linspace)(low, high, POINTS_OF_A_GRID)
+    if step:
+        points = low + step * np.round((points - low) / step)
+    return list(dict.fromkeys(points.astype(type(low)).tolist()))

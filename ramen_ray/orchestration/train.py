@@ -35,7 +35,7 @@ from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, ope
 from ramen_ray.orchestration.walks import walked_edges
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
-    close_run,
+    closing_run,
     log_artifacts,
     log_metrics,
     log_parameters,
@@ -88,7 +88,8 @@ def fit(
         known = directory.facts.get("mlflow_run_id")
         run_id = open_run(uri, config.experiment, directory.name, output, known, parent_run_id)
         directory.note(mlflow_run_id=run_id)
-        try:
+        is_part = parent_run_id is not None
+        with closing_run(uri, run_id, is_part):
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()
@@ -106,7 +107,7 @@ def fit(
                 str(directory.path),
                 uri,
                 run_id,
-                is_part=parent_run_id is not None,
+                is_part=is_part,
             )
             called = time.time()
             outcome = _train(config, directory, task, callbacks)
@@ -121,13 +122,6 @@ def fit(
             )
             log_metrics(uri, run_id, {f"startup/{name}_s": s for name, s in seconds.items()})
             _log_outcome(config, result, outcome, dataset, data)
-        except BaseException as error:
-            ended = isinstance(error, SystemExit)
-            if not ended or parent_run_id is None:  # else the search that ended it says how
-                interrupted = ended or isinstance(error, KeyboardInterrupt)
-                close_run(uri, run_id, "KILLED" if interrupted else "FAILED")
-            raise
-        close_run(uri, run_id, "FINISHED")
         directory.note(
             finished=True,
             best_checkpoint=result.encoder.parent.name,

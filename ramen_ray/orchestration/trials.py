@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.cluster import user_errors
+from ramen_ray.orchestration.cluster import no_placement_group_left, user_errors
 from ramen_ray.orchestration.pipeline import is_prepared, prepare
 from ramen_ray.orchestration.train import TrainResult, encoder_tokenizer, finished_result, fit
 
@@ -49,7 +49,7 @@ def run_trials(
     """
     if not configs:
         return {}
-    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, quiet_tune():
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
         ends = Ends(Path(storage) / "ends", len(configs))
         tune.Tuner(
             trainable(_train_one, configs=dict(configs), parent_run_id=parent_run_id, ends=ends),
@@ -105,11 +105,26 @@ def trainable(train: Callable[..., None], **arguments: Any) -> Any:
 
 def num_at_once(workers: WorkersConfig) -> int:
     """Return how many runs of these workers the cluster holds at once; at least 1."""
-    offered = ray.cluster_resources()
-    held = [offered.get("CPU", 0) / (workers.num_workers * workers.cpus_per_worker)]
-    if workers.use_gpu:
-        held.append(offered.get("GPU", 0) / (workers.num_workers * workers.gpus_per_worker))
-    return max(int(min(held)), 1)
+    return num_held(workers, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+
+def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
+    """Return how many runs of these workers fit on machines at once; at least 1.
+
+    Args:
+        workers: of one run. Each is on one machine, and its share of a GPU on one GPU.
+        machines: the resources of each, by Ray's names.
+    """
+    num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
+    return max(num_workers // workers.num_workers, 1)
+
+
+def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int:
+    by_cpus = int(machine.get("CPU", 0) // workers.cpus_per_worker)
+    if not workers.use_gpu:
+        return by_cpus
+    per_gpu = int(1 / workers.gpus_per_worker + 1e-9)
+    return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
 
 
 def name_of(trial: Trial) -> str:
@@ -118,11 +133,14 @@ def name_of(trial: Trial) -> str:
 
 
 @contextmanager
-def quiet_tune() -> Iterator[None]:
-    """Keep Tune from printing and from its own loggers; :class:`Ends` tells what matters."""
+def running_tune() -> Iterator[None]:
+    """Keep Tune from printing, from its own loggers, and from leaving CPUs and GPUs held.
+
+    :class:`Ends` tells what matters.
+    """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    with redirect_stdout(StringIO()):
+    with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
 
 
@@ -170,6 +188,12 @@ class Ends(tune.Callback):
     def count(self) -> int:
         """Return how many trials have ended."""
         return len(list(self.folder.glob("[!.]*")))
+
+    def forget_failures(self) -> None:
+        """Take trials that failed for ones that have not ended."""
+        for name in self.errors():
+            (self.folder / name).unlink()
+            (self.folder / f".{name}").unlink(missing_ok=True)
 
     def out_of_time(self, names: Iterable[str]) -> list[str]:
         """Keep and tell of the trials that have not ended but with the search; returns them."""

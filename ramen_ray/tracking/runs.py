@@ -4,7 +4,8 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,27 @@ def log_artifacts(uri: str, run_id: str, path: Path, folder: str | None = None) 
 def close_run(uri: str, run_id: str, status: str) -> None:
     """End a run as FINISHED, FAILED or KILLED."""
     MlflowClient(tracking_uri=uri).set_terminated(run_id, status)
+
+
+@contextmanager
+def closing_run(uri: str, run_id: str, is_part: bool = False) -> Iterator[None]:
+    """End a run with the block: as FINISHED, KILLED if it was interrupted, or else FAILED.
+
+    Args:
+        uri: the MLflow store.
+        run_id: the run.
+        is_part: of a search, which says how a run ended when it ends the run's process.
+    """
+    try:
+        yield
+    except SystemExit:
+        if not is_part:
+            close_run(uri, run_id, "KILLED")
+        raise
+    except BaseException as error:
+        close_run(uri, run_id, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+    close_run(uri, run_id, "FINISHED")
 
 
 def close_run_if_open(uri: str, run_id: str, status: str) -> None:

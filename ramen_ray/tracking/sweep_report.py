@@ -42,7 +42,7 @@ class SweepTrial:
 
 
 def write_sweep_table(
-    folder: Path, trials: Sequence[SweepTrial], metric: str, command: str
+    folder: Path, trials: Sequence[SweepTrial], metric: str, command: str | None
 ) -> None:
     """Write the table of trials, the best first, and the command that trains like the best.
 
@@ -50,7 +50,7 @@ def write_sweep_table(
         folder: made if it is not there; files are replaced.
         trials: the best first.
         metric: what their values are of.
-        command: for BEST_FILE.
+        command: for BEST_FILE, which is not written without.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -58,7 +58,8 @@ def write_sweep_table(
         for t in trials
     ]
     pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
-    (folder / BEST_FILE).write_text(command + "\n")
+    if command is not None:
+        (folder / BEST_FILE).write_text(command + "\n")
 
 
 def write_sweep_plots(
