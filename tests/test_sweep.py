@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,26 +14,56 @@ import pytest
 import ray
 from mlflow.tracking import MlflowClient
 from ray import tune
-from support import wait_until
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Categorical
+from support import node_edges, query_table, text_table, wait_until
 
 from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
-from ramen_ray.config import ConfigError, RunConfig, overlay
-from ramen_ray.orchestration.run_directory import RunError
-from ramen_ray.orchestration.search_space import check_space, grid
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
+from ramen_ray.data.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.locks import held_if_free
+from ramen_ray.orchestration.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.search_space import check_space, draws, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
-from ramen_ray.orchestration.trials import STOPPED_EARLY
+from ramen_ray.orchestration.train import check_config
+from ramen_ray.orchestration.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
+from ramen_ray.tracking.sweep_report import SweepTrial
 from tune_spaces import SPACES
 
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A dataset that every preset can train on: it has enough queries and all anchor sets."""
+    configs = [preset() for preset in PRESETS.values()]
+    num_queries = max(config.training.global_batch_size for config in configs)
+    tables = {"ads": text_table("ad_id", ["an ad"])}
+    for split in ("train", "validation", "test"):
+        tables[f"queries/{split}"] = query_table(["a query"] * num_queries, [[0]] * num_queries)
+    for name in {name for config in configs for name in config.regularization.lambda_x}:
+        tables[f"anchors/{name}"] = text_table("anchor_id", ["an anchor"])
+        for side in ("query", "ad"):
+            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", [[0]])
+    return write_dataset(tmp_path_factory.mktemp("datasets") / "all", tables, name="all").path
+
+
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_space_fits_every_preset(preset: str, space: str) -> None:
+def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
     config = PRESETS[preset]()
-    check_space(config, SPACES[space](config))
+    samplers = SPACES[space](config)
+    check_space(config, samplers)
+    here = {"dataset": str(stand_in), "encoder.pretrained": EncoderConfig().pretrained}
+    drawn = draws(samplers, seed=0)
+    for setting in drawn:
+        assert setting.keys() == samplers.keys()
+        check_config(overlay(config, {**setting, **here}), Dataset(stand_in))
+    for key, sampler in samplers.items():
+        if isinstance(sampler, Categorical):
+            assert {setting[key] for setting in drawn} == set(sampler.categories)
 
 
 def test_spaces_that_do_not_fit_are_refused() -> None:
@@ -42,8 +73,9 @@ def test_spaces_that_do_not_fit_are_refused() -> None:
         check_space(tiny(), {"optimizer.lrr": tune.uniform(0, 1)})
     with pytest.raises(ConfigError, match=r"loss\.margin"):
         check_space(tiny(), {"loss.margin": tune.uniform(-2, -1)})
-    with pytest.raises(ConfigError, match=r"loss\.margin: a grid needs choices, or a sampler with"):
-        grid({"loss.margin": tune.randn(0.3, 0.1)})
+    for value in (0.3, tune.randn(0.3, 0.1), tune.grid_search([0.3]), tune.sample_from(float)):
+        with pytest.raises(ConfigError, match=r"loss\.margin: a search space needs choices, or a"):
+            check_space(tiny(), {"loss.margin": value})
 
 
 def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
@@ -51,11 +83,36 @@ def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
         "a": tune.choice([False, True]),
         "b": tune.loguniform(0.01, 1),
         "c": tune.uniform(0, 1),
+        "d": tune.randint(1, 7),
+        "e": tune.quniform(0, 0.75, 0.25),
     }
-    points = grid(space)
+    points = grid(OptunaSearch.convert_search_space(space))
     assert points["a"] == [False, True]
     assert points["b"] == pytest.approx([0.01, 0.1, 1])
     assert points["c"] == pytest.approx([0, 0.5, 1])
+    assert points["d"] == [1, 3, 6]
+    assert points["e"] == pytest.approx([0, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("workers", "machines", "held"),
+    [
+        ({"num_workers": 1, "cpus_per_worker": 2}, [{"CPU": 4.0}, {"CPU": 3.0}], 3),
+        ({"num_workers": 1, "cpus_per_worker": 3}, [{"CPU": 4.0}] * 3, 3),
+        ({"num_workers": 4, "cpus_per_worker": 1}, [{"CPU": 2.0}], 1),
+        ({"gpus_per_worker": 0.2, "num_workers": 3}, [{"CPU": 99.0, "GPU": 3.0}], 5),
+        ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
+    ],
+)
+def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> None:
+    use_gpu = "gpus_per_worker" in workers
+    assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
+
+
+def test_a_trial_is_told_in_one_line() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
+    line = tune_job.told(SweepTrial("1", params, 0.5, "", None))
+    assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +190,35 @@ def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfi
     )
 
 
+def test_a_name_stands_for_one_search(config: RunConfig) -> None:
+    directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
+    directory.create()
+    mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
+    with (
+        held_if_free(directory.path / ".lock"),
+        pytest.raises(RunError, match="taken is being worked on by another process"),
+    ):
+        sweep(mine, SETTINGS, space, training_command)
+    directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
+    said = r"taken holds another search: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
+    with pytest.raises(RunError, match=said):
+        sweep(mine, SETTINGS, space, training_command)
+
+
 LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
 SETTINGS = SweepConfig(space="own", num_samples=5, grace_epochs=1)
+
+
+def missing_encoder(config: RunConfig) -> str:
+    """Return where there is no encoder at first."""
+    return str(Path(config.output) / "nowhere")
 
 
 def search(config: RunConfig) -> SweepResult:
     """Search with samplers by which some trials cannot load their encoder."""
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
-    space["encoder.pretrained"] = tune.choice([config.encoder.pretrained, "nowhere"])
+    space["encoder.pretrained"] = tune.choice([config.encoder.pretrained, missing_encoder(config)])
     if not ray.is_initialized():
         ray.init(address="local", num_cpus=3, log_to_driver=False)
     return sweep(config, SETTINGS, space, training_command)
@@ -153,9 +231,11 @@ def result(config: RunConfig) -> Iterator[SweepResult]:
 
 
 @pytest.mark.slow
-def test_a_failing_trial_is_told_and_the_others_go_on(result: SweepResult) -> None:
+def test_a_failing_trial_is_told_and_the_others_go_on(
+    result: SweepResult, config: RunConfig
+) -> None:
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
-    assert {trial.params["encoder.pretrained"] for trial in failed} == {"nowhere"}
+    assert {trial.params["encoder.pretrained"] for trial in failed} == {missing_encoder(config)}
     assert all("nowhere" in trial.end and trial.value is None for trial in failed)
     assert failed and len(failed) < len(result.trials) == 5
 
@@ -202,10 +282,17 @@ def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: 
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_told_again(result: SweepResult, config: RunConfig) -> None:
+def test_what_failed_is_tried_again_and_the_rest_is_kept(
+    result: SweepResult, config: RunConfig
+) -> None:
+    shutil.copytree(config.encoder.pretrained, missing_encoder(config))
     again = search(config)
-    assert again.trials == result.trials
     assert again.mlflow_run_id == result.mlflow_run_id
+    assert not any(trial.end.startswith("failed: ") for trial in again.trials)
+    kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
+    assert [trial for trial in again.trials if trial in result.trials] == kept
+    assert {trial.name for trial in again.trials} == {trial.name for trial in result.trials}
+    assert all(trial.value is not None for trial in again.trials)
 
 
 @pytest.mark.slow

@@ -105,11 +105,11 @@ def check_resources(workers: WorkersConfig) -> None:
     group = placement_group([worker] * workers.num_workers)
     try:
         ready, _ = ray.wait([group.ready()], timeout=workers.startup_timeout_s)
-        free, offered = ray.available_resources(), ray.cluster_resources()
     finally:
         remove_placement_group(group)
     if ready:
         return
+    free, offered = ray.available_resources(), ray.cluster_resources()
     asked = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
     needs = " and ".join(
         f"{workers.num_workers * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
