@@ -22,13 +22,7 @@ from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain
 
-from ramen_ray.config import (
-    Positive,
-    PositiveFloat,
-    RunConfig,
-    Section,
-    overlay,
-)
+from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import VALIDATION
@@ -101,8 +95,8 @@ def sweep(
 ) -> SweepResult:
     """Search ``space`` around ``config``, or go on with the same search that was cut off.
 
-    Every trial is a run as :func:`ramen_ray.orchestration.train.fit` makes it, and part of the
-    search's MLflow run. The selection metric on the validation split decides.
+    Going on keeps finished trials, and tries failed ones again. Every trial is a run as
+    :func:`ramen_ray.orchestration.train.fit` makes it, and part of the search's MLflow run. The selection metric on the validation split decides.
 
     Args:
         config: what is tuned.
