@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -22,6 +23,7 @@ from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.dataset import Dataset, write_dataset
+from ramen_ray.orchestration import standings
 from ramen_ray.orchestration.locks import held_if_free
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.search_space import check_space, draws, grid
@@ -204,6 +206,21 @@ def test_a_name_stands_for_one_search(config: RunConfig) -> None:
     said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
     with pytest.raises(RunError, match=said):
         sweep(mine, SETTINGS, space, training_command)
+
+
+def test_a_store_that_fails_meanwhile_ends_no_trial(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("the store is locked")
+
+    monkeypatch.setattr(standings, "log_artifacts", fail)
+    directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
+    shown = standings.Standings(config, {}, directory, "unused", "unused", training_command)
+    trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
+    standings.LiveStandings(shown).on_trial_error(1, [trial], trial)
+    assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
+    assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
 
 LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]

@@ -96,7 +96,8 @@ def sweep(
     """Search ``space`` around ``config``, or go on with the same search that was cut off.
 
     Going on keeps finished trials, and tries failed ones again. Every trial is a run as
-    :func:`ramen_ray.orchestration.train.fit` makes it, and part of the search's MLflow run. The selection metric on the validation split decides.
+    :func:`ramen_ray.orchestration.train.fit` makes it, and part of the search's MLflow run. The
+    selection metric on the validation split decides.
 
     Args:
         config: what is tuned.

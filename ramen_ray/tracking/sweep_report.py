@@ -82,7 +82,7 @@ def write_sweep_plots(
     if len(study.trials) < FEWEST:
         return
     _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
-    if parameter_importances(trials, distributions):
+    if _has_importances(study):
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
         _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
     for query_side, ad_side in _pairs(distributions):
@@ -99,13 +99,17 @@ def parameter_importances(
     Empty where there are too few trials to tell.
     """
     study = _study(trials, distributions)
-    if len(study.trials) < FEWEST or len({trial.value for trial in study.trials}) < 2:
+    if not _has_importances(study):
         return {}
     return dict(
         optuna.importance.get_param_importances(
             study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
         )
     )
+
+
+def _has_importances(study: optuna.Study) -> bool:
+    return len(study.trials) >= FEWEST and len({trial.value for trial in study.trials}) > 1
 
 
 def _study(
