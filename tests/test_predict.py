@@ -103,7 +103,21 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert "has predictions of another call (top_k differ); choose another folder" in said
+    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+
+
+def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
+    assert run(predict, **flags)[0] == 0
+    pq.write_table(pa.table({"text": ["tango", "waltz"]}), queries)
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert "has predictions of another call (queries differ); choose another folder" in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.orchestration.cluster import start_ray, user_errors
 from ramen_ray.tracking.registry import Registry
 
@@ -64,7 +65,8 @@ def predict(
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call.
+        ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call or of
+            queries that have changed since.
         RegistryError, TrackingError: there is no such retriever.
     """
     retriever = registry.look_up(model_uri)
@@ -76,6 +78,7 @@ def predict(
         "model": retriever.uri,
         "top_k": top_k,
         "column": column,
+        "queries": _contents(pieces),
         "partitions": [[piece.path, piece.start] for piece in pieces],
     }
     _claim(output, plan)
@@ -101,22 +104,30 @@ def _parquet_pieces(queries: str, column: str) -> list[Piece]:
     return pieces
 
 
+def _contents(pieces: list[Piece]) -> dict[str, list[int]]:
+    """Return the files with what tells one content from another: bytes and time of change."""
+    files = {piece.path: piece.filesystem for piece in pieces}
+    found = {path: filesystem.get_file_info(path) for path, filesystem in files.items()}
+    return {path: [info.size, info.mtime_ns] for path, info in found.items()}
+
+
 def _claim(output: Path, plan: dict[str, Any]) -> None:
     """Note in ``output`` what is written there, or refuse if it is something else."""
     file = output / PLAN_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
-            differ = [key for key in plan if before.get(key) != plan[key]]
-            if differ:
-                raise ConfigError(
-                    f"--output {output} has predictions of another call ({', '.join(differ)} "
-                    f"differ); choose another folder"
-                )
-        file.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        if not file.exists():
+            with whole_file(file) as aside:
+                aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        before = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}") from error
+        raise ConfigError(f"--answers {output}: {error.strerror}") from error
+    differ = [key for key in plan if before.get(key) != plan[key]]
+    if differ:
+        raise ConfigError(
+            f"--answers {output} has predictions of another call ({', '.join(differ)} "
+            f"differ); choose another folder"
+        )
 
 
 def _answer(
@@ -154,17 +165,16 @@ class _Answerer:
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
         piece = self.pieces[number]
-        file = self.output / PART.format(number)
-        aside = file.with_name(f".{file.name}")
         with piece.filesystem.open_input_file(piece.path) as source:
             parquet = pq.ParquetFile(source)
             schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
-            with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
-                groups = [piece.start]
-                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=groups):
+            with (
+                whole_file(self.output / PART.format(number)) as aside,
+                pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+            ):
+                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[piece.start]):
                     columns = [*rows.columns, *self._answer(rows[self.column]).columns]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        aside.rename(file)
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
