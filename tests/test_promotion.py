@@ -18,6 +18,7 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.answers import AskedQueries
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics import ratio
+from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
@@ -97,14 +98,43 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert _champion(store, "by-hand") == bad
     challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
     assert challenger.run_id == good
-    assert challenger.tags["challenger_before"] == ""
     store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
     code, said = job(bad, "--name", "by-hand")
     assert code == 2
     assert "is not promoted" in said
     code, said = job("--restore", "--name", "by-hand")
+    assert (code, said) == (0, "by-hand@champion is version 1 again, no more version 2\n")
+    code, said = job("--restore", "--name", "by-hand")
     assert code == 2
-    assert "it was not given by jobs/promote.py" in said
+    assert "'champion' before version 1" in said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "by_hand", "restored"),
+    [
+        ([1, 2, 3], None, [2, 1]),
+        ([1, 2, 3], 2, [3, 2, 1]),
+        ([1, 2], 1, [2, 1]),
+        ([1, 2, 1], None, [2, 1]),
+        ([], 2, []),
+    ],
+)
+def test_restoring_gives_back_what_was_chosen_before_by_whomever(
+    chosen: list[int], by_hand: int | None, restored: list[int], store: Store, good: str
+) -> None:
+    registry, client = Registry(store.uri), store.client
+    _, model_id = registry.find_logged(good, None)
+    name = f"chosen-{chosen}-{by_hand}".replace(", ", "-")
+    client.create_registered_model(name)
+    versions = [client.create_model_version(name, f"models:/{model_id}") for _ in range(3)]
+    for number in chosen:
+        registry.choose(versions[number - 1], "champion")
+    if by_hand:
+        client.set_registered_model_alias(name, "champion", str(by_hand))
+    for number in restored:
+        assert registry.restore(name, "champion")[1] == str(number)
+    with pytest.raises(RegistryError, match="it is not known"):
+        registry.restore(name, "champion")
 
 
 def test_of_a_sweep_the_best_child_is_promoted(

@@ -20,8 +20,8 @@ from ramen_ray.tracking.retriever import NAME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
 ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
-ALIAS_BEFORE = "{}_before"
-"""Tag of a version that an alias was moved to: the version that had it until then."""
+ALIAS_HISTORY = "{}_history"
+"""Tag of a registered model: the versions that had an alias, the last one at the end."""
 
 
 class RegistryError(UserError):
@@ -124,14 +124,10 @@ class Registry:
 
     def choose(self, version: ModelVersion, alias: str) -> None:
         """Give ``alias`` to a version, and remember which had it."""
-        before = self.chosen(version.name, alias)
-        number = "" if before is None else str(before.version)
-        if number == str(version.version):
-            return
-        with _registry_errors(self.uri):
-            tag = ALIAS_BEFORE.format(alias)
-            self._client.set_model_version_tag(version.name, version.version, tag, number)
-            self._client.set_registered_model_alias(version.name, alias, version.version)
+        before, number = self.chosen(version.name, alias), str(version.version)
+        known = [] if before is None else self._history(version.name, alias, before)
+        if known[-1:] != [number]:
+            self._give(version.name, alias, [*known, number])
 
     def restore(self, name: str, alias: str) -> tuple[str, str]:
         """Give ``alias`` back to the version that had it before; returns (from, to) versions.
@@ -142,16 +138,31 @@ class Registry:
         present = self.chosen(name, alias)
         if present is None:
             raise RegistryError(f"no version of {name!r} has the alias {alias!r}")
-        before = present.tags.get(ALIAS_BEFORE.format(alias))
-        if not before:
+        *known, number = self._history(name, alias, present)
+        if not known:
             raise RegistryError(
-                f"it is not known which version of {name!r} had the alias {alias!r} before "
-                f"version {present.version}: "
-                + ("none had" if before == "" else "it was not given by jobs/promote.py")
+                f"it is not known that a version of {name!r} had the alias {alias!r} before "
+                f"version {number}"
             )
+        self._give(name, alias, known)
+        return number, known[-1]
+
+    def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
+        """Return the versions that had an alias, the present one at the end.
+
+        A choice by hand is not in the tag; it goes after what is.
+        """
         with _registry_errors(self.uri):
-            self._client.set_registered_model_alias(name, alias, before)
-        return str(present.version), str(before)
+            tags = self._client.get_registered_model(name).tags
+        known = list(filter(None, tags.get(ALIAS_HISTORY.format(alias), "").split(",")))
+        number = str(present.version)
+        return known if known[-1:] == [number] else [*known, number]
+
+    def _give(self, name: str, alias: str, history: list[str]) -> None:
+        with _registry_errors(self.uri):
+            self._client.set_registered_model_alias(name, alias, history[-1])
+            tag = ALIAS_HISTORY.format(alias)
+            self._client.set_registered_model_tag(name, tag, ",".join(history))
 
     def describe(self, version: ModelVersion, text: str) -> None:
         """Let the MLflow UI show ``text`` with a version."""
