@@ -1,5 +1,6 @@
 """Tables of queries in, answers out; and ads that come after training."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from stores import Store
 from jobs import index, predict
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.orchestration import predict as answering
 from ramen_ray.tracking.registry import Registry
 
 Run = Callable[..., tuple[int, str]]
@@ -118,6 +120,21 @@ def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
     code, said = run(predict, **flags)
     assert code == 2
     assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_a_cluster_without_room_is_told(
+    cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "MOMENT_S", 0.1)
+    monkeypatch.setattr(answering, "PATIENCE_S", 0.1)
+    busy = ray.remote(num_cpus=1)(Counter).remote()
+    ray.get(busy.total.remote())
+    code, said = run(
+        predict, model="models:/asked@champion", queries=asked, answers=tmp_path / "answers"
+    )
+    ray.kill(busy)
+    assert code == 2
+    assert "no machine has had 2 CPU free for 0.1 s; start this again when one has" in said
 
 
 @pytest.mark.parametrize(

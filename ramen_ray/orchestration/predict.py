@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
+from ray.util import placement_group, remove_placement_group
 
 from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.whole_files import whole_file
-from ramen_ray.orchestration.cluster import start_ray, user_errors
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.orchestration.cluster import ClusterError, start_ray, user_errors
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
 PART = "part-{:06d}.parquet"
@@ -33,6 +34,7 @@ ANSWERS = pa.schema(
 )
 QUERIES_PER_BATCH = 4096
 CPUS_PER_ACTOR = 2
+MOMENT_S, PATIENCE_S = 2, 600
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ def predict(
         ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call or of
             queries that have changed since.
         RegistryError, TrackingError: there is no such retriever.
+        ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
     num_ads = retriever.facts["num_ads"]
@@ -87,7 +90,7 @@ def predict(
     if missing:
         start_ray()
         with user_errors():
-            _answer(registry.uri, retriever.uri, missing, pieces, plan, output)
+            _answer(registry.uri, retriever, missing, pieces, plan, output)
     return _count(output, len(pieces), len(pieces) - len(missing))
 
 
@@ -132,25 +135,42 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
 
 def _answer(
     uri: str,
-    model_uri: str,
+    retriever: LoggedRetriever,
     missing: list[int],
     pieces: list[Piece],
     plan: dict[str, Any],
     output: Path,
 ) -> None:
     resources = ray.cluster_resources()
-    num_gpus = int(resources.get("GPU", 0))
+    num_gpus = int(resources.get("GPU", 0)) if retriever.uses_gpu else 0
     cpus = min(CPUS_PER_ACTOR, max(int(resources.get("CPU", 1)), 1))
     most = num_gpus or max(int(resources.get("CPU", 1)) // cpus, 1)
+    _wait_for_room({"CPU": cpus, "GPU": 1} if num_gpus else {"CPU": cpus})
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Answerer,
-        fn_constructor_args=(uri, model_uri, pieces, plan["column"], plan["top_k"], output),
+        fn_constructor_args=(uri, retriever.uri, pieces, plan["column"], plan["top_k"], output),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(most, len(items))),
         num_cpus=cpus,
         num_gpus=1 if num_gpus else 0,
     ).materialize()
+
+
+def _wait_for_room(asked: dict[str, float]) -> None:
+    """Wait until a machine has ``asked`` free, and say so if it takes longer than a moment."""
+    told = " and ".join(f"{count} {name}" for name, count in asked.items())
+    room = placement_group([asked])
+    try:
+        if room.wait(MOMENT_S):
+            return
+        logger.info("waiting for a machine with %s free", told)
+        if not room.wait(PATIENCE_S):
+            raise ClusterError(
+                f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+            )
+    finally:
+        remove_placement_group(room)
 
 
 class _Answerer:

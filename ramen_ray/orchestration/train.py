@@ -20,7 +20,7 @@ from ramen_ray.data.predictions import shown_ads, spell_out
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
-from ramen_ray.method.evaluation import GROUP_KS, KS
+from ramen_ray.method.evaluation import METRICS
 from ramen_ray.method.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
@@ -180,14 +180,10 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"{dataset.path} has {num_rows['queries/train']} train queries, fewer than "
             f"training.global_batch_size {batch}"
         )
-    known = [f"{name}@{k}" for name in ("P", "N", "R", "PSP", "PSN") for k in KS]
-    known += [
-        f"{g}/{name}@{k}" for g in ("head", "torso", "tail") for name in "PR" for k in GROUP_KS
-    ]
-    if config.training.selection_metric not in known:
+    if config.training.selection_metric not in METRICS:
         raise ConfigError(
             f"training.selection_metric {config.training.selection_metric!r} is not one of "
-            f"{', '.join(known)}"
+            f"{', '.join(METRICS)}"
         )
     limit = getattr(load_config(config.encoder.pretrained), "max_position_embeddings", None)
     too_long = limit is not None and config.encoder.max_length > limit

@@ -16,7 +16,7 @@ from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import UserError
-from ramen_ray.tracking.retriever import NAME
+from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
 ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
@@ -46,6 +46,11 @@ class LoggedRetriever:
     def uri(self) -> str:
         """The address by which MLflow loads it."""
         return uri_of(self.model_id)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it answers on a GPU where there is one."""
+        return bool(self.facts[RUNTIME] == "torch")
 
 
 @contextmanager
@@ -92,6 +97,24 @@ class Registry:
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"end well?"
         )
+
+    def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
+        """Say which child :meth:`find_logged` took, and if a better one left no retriever.
+
+        Args:
+            run_id: what was asked for.
+            chosen_id: the run that was found; None is returned if it is the same.
+            metric: of the validation split, that decided.
+        """
+        if run_id == chosen_id:
+            return None
+        with _registry_errors(self.uri):
+            search, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
+        reached, best = (100 * _validated(run, metric) for run in (chosen, search))
+        said = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
+        if best - reached < 0.005:
+            return said
+        return f"{said}; the search's best, {best:.2f}, ended without a retriever"
 
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []
@@ -185,10 +208,17 @@ class Registry:
             raise RegistryError(f"{model_uri} is no retriever of this project")
         return LoggedRetriever(str(info.model_id), info.run_id, facts)
 
-    def load(self, model_uri: str) -> PyFuncModel:
-        """Load a retriever, to let it answer."""
+    def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
+        """Load a retriever, to let it answer.
+
+        Args:
+            model_uri: see :meth:`look_up`.
+            device: torch's name of where a transformer computes; None is a GPU if there is one.
+        """
         with _registry_errors(self.uri):
-            return mlflow.pyfunc.load_model(model_uri)
+            return mlflow.pyfunc.load_model(
+                model_uri, model_config={DEVICE: device} if device else None
+            )
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""
