@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from conftest import RunHere
+from mlflow.exceptions import MlflowException
 from stores import Store
 
 from jobs import index, predict
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.orchestration import predict as answering
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.orchestration.derived import log_derived, take_place
+from ramen_ray.tracking.registry import Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
@@ -194,6 +196,33 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     assert code == 2
     assert "ads.csv, row 2, column 'ad_id': an id that is taken: 'new-1', 'new-2'" in said
     assert registry.restore("asked", "champion") == ("2", "1")
+
+
+def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
+    store: Store, tmp_path: Path
+) -> None:
+    registry = Registry(store.uri)
+    original = registry.look_up("models:/asked/1")
+    with pytest.raises(MlflowException, match="absent"):
+        log_derived(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
+    experiment = store.client.get_experiment_by_name("tests")
+    newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
+    assert (newest.info.run_name, newest.info.status) == ("derived", "FAILED")
+
+
+def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path: Path) -> None:
+    registry = Registry(store.uri)
+    made = [
+        registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
+        for noise in (0.1, 0.2, 0.3)
+    ]
+    original, chosen, derived = made
+    for one in (original, chosen):
+        version = registry.register("moving", one.run_id, one.model_id)
+        registry.choose(version, "champion")
+    with pytest.raises(RegistryError, match="moving@champion has moved on meanwhile, and models:/"):
+        take_place(registry, derived, original, "models:/moving@champion")
+    assert registry.look_up("models:/moving@champion") == chosen
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,10 @@ class Promotion:
             return f"not compared with version {self.champion}, of another dataset"
         by, low, high = (100 * value for value in self.differences[self.metric])
         found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
-        lost = f", whose {self.num_lost_ads} new ads it does not have" * (self.num_lost_ads > 0)
-        return f"{found}{lost}, on the test split"
+        found += " on the test split"
+        if self.num_lost_ads > 0:
+            found += f"; version {self.champion} has {self.num_lost_ads} more ads, added since"
+        return found
 
 
 def promote(
