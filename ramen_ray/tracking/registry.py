@@ -50,7 +50,7 @@ class LoggedRetriever:
     @property
     def uses_gpu(self) -> bool:
         """Whether it answers on a GPU where there is one."""
-        return bool(self.facts[RUNTIME] == "torch")
+        return bool(self.facts.get(RUNTIME, "torch") == "torch")
 
 
 @contextmanager
