@@ -242,9 +242,9 @@ def test_a_base_that_cannot_work_is_refused(
         "training.epochs": 2,
         "training.global_batch_size": 8,
     }
-    check_config(overlay(tiny(), config), Dataset(dataset_path))
+    check_config(overlay(RunConfig(), config), Dataset(dataset_path))
     with pytest.raises(ConfigError, match=fragment):
-        check_config(overlay(tiny(), config | changes), Dataset(dataset_path))
+        check_config(overlay(RunConfig(), config | changes), Dataset(dataset_path))
 
 
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5

@@ -31,7 +31,12 @@ from ramen_ray.orchestration.entry import WorkerTask, train_loop_per_worker
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.retriever import log_run_retriever
-from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
+from ramen_ray.orchestration.run_directory import (
+    CONFIG_FILE,
+    RunDirectory,
+    finished_run,
+    open_run_directory,
+)
 from ramen_ray.orchestration.walks import walked_edges
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
@@ -132,6 +137,7 @@ def fit(
             finished=True,
             best_checkpoint=result.encoder.parent.name,
             trained_seconds=outcome["trained_seconds"],
+            waited_seconds=outcome["waited_seconds"],
             metrics=result.metrics,
         )
     return result
@@ -147,11 +153,15 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def finished_result(config: RunConfig) -> TrainResult | None:
-    """Return what the run of this name left behind if it is finished."""
-    directory = RunDirectory(Path(config.output) / "runs" / str(config.name))
-    facts = directory.facts
-    if not facts.get("finished"):
+    """Return what the run of this name left behind if it is finished.
+
+    Raises:
+        RunError: it has another configuration or other data.
+    """
+    directory = finished_run(config, Dataset(config.dataset))
+    if directory is None:
         return None
+    facts = directory.facts
     encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
     uri = tracking_uri(Path(config.output))
     return TrainResult(facts["metrics"], encoder, directory.path, uri, facts["mlflow_run_id"])
@@ -310,7 +320,8 @@ def _log_outcome(
 ) -> None:
     uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
     model_id, named = log_run_retriever(config, dataset, data, result.encoder, uri, run_id)
-    named |= {"best/step": outcome["best_step"], "trained_seconds": outcome["trained_seconds"]}
+    named |= {"best/step": outcome["best_step"]}
+    named |= {name: outcome[name] for name in ("trained_seconds", "waited_seconds")}
     for split, values in metrics["untrained"].items():
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
