@@ -11,7 +11,7 @@ from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.propagation import PropagationSettings, propagate_clicks
-from ramen_ray.method.comparison import mean_over_seeds, paired_differences
+from ramen_ray.method.comparison import paired_differences_over_seeds
 from ramen_ray.method.evaluation import Propensity, score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of, used_sets
@@ -152,7 +152,6 @@ def _compare(
     arms: Mapping[str, Arm], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, ArmFigures]:
     scores = {name: [_scores(run, data) for run in of_arm] for name, of_arm in runs.items()}
-    means = {name: mean_over_seeds(of_arm) for name, of_arm in scores.items()}
     facts = {name: [_directory(run).facts for run in of_arm] for name, of_arm in runs.items()}
     trained, waited = (
         {name: np.mean([one[what] for one in of_arm]) for name, of_arm in facts.items()}
@@ -168,7 +167,9 @@ def _compare(
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={metric: _deviation(values) for metric, values in by_seed.items()},
             less_base=(
-                {} if arm.base == name else paired_differences(means[name], means[arm.base])
+                {}
+                if arm.base == name
+                else paired_differences_over_seeds(scores[name], scores[arm.base])
             ),
             seconds_ratio=float(seconds[name] / seconds[arm.base]),
             share_waited=float(waited[name] / seconds[name]),

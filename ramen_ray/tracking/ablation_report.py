@@ -66,9 +66,9 @@ def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, str]:
         tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
             arms, names
         )
-        tables[f"Difference to the base, {group} (points, 95 % interval over queries)"] = (
-            _differences(arms, names)
-        )
+        tables[
+            f"Difference to the base, {group} (points, 95 % interval over queries and seeds)"
+        ] = _differences(arms, names)
     return tables
 
 
