@@ -229,6 +229,16 @@ def test_presets_follow_the_papers_table() -> None:
             },
             "base.cluster_size 4 doubles to 16",
         ),
+        (
+            {
+                "base.kind": "ngame",
+                "base.first_clustered_epoch": 1,
+                "base.refresh_every": 2,
+                "base.double_cluster_size_at": (3, 4),
+                "training.epochs": 6,
+            },
+            "base.double_cluster_size_at 4: .*base.refresh_every 2 .*base.first_clustered_epoch 1 ",
+        ),
     ],
 )
 def test_a_base_that_cannot_work_is_refused(
@@ -242,9 +252,9 @@ def test_a_base_that_cannot_work_is_refused(
         "training.epochs": 2,
         "training.global_batch_size": 8,
     }
-    check_config(overlay(tiny(), config), Dataset(dataset_path))
+    check_config(overlay(RunConfig(), config), Dataset(dataset_path))
     with pytest.raises(ConfigError, match=fragment):
-        check_config(overlay(tiny(), config | changes), Dataset(dataset_path))
+        check_config(overlay(RunConfig(), config | changes), Dataset(dataset_path))
 
 
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5

@@ -4,6 +4,11 @@ A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either w
 task reads a copy of the encoder, since Ray Train deletes old checkpoints, and writes beside it, in
 ``.pending``; the first worker then gives the result its name. So the folders tell a run that was
 cut off what it had and what it waited for.
+
+Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but gives its result as
+that checkpoint's metrics, and not to the workers at the start of an epoch. Besides, all kinds of
+task would share the one that it has under way at a time, each would need a free CPU, ``fit`` would
+wait for the last one, and its interface is an alpha.
 """
 
 import json

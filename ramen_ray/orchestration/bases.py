@@ -22,21 +22,25 @@ from ramen_ray.orchestration.background import BackgroundResults, Schedule
 SHORTLISTS_FILE = "shortlists.npy"
 
 
-def build_curriculum(
-    config: RunConfig, batches: Batches, embedding_dim: int, device: torch.device
-) -> Curriculum | None:
-    """Return what orders the queries of ``batches``; None where their order stays random."""
+def cluster_schedule(config: RunConfig) -> ClusterSchedule:
+    """Return when ``ngame`` makes clusters, and of which size."""
     base = config.base
-    if base.kind != "ngame":
-        return None
-    schedule = ClusterSchedule(
+    return ClusterSchedule(
         base.first_clustered_epoch,
         base.refresh_every,
         base.cluster_size,
         base.double_cluster_size_at,
         config.training.epochs,
     )
-    return Curriculum(schedule, batches, embedding_dim, device)
+
+
+def build_curriculum(
+    config: RunConfig, batches: Batches, embedding_dim: int, device: torch.device
+) -> Curriculum | None:
+    """Return what orders the queries of ``batches``; None where their order stays random."""
+    if config.base.kind != "ngame":
+        return None
+    return Curriculum(cluster_schedule(config), batches, embedding_dim, device)
 
 
 @dataclass(frozen=True)

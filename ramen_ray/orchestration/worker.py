@@ -326,9 +326,10 @@ class Worker:
 
     @property
     def timing(self) -> dict[str, float]:
-        """Seconds trained so far, and when this process was entered and made its first step."""
+        """Seconds trained and waited so far, and when this process was entered and made a step."""
         return {
             "trained_seconds": self.progress.trained_seconds,
+            "waited_seconds": sum(renewal.waited_s for renewal in self.renewals),
             "entered_at": self.entered_at,
             "first_step_at": self.first_step_at or self.entered_at,
         }
