@@ -12,13 +12,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ramen_ray.config import RunConfig, read_config
+from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.losses import triplet_loss
@@ -81,19 +81,19 @@ def build_step(batches: Batches, step: int, weights: dict[Regularizer, float]) -
     texts = distinct_texts(drawn, batches.tables)
     tokens = gather_tokens(texts.columns, texts.rows, batches.tables)
 
-    def term(row: int, column: int, pool: Pool, truth: Any, weight: float) -> Term:
+    def term(row: int, column: int, pool: Pool, truths: list[Csr], weight: float) -> Term:
         arrays = (
             texts.position[:, row],
             pool.positions,
             pool.find(drawn[:, column]),
-            pool.is_positive(truth, drawn[:, row]),
+            pool.is_positive(truths, drawn[:, row]),
         )
         return Term(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays), weight)
 
-    terms = [term(0, 1, Pool.of(drawn, texts.position, [1]), batches.clicks, 1.0)]
-    for column, (one, edges) in enumerate(batches.graphs.items(), start=2):
+    terms = [term(0, 1, Pool.of(drawn, texts.position, [1]), [batches.clicks], 1.0)]
+    for column, (one, truths) in enumerate(batches.truths.items(), start=2):
         pool = Pool.of(drawn, texts.position, batches.anchor_columns(one.anchor_set))
-        terms.append(term(one.node_column, column, pool, edges, weights[one]))
+        terms.append(term(one.node_column, column, pool, truths, weights[one]))
     return Step(tokens, terms)
 
 

@@ -78,7 +78,7 @@ class RegularizationConfig(Section):
     """Lower each weight while its graph does not agree with the task, and raise it again, up to
     the λ given above, while it does."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """By what share an adaptive weight moves in a step, at most."""
+    """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
 
 class BaseConfig(Section):

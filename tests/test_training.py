@@ -1,12 +1,13 @@
 """The training step against loops, two workers against one, a resumed run against a whole one."""
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support import rows_of
+from support import csr_of, rows_of
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional
 
@@ -21,12 +22,14 @@ from ramen_ray.method.checkpoints import (
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.evaluation import Propensity, encode_rows, evaluate
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.texts import TokenBatch
 from ramen_ray.method.training import (
     Batches,
     Objective,
     TrainState,
     global_losses,
+    open_graphs,
     step_losses,
     train_steps,
 )
@@ -113,8 +116,13 @@ def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
 
 
 def _naive_terms(
-    encoder: nn.Module, batches: Batches, step: int, objective: Objective
+    encoder: nn.Module,
+    batches: Batches,
+    step: int,
+    objective: Objective,
+    known: Mapping[Regularizer, list[list[int]]] | None = None,
 ) -> dict[str, Tensor]:
+    """Return the terms by name; a node's ``known`` anchors are no negatives either."""
     draws = batches.draw(step).tolist()
     embedded = [
         [
@@ -150,11 +158,12 @@ def _naive_terms(
     terms = {"task": term(0, 1, [1, *hard], rows_of(batches.clicks))}
     drawn = list(batches.graphs)
     for (name, side), edges in batches.graphs.items():
+        truth = rows_of(edges)
+        if known is not None:
+            truth = [[*a, *b] for a, b in zip(truth, known[name, side], strict=True)]
         columns = [2 + drawn.index((name, s)) for s in SIDES if (name, s) in drawn]
         own = 2 + drawn.index((name, side))
-        terms[f"R_{'xz'[SIDES.index(side)]}/{name}"] = term(
-            SIDES.index(side), own, columns, rows_of(edges)
-        )
+        terms[f"R_{'xz'[SIDES.index(side)]}/{name}"] = term(SIDES.index(side), own, columns, truth)
     return terms
 
 
@@ -185,6 +194,27 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
             _gradients(encoder, (expected * weights).sum()),
             **TOLERANCE,
         )
+
+
+def test_edges_that_another_graph_leaves_out_are_no_negatives(
+    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
+):
+    whole, draw = _batches(prepared_bag), np.random.default_rng(0)
+    for one, edges in whole.graphs.items():
+        rows = rows_of(edges)
+        num_anchors = len(prepared_bag.anchors(one.anchor_set))
+        kept = [sorted({*row[::2], int(draw.integers(num_anchors))}) for row in rows]
+        csr_of(kept).save(tmp_path / one.path)
+    other = Batches.of(prepared_bag, OBJECTIVE.regularizers, 16, 3, tmp_path)
+    encoder = _build("bag", encoder_path)
+    known = {one: rows_of(edges) for one, edges in whole.graphs.items()}
+    expected = _naive_terms(encoder, other, 0, OBJECTIVE, known)
+    found = step_losses(encoder, other, 0, OBJECTIVE)
+    torch.testing.assert_close(found, torch.stack(list(expected.values())), **TOLERANCE)
+    blind = _naive_terms(encoder, other, 0, OBJECTIVE)
+    assert not torch.allclose(found, torch.stack(list(blind.values())))
+    other.take_graphs(open_graphs(tmp_path, OBJECTIVE.regularizers))
+    torch.testing.assert_close(step_losses(encoder, other, 0, OBJECTIVE), found)
 
 
 def _with_hard_negatives(data: Prepared) -> Batches:

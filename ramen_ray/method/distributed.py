@@ -22,7 +22,7 @@ def gather_rows(rows: NDArray[Any], device: torch.device) -> NDArray[Any]:
         return rows
     local = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
     gathered = local.new_empty((num_workers * local.shape[0], *local.shape[1:]))
-    distributed.all_gather_into_tensor(gathered, local)
+    distributed.all_gather_single(gathered, local)
     return gathered.cpu().numpy()
 
 
@@ -60,7 +60,7 @@ class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor) -> Tensor:
         gathered = embeddings.new_empty((world()[1], *embeddings.shape))
-        distributed.all_gather_into_tensor(gathered.flatten(0, 1), embeddings.contiguous())
+        distributed.all_gather_single(gathered.flatten(0, 1), embeddings.contiguous())
         return gathered
 
     @staticmethod

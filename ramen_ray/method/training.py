@@ -19,7 +19,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.csr import Csr, ragged_positions
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
-from ramen_ray.method.adaptation import Adaptation
+from ramen_ray.method.adaptation import Adaptation, gain, leads
 from ramen_ray.method.clustering import Clusters
 from ramen_ray.method.distributed import gather_embeddings, gather_rows, sum_over_workers, world
 from ramen_ray.method.losses import triplet_loss
@@ -77,6 +77,7 @@ class Batches:
     """The batches of a run: which texts each step encodes and what is positive to what.
 
     Attributes:
+        truths: per regulariser, the graphs whose edges are no negatives, drawn or not.
         clusters: the order of the coming epochs' queries; None stands for random order.
         shortlists: (train queries, size) ads to draw hard negatives from; None draws none.
         seen: (train queries, D), where steps leave their queries' embeddings; None keeps none.
@@ -104,6 +105,7 @@ class Batches:
         self.query_ids = query_ids
         self.clicks = clicks
         self.graphs = graphs
+        self.truths = {one: [edges] for one, edges in graphs.items()}
         self.tables = tables
         self.batch_size = batch_size
         self.seed = seed
@@ -123,11 +125,19 @@ class Batches:
         seed: int,
         edges: Path | None = None,
     ) -> "Batches":
-        """Map the tables of a prepared dataset; ``edges`` holds a graph in place of its own."""
-        graphs = open_graphs(edges or data.path / "edges", regularizers)
+        """Map the tables of a prepared dataset.
+
+        Where ``edges`` holds a graph to draw from in place of its own, the own edges are no
+        negatives either.
+        """
+        own = open_graphs(data.path / "edges", regularizers)
+        graphs = own if edges is None else open_graphs(edges, regularizers)
         anchors = [data.anchors(regularizer.anchor_set) for regularizer in graphs]
         tables = [data.queries["train"], data.ads, *anchors]
-        return cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
+        batches = cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
+        if edges is not None:
+            batches.truths = {one: [own[one], graphs[one]] for one in graphs}
+        return batches
 
     def expect_hard_negatives(self, per_query: int) -> None:
         """Make room for ads drawn from the shortlists, whether there are shortlists yet or not."""
@@ -260,13 +270,14 @@ class Pool:
         """Return where ``drawn`` ids (b,) stand in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def is_positive(self, truth: Csr, rows: Int64s) -> NDArray[np.bool_]:
-        """Mark the pool's candidates that ``truth`` links to ``rows`` (b,); returns (b, L) bool."""
-        row, candidate = truth.gather(rows)
-        place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
-        known = self.ids[place] == candidate
+    def is_positive(self, truths: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
+        """Mark the pool's candidates that a truth links to ``rows`` (b,); returns (b, L) bool."""
         mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        mask[row[known], place[known]] = True
+        for truth in truths:
+            row, candidate = truth.gather(rows)
+            place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
+            known = self.ids[place] == candidate
+            mask[row[known], place[known]] = True
         return mask
 
 
@@ -296,7 +307,7 @@ def step_losses(
     start = world()[0] * len(local)
     here = texts.position[start : start + len(local)]
 
-    def term(row_column: int, drawn_column: int, pool: Pool, truth: Csr) -> Tensor:
+    def term(row_column: int, drawn_column: int, pool: Pool, truths: Iterable[Csr]) -> Tensor:
         if not len(pool.ids):
             return embeddings_UD.new_zeros(())
         rows_bD = embeddings_UD[_to_device(here[:, row_column], device)]
@@ -304,7 +315,7 @@ def step_losses(
         losses = triplet_loss(
             rows_bD @ pool_LD.T,
             _to_device(pool.find(local[:, drawn_column]), device),
-            _to_device(pool.is_positive(truth, local[:, row_column]), device),
+            _to_device(pool.is_positive(truths, local[:, row_column]), device),
             objective.margin,
             objective.num_negatives,
             objective.softmax_weighting,
@@ -312,15 +323,42 @@ def step_losses(
         return losses.sum() / batches.batch_size
 
     ads = Pool.of(draws, texts.position, [1, *batches.hard_columns])
-    terms = [term(0, 1, ads, batches.clicks)]
-    for column, (regularizer, edges) in enumerate(batches.graphs.items(), start=2):
+    terms = [term(0, 1, ads, [batches.clicks])]
+    for column, (regularizer, truths) in enumerate(batches.truths.items(), start=2):
         columns = batches.anchor_columns(regularizer.anchor_set)
         pool = Pool.of(draws, texts.position, columns)
-        terms.append(term(regularizer.node_column, column, pool, edges))
+        terms.append(term(regularizer.node_column, column, pool, truths))
     if adaptation is not None:
-        nodes = [regularizer.node_column for regularizer in batches.graphs]
-        adaptation.observe(terms[0], embeddings_UD, texts.position, nodes)
+        mine = slice(start, start + len(local))
+        adaptation.observe(_gains(embeddings_UD.detach(), batches, draws, texts.position, mine))
     return torch.stack(terms)
+
+
+def _gains(
+    embeddings_UD: Tensor, batches: Batches, draws: Int64s, position: Int64s, mine: slice
+) -> Tensor:
+    """Return the regularisers' gains (K,) on the rows ``mine`` of the global batch's draws."""
+    device = embeddings_UD.device
+    local, clicks = draws[mine], [batches.clicks]
+    columns_CBD = embeddings_UD[_to_device(position.T.clip(min=0), device)]
+    queries_bD, ads_bD = columns_CBD[:2, mine]
+    ads = Pool.of(draws, position, [1, *batches.hard_columns])
+    ads_LD = embeddings_UD[_to_device(ads.positions, device)]
+    clicked_bL = _to_device(ads.is_positive(clicks, local[:, 0]), device)
+    own_ads = Pool.of(local, position[mine], [1])
+    clicked_Bb = own_ads.is_positive(clicks, draws[:, 0])[:, own_ads.find(local[:, 1])]
+    ahead_2bD = [
+        leads(queries_bD, ads_bD, ads_LD, clicked_bL),
+        leads(ads_bD, queries_bD, columns_CBD[0], _to_device(clicked_Bb.T, device)),
+    ]
+    gains = []
+    for column, regularizer in enumerate(batches.graphs, start=2):
+        node, drawn = regularizer.node_column, draws[:, column] >= 0
+        mean_anchor_D = columns_CBD[column, _to_device(drawn, device)].mean(dim=0)
+        rows = _to_device(drawn[mine], device)
+        nodes_bD, anchors_bD = (columns_CBD[each, mine][rows] for each in (node, column))
+        gains.append(gain(ahead_2bD[node][rows], nodes_bD, anchors_bD, mean_anchor_D))
+    return torch.stack(gains)
 
 
 def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
