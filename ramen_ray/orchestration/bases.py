@@ -88,11 +88,6 @@ def mined_shortlists(
     wait = base.refresh_mode == "synchronous"
     if wait:  # the workers' CPUs are free meanwhile
         mining = replace(mining, num_threads=config.workers.cpus_per_worker)
-    schedule = Schedule(
-        first=base.refresh_every * steps_per_epoch,
-        every=base.refresh_every * steps_per_epoch,
-        epoch=steps_per_epoch,
-        last=config.training.epochs * steps_per_epoch,
-        wait=wait,
-    )
+    every = base.refresh_every
+    schedule = Schedule(every, every, config.training.epochs, steps_per_epoch, wait)
     return BackgroundResults("shortlists", folder, mining, schedule, device)

@@ -212,9 +212,9 @@ class Worker:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
 
     def stop_background(self) -> None:
-        """Give up what could still be computed for a training that is over."""
+        """Keep only the results in use: a training that is over has no use for others."""
         for renewal in self.renewals:
-            renewal.results.stop()
+            renewal.results.stop(renewal.taken)
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
