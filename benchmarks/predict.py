@@ -66,11 +66,7 @@ def write_queries(file: Path, count: int) -> None:
 
 def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
     """Log the retriever in a store in ``folder``; returns its address."""
-    made, dataset, uri = (
-        make_retriever(folder, data, config),
-        Dataset(DATASET),
-        tracking_uri(folder),
-    )
+    made, dataset = make_retriever(folder, data, config), Dataset(DATASET)
     facts = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
     uri = tracking_uri(folder)
     run_id = open_run(uri, "benchmark", "predict", folder, None)
