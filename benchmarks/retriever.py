@@ -65,14 +65,10 @@ def main() -> None:
 def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, float]]:
     """Return latencies and throughput of the models as MLflow loads them, by how they compute."""
     torch.set_num_threads(NUM_THREADS)
-    dataset, data = Dataset(DATASET), Prepared(path)
-    queries = dataset.read("queries/test")["text"].to_pylist()
+    queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
     with tempfile.TemporaryDirectory() as aside:
         folder = Path(aside)
-        encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
-        encoder.save(folder / "encoder", config.max_length)
-        made = folder / "torch"
-        write_retriever(made, folder / "encoder", dataset, data, "flat", config.max_length)
+        made = make_retriever(folder, path, config)
         for name in ("onnx", "int8"):
             shutil.copytree(made, folder / name)
             compile_retriever(folder / name, int8=name == "int8")
@@ -85,6 +81,15 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
             figures[name] = measure_model(mlflow.pyfunc.load_model(f"models:/{model_id}"), queries)
             print(name, figures[name], flush=True)
     return figures
+
+
+def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
+    """Write a retriever of debian's ads, searched exactly, into ``folder``; returns where it is."""
+    encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
+    encoder.save(folder / "encoder", config.max_length)
+    made, dataset = folder / "torch", Dataset(DATASET)
+    write_retriever(made, folder / "encoder", dataset, Prepared(data), "flat", config.max_length)
+    return made
 
 
 def measure_model(model: Any, queries: list[str]) -> dict[str, float]:

@@ -53,6 +53,8 @@ def choose(
     if run is None:
         raise ConfigError("name the run to promote, or give --restore")
     found = promote(registry, run, name, alias, metric, force)
+    if found.origin:
+        print(found.origin)
     if found.differences:
         Console(width=110).print(difference_table(found.candidate, found.differences))
     if not found.promoted:

@@ -78,7 +78,7 @@ class RegularizationConfig(Section):
     """Lower each weight while its graph does not agree with the task, and raise it again, up to
     the λ given above, while it does."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    """By what share an adaptive weight moves in a step, at most."""
+    """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
 
 class BaseConfig(Section):
@@ -88,19 +88,22 @@ class BaseConfig(Section):
     """Where negatives come from: random batches; besides, the nearest ads of an index (ance);
     batches of similar queries (ngame)."""
     refresh_every: Positive = 5
-    """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next."""
+    """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next. The first
+    shortlists are made after as many: in_batch until then."""
     num_hard_negatives: Positive = 1
     """ance: ads drawn per step from each query's shortlist; all queries of a batch see them."""
     shortlist_size: Positive = 100
     """ance: nearest ads of a query that are looked at; its positives among them are dropped."""
     refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
-    """ance: make shortlists while training goes on, or while it waits (repeatable to the bit)."""
+    """ance: make shortlists while training goes on, which uses them an epoch later or after, or
+    while it waits (repeatable to the bit)."""
     first_clustered_epoch: Positive = 10
     """ngame: epochs of random batches before the first clusters."""
     cluster_size: Positive = 2
     """ngame: queries of a cluster, at most, at first; a batch holds many clusters."""
     double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
-    """ngame: epochs from which on new clusters are twice as large."""
+    """ngame: epochs in which the clusters that are made become twice as large; given twice, four
+    times."""
 
 
 class WalkConfig(Section):

@@ -26,6 +26,10 @@ def foldoc() -> RunConfig:
             lambda_x={"links": 0.1, "categories": 0.03},
             lambda_z={"links": 0.0, "categories": 0.0},
         ),
+        base=BaseConfig(
+            refresh_every=3, first_clustered_epoch=4, cluster_size=4, double_cluster_size_at=(7,)
+        ),
+        pruning=PruningConfig(warmup_epochs=4, every_epochs=3),
         training=TrainingConfig(epochs=10, global_batch_size=256),
     )
 
@@ -56,7 +60,7 @@ def foldoc_ramen() -> RunConfig:
             refresh_mode="synchronous",
             first_clustered_epoch=4,
             cluster_size=4,
-            double_cluster_size_at=(8, 12),
+            double_cluster_size_at=(9, 14),
         ),
         walk=WalkConfig(enabled=True),
         pruning=PruningConfig(mode="synchronous", warmup_epochs=6, every_epochs=6),
@@ -71,7 +75,7 @@ def debian_ramen() -> RunConfig:
         "dataset": "datasets/debian",
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
-        "base.double_cluster_size_at": (6, 8),
+        "base.double_cluster_size_at": (9, 9),
         "pruning.warmup_epochs": 5,
         "pruning.every_epochs": 5,
         "training.epochs": 15,
@@ -88,6 +92,13 @@ def tiny() -> RunConfig:
         encoder=EncoderConfig(kind="bag", max_length=16),
         optimizer=OptimizerConfig(lr=5e-3),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        base=BaseConfig(
+            refresh_every=1,
+            refresh_mode="synchronous",
+            first_clustered_epoch=1,
+            double_cluster_size_at=(),
+        ),
+        pruning=PruningConfig(warmup_epochs=1, every_epochs=1),
         training=TrainingConfig(epochs=2, global_batch_size=256),
     )
 

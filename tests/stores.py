@@ -45,7 +45,7 @@ class Store:
     def run(self, noise: float, dataset: Path, parent: str | None = None) -> str:
         """Log a run with a retriever; returns the run's id."""
         run_id = open_run(self.uri, "tests", f"noise-{noise}", self.output, None)
-        settings = {"dataset": dataset, "training.selection_metric": "R@10"}
+        settings = {"dataset": dataset, "experiment": "tests", "training.selection_metric": "R@10"}
         settings |= {"evaluation.propensity_a": 0.55, "evaluation.propensity_b": 1.5}
         log_parameters(self.uri, run_id, settings, {"mlflow.parentRunId": parent} if parent else {})
         folder = self.output / f"{run_id}-made"

@@ -1,5 +1,7 @@
 """Ablations on a real Ray and a real MLflow store: what is trained, compared, left, and resumed."""
 
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,13 +9,17 @@ import pytest
 import ray
 from mlflow.tracking import MlflowClient
 
+import jobs.ablate
+from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.ablation import AblationResult, ablate
 from ramen_ray.orchestration.arms import AblationConfig, arms_of
 from ramen_ray.orchestration.run_directory import RunError, open_run_directory
-from ramen_ray.presets import foldoc, ramen_ance, tiny
+from ramen_ray.orchestration.train import check_config
+from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
+ROOT = Path(__file__).parent.parent
 ARMS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
@@ -44,6 +50,19 @@ def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
     )
     with pytest.raises(ConfigError, match="no graph is used"):
         arms_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+
+
+def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = re.findall(r"^    .*python jobs/ablate\.py (.*)$", jobs.ablate.__doc__, re.MULTILINE)
+    built_in = [name for name, preset in PRESETS.items() if Path(preset().dataset).is_dir()]
+    assert len(built_in) >= 5
+    assert len(examples) >= 4
+    for command in [*examples, *built_in]:
+        words = shlex.split(command.replace("path/to/mine", "datasets/foldoc"))
+        ablation, config = parse_with_run_config(AblationConfig(), "", words)
+        for arm in arms_of(config, ablation.bases).values():
+            check_config(overlay(config, arm.changes), Dataset(config.dataset))
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +147,9 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
         f"parts-{arm}-seed0" for arm in ARMS
     )
     assert parent.info.status == "FINISHED"
+    assert parent.data.tags["seeds"] == "1"
+    assert parent.data.params["regularization.lambda_x.links"] == "0.1"
+    assert parent.data.metrics["in_batch/seconds_ratio"] == 1
     for run in children:
         arm = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
         means = result.arms[arm].means
@@ -135,6 +157,21 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
             logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
             assert means[metric] == pytest.approx(logged)
             assert parent.data.metrics[f"{arm}/{metric.replace('@', '_at_')}"] == means[metric]
+
+
+@pytest.mark.slow
+def test_clicks_are_propagated_over_the_graphs_that_are_used(result: AblationResult) -> None:
+    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
+    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
+
+
+@pytest.mark.slow
+def test_runs_of_another_configuration_are_not_taken_for_this_one(
+    result: AblationResult, config: RunConfig
+) -> None:
+    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
+    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
+        ablate(changed, ABLATION)
 
 
 @pytest.mark.slow

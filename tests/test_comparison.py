@@ -7,7 +7,11 @@ from hypothesis import given
 from support import csr_of
 from test_metrics import KS, counts_strategy, predictions_and_truths
 
-from ramen_ray.method.comparison import mean_over_seeds, paired_differences
+from ramen_ray.method.comparison import (
+    mean_over_seeds,
+    paired_differences,
+    paired_differences_over_seeds,
+)
 from ramen_ray.method.metrics import clicks_on, query_metrics, ranking_metrics, ratio
 
 
@@ -51,6 +55,31 @@ def test_seeds_are_averaged_query_by_query():
     gained, kept = mean_over_seeds(runs)["m"]
     assert gained.tolist() == [1.5, 0.5]
     assert kept.tolist() == possible.tolist()
+
+
+def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one():
+    draw = np.random.default_rng(5)
+    possible = draw.integers(1, 4, size=60).astype(float)
+    noise = [0.0, 0.1, -0.2]  # of a pair's seed
+    base = [possible * draw.uniform(size=60) for _ in noise]
+    ours = [
+        one + possible * (shift + draw.normal(0.1, 0.1, size=60))
+        for one, shift in zip(base, noise, strict=True)
+    ]
+    sides = [[{"m": (gained, possible)} for gained in side] for side in (ours, base)]
+    found = paired_differences_over_seeds(*sides)["m"]
+    sampled = []
+    for _ in range(4000):
+        runs, queries = draw.integers(3, size=3), draw.integers(60, size=60)
+        drawn = [np.mean([side[run][queries].sum() for run in runs]) for side in (ours, base)]
+        sampled.append((drawn[0] - drawn[1]) / possible[queries].sum())
+    low, high = np.quantile(sampled, [0.025, 0.975])
+    means = [np.mean([gained.sum() for gained in side]) for side in (ours, base)]
+    assert found.value == pytest.approx((means[0] - means[1]) / possible.sum())
+    assert [found.low, found.high] == pytest.approx([low, high], abs=0.07 * (high - low))
+    alone = paired_differences_over_seeds([sides[0][0]], [sides[1][0]])
+    assert alone == paired_differences(sides[0][0], sides[1][0])
+    assert high - low > 1.5 * (alone["m"].high - alone["m"].low)
 
 
 @given(predictions_and_truths(), counts_strategy)

@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
+import torch
 from conftest import RunHere
 from stores import Store
 
@@ -64,6 +65,8 @@ def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
     assert code == 0, said
     assert said.splitlines()[-1] == "retriever: models:/eager/2"
     assert registry.chosen("eager", "champion").version == 2
+    uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
+    assert uses_gpu == [True, False]
     original = registry.load("models:/eager/1").predict(queries)
     script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
@@ -75,6 +78,13 @@ def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
     assert "onnxruntime==" in needed
     assert "torch" not in needed
     assert registry.restore("eager", "champion") == ("2", "1")
+
+
+def test_a_retriever_answers_on_the_cpu_where_there_is_a_gpu_if_asked_to(
+    registry: Registry, queries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not registry.load("models:/eager/1", "cpu").predict(queries)["error"].any()
 
 
 def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(

@@ -1,5 +1,6 @@
 """Tables of queries in, answers out; and ads that come after training."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,12 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from conftest import RunHere
+from mlflow.exceptions import MlflowException
 from stores import Store
 
 from jobs import index, predict
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.orchestration import predict as answering
+from ramen_ray.orchestration.derived import log_derived, take_place
+from ramen_ray.tracking.registry import Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
@@ -103,7 +107,36 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert "has predictions of another call (top_k differ); choose another folder" in said
+    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+
+
+def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
+    assert run(predict, **flags)[0] == 0
+    pq.write_table(pa.table({"text": ["tango", "waltz"]}), queries)
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_a_cluster_without_room_is_told(
+    cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "MOMENT_S", 0.1)
+    monkeypatch.setattr(answering, "PATIENCE_S", 0.1)
+    busy = ray.remote(num_cpus=1)(Counter).remote()
+    ray.get(busy.total.remote())
+    code, said = run(
+        predict, model="models:/asked@champion", queries=asked, answers=tmp_path / "answers"
+    )
+    ray.kill(busy)
+    assert code == 2
+    assert "no machine has had 2 CPU free for 0.1 s; start this again when one has" in said
 
 
 @pytest.mark.parametrize(
@@ -163,6 +196,33 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     assert code == 2
     assert "ads.csv, row 2, column 'ad_id': an id that is taken: 'new-1', 'new-2'" in said
     assert registry.restore("asked", "champion") == ("2", "1")
+
+
+def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
+    store: Store, tmp_path: Path
+) -> None:
+    registry = Registry(store.uri)
+    original = registry.look_up("models:/asked/1")
+    with pytest.raises(MlflowException, match="absent"):
+        log_derived(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
+    experiment = store.client.get_experiment_by_name("tests")
+    newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
+    assert (newest.info.run_name, newest.info.status) == ("derived", "FAILED")
+
+
+def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path: Path) -> None:
+    registry = Registry(store.uri)
+    made = [
+        registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
+        for noise in (0.1, 0.2, 0.3)
+    ]
+    original, chosen, derived = made
+    for one in (original, chosen):
+        version = registry.register("moving", one.run_id, one.model_id)
+        registry.choose(version, "champion")
+    with pytest.raises(RegistryError, match="moving@champion has moved on meanwhile, and models:/"):
+        take_place(registry, derived, original, "models:/moving@champion")
+    assert registry.look_up("models:/moving@champion") == chosen
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.answers import AskedQueries
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics import ratio
-from ramen_ray.tracking.runs import open_run
+from ramen_ray.orchestration.new_ads import extend_retriever
+from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.runs import log_metrics, open_run
 
 Promote = Callable[..., tuple[int, str]]
 
@@ -58,9 +60,10 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     assert "against version 1 on the test split" in said.splitlines()[-1]
     assert "R@100" in said
     assert _champion(store, "shop") == good
-    code, said = job(bad, "--name", "shop", "--metric", "P@1")
-    assert code == 2
-    assert said.splitlines()[-1].startswith("error: version 1 is not promoted: P@1 -")
+    for metric in ("P@1", "tail/R@10"):
+        code, said = job(bad, "--name", "shop", "--metric", metric)
+        assert code == 2
+        assert said.splitlines()[-1].startswith(f"error: version 1 is not promoted: {metric} -")
     assert _champion(store, "shop") == good
     code, said = job(good, "--name", "shop")
     assert (code, said) == (2, "error: this retriever is the champion already: version 2\n")
@@ -87,6 +90,15 @@ def test_what_is_compared_is_what_evaluation_measures(
             assert float(cells[column]) == expected, name
 
 
+def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
+    asked = AskedQueries(Dataset(dataset_path), Propensity())
+    for noise in (0.0, 4.0):
+        expected, (ad_ids, _) = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        answers = [[str(ad) for ad in ads if ad >= 0] for ads in ad_ids.tolist()]
+        measured = {name: ratio(values) for name, values in asked.measure(answers).items()}
+        assert measured == pytest.approx(expected)
+
+
 def test_a_choice_by_hand_is_the_champion_to_beat(
     store: Store, job: Promote, good: str, bad: str, tmp_path: Path
 ) -> None:
@@ -97,14 +109,43 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert _champion(store, "by-hand") == bad
     challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
     assert challenger.run_id == good
-    assert challenger.tags["challenger_before"] == ""
     store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
     code, said = job(bad, "--name", "by-hand")
     assert code == 2
     assert "is not promoted" in said
     code, said = job("--restore", "--name", "by-hand")
+    assert (code, said) == (0, "by-hand@champion is version 1 again, no more version 2\n")
+    code, said = job("--restore", "--name", "by-hand")
     assert code == 2
-    assert "it was not given by jobs/promote.py" in said
+    assert "'champion' before version 1" in said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "by_hand", "restored"),
+    [
+        ([1, 2, 3], None, [2, 1]),
+        ([1, 2, 3], 2, [3, 2, 1]),
+        ([1, 2], 1, [2, 1]),
+        ([1, 2, 1], None, [2, 1]),
+        ([], 2, []),
+    ],
+)
+def test_restoring_gives_back_what_was_chosen_before_by_whomever(
+    chosen: list[int], by_hand: int | None, restored: list[int], store: Store, good: str
+) -> None:
+    registry, client = Registry(store.uri), store.client
+    _, model_id = registry.find_logged(good, None)
+    name = f"chosen-{chosen}-{by_hand}".replace(", ", "-")
+    client.create_registered_model(name)
+    versions = [client.create_model_version(name, f"models:/{model_id}") for _ in range(3)]
+    for number in chosen:
+        registry.choose(versions[number - 1], "champion")
+    if by_hand:
+        client.set_registered_model_alias(name, "champion", str(by_hand))
+    for number in restored:
+        assert registry.restore(name, "champion")[1] == str(number)
+    with pytest.raises(RegistryError, match="it is not known"):
+        registry.restore(name, "champion")
 
 
 def test_of_a_sweep_the_best_child_is_promoted(
@@ -116,7 +157,28 @@ def test_of_a_sweep_the_best_child_is_promoted(
     store.run(2.0, dataset_path, parent)
     code, said = job(parent, "--name", "swept")
     assert code == 0, said
+    assert said.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
     assert _champion(store, "swept") == best
+    log_metrics(store.uri, parent, {"best/validation/R@10": 0.7})  # of a trial that failed
+    _, said = job(parent, "--name", "swept-again")
+    assert said.startswith(
+        "best finished run: noise-0.5, validation R@10 66.67; the search's best, 70.00, ended "
+        "without a retriever\n"
+    )
+
+
+def test_new_ads_of_the_champion_neither_harm_it_nor_go_unseen(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    ads = tmp_path / "ads.csv"
+    ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
+    job(good, "--name", "extended")
+    extend_retriever(Registry(store.uri), "models:/extended@champion", str(ads), store.output)
+    code, said = job(good, "--name", "extended")
+    assert code == 2
+    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in said
+    assert said.endswith("; version 2 has 12 more ads, added since\n")
 
 
 def test_another_version_of_the_dataset_is_refused(
@@ -162,13 +224,12 @@ def test_bad_input_is_one_clear_line(
     assert message in said
 
 
-def test_unknown_ads_keep_their_rank_and_are_no_hits(dataset_path: Path) -> None:
+def test_unknown_ads_take_no_rank(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
     asked = AskedQueries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
     answers = [["new", str(ads[0])] if row % 2 else [] for row, ads in enumerate(clicks)]
     measured = asked.measure(answers)
-    assert ratio(measured["P@1"]) == 0.0
-    assert ratio(measured["P@3"]) == pytest.approx(0.5 / 3)
+    assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)

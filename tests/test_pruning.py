@@ -32,6 +32,7 @@ from ramen_ray.orchestration import embedding
 from ramen_ray.orchestration.background import BackgroundResults, Compute, Schedule, read_report
 from ramen_ray.orchestration.embedding import embed_distinct
 from ramen_ray.orchestration.pruning import GraphPruning
+from ramen_ray.orchestration.run_directory import RunDirectory
 from ramen_ray.orchestration.train import TrainResult, fit
 from ramen_ray.presets import tiny
 
@@ -41,7 +42,7 @@ SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset
 THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 ALIKE = 0.9999  # drops all but those between equal texts
-EVERY_EPOCH = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=9 * EPOCH, wait=True)
+EVERY_EPOCH = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=EPOCH, wait=True)
 
 
 def _plain(
@@ -197,7 +198,7 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
         while advance(results, epoch) != step:
             time.sleep(0.05)
 
-    schedule = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=6 * EPOCH, wait=False)
+    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
     first, second = (_results(tmp_path, waits, schedule) for _ in range(2))
     assert advance(first, 1) is None
     ray.cancel(first._task, force=True)
@@ -211,6 +212,8 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     advance_to(4 * EPOCH, second, 5)
     kept = sorted(path.name for path in second.folder.iterdir())
     assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
+    second.stop(in_use=3 * EPOCH)
+    assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
 def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
@@ -218,10 +221,10 @@ def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_pat
         time.sleep(600)
         return {}
 
-    schedule = Schedule(first=EPOCH, every=EPOCH, epoch=EPOCH, last=6 * EPOCH, wait=False)
+    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
     results = _results(tmp_path, sleeps, schedule)
     assert results.advance(EPOCH, tmp_path / "encoder") is None
-    results.stop()
+    results.stop(in_use=None)
     assert list(results.folder.iterdir()) == []
 
 
@@ -278,13 +281,15 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     assert _history(unharmed, "graph/step") == [(s, s) for s in (EPOCH, 2 * EPOCH, 3 * EPOCH)]
     waited = [seconds for _, seconds in _history(unharmed, "graph/waited_s")]
     assert 0 < waited[0] < waited[1] < waited[2]
+    facts = RunDirectory(unharmed.run_directory).facts
+    assert facts["waited_seconds"] == waited[2]
+    assert facts["trained_seconds"] > 0
     newest = unharmed.run_directory / "graphs" / f"step_{3 * EPOCH:09d}"
     for name, value in read_report(newest).items():
         assert _history(unharmed, f"graph/{name}")[-1] == (3 * EPOCH, value)
     shares = [read_report(newest)[f"share_kept/{name}/{side}"] for name in SETS for side in SIDES]
     assert 0 < min(shares) <= max(shares) < 1, shares
-    kept = sorted(path.name for path in newest.parent.iterdir())
-    assert kept == [f"step_{step * EPOCH:09d}" for step in (2, 3)]
+    assert list(newest.parent.iterdir()) == [newest]
 
 
 @pytest.mark.slow
@@ -297,7 +302,7 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
     graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    pending = graphs / ".pending" / f"step_{2 * EPOCH:09d}" / "encoder"
+    pending = graphs / ".pending" / f"step_{3 * EPOCH:09d}" / "encoder"
     wait_until(pending.exists, f"no {pending}")
     shutil.copytree(pending, tmp_path / "encoder")
     first.send_signal(signal.SIGKILL)
@@ -314,7 +319,7 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
         table = data.anchors(name)
         of_anchors = _half(encode_rows(encoder, table, np.arange(len(table))))
         for side in SIDES:
-            generation = Csr.open(graphs / f"step_{2 * EPOCH:09d}" / name / side)
+            generation = Csr.open(graphs / f"step_{3 * EPOCH:09d}" / name / side)
             expected = _plain(data.edges(name, side), of_nodes[side], of_anchors, THRESHOLD)
             _assert_same(generation, expected)
 

@@ -3,8 +3,13 @@ from pathlib import Path
 import pytest
 
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.run_directory import RunDirectory, RunError, open_run_directory
+from ramen_ray.data.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.run_directory import (
+    RunDirectory,
+    RunError,
+    finished_run,
+    open_run_directory,
+)
 from ramen_ray.presets import tiny
 
 
@@ -59,6 +64,24 @@ def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dat
         open_run_directory(changed, dataset),
     ):
         pass
+
+
+def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    named = overlay(config, {"name": "mine"})
+    assert finished_run(named, dataset) is None
+    with open_run_directory(named, dataset) as directory:
+        assert finished_run(named, dataset) is None
+        directory.note(finished=True)
+    assert finished_run(named, dataset) == directory
+    with pytest.raises(RunError, match=r"optimizer.lr \(0.005 there, 0.5 now\)"):
+        finished_run(overlay(named, {"optimizer.lr": 0.5}), dataset)
+    tables = {name: dataset.read(name) for name in dataset.tables}
+    tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
+    other = write_dataset(tmp_path / "other", tables, name="handmade")
+    with pytest.raises(RunError, match="the content of the dataset differs"):
+        finished_run(named, other)
 
 
 @pytest.mark.parametrize("finished", [True, False])

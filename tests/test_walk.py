@@ -1,5 +1,7 @@
 """The walk against a dense matrix and a plain walk; its cache; a run on the walked graph."""
 
+import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
-from support import csr_of, rows_of
+from support import csr_of, rows_of, wait_until
 
 from ramen_ray.config import overlay
 from ramen_ray.data.csr import Csr
@@ -179,7 +181,11 @@ def cluster() -> Iterator[None]:
 
 
 def test_each_walk_is_made_once(
-    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None,
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[list[str]] = []
     walk = walks._walk
@@ -194,7 +200,12 @@ def test_each_walk_is_made_once(
     assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
     assert walked_edges(prepared, REGULARIZERS[::-1], SHORT, 3, tmp_path) == folder
     assert made[1:] == [["links/ad", "topics/query", "topics/ad"]]
+    assert walked_edges(prepared_bag, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert len(made) == 2
     assert {path.name for path in folder.iterdir()} == {".lock", "links", "topics"}
+    changed = Prepared(shutil.copytree(prepared.path, tmp_path / "changed"))
+    changed.edges("links", "ad").save(changed.path / "edges" / "topics" / "ad")
+    assert walked_edges(changed, [], SHORT, 3, tmp_path) != folder
     other = WalkSettings(50, 0.6, 20, 3)
     folders = [
         walked_edges(prepared, [], *settings, tmp_path) for settings in ((SHORT, 4), (other, 3))
@@ -208,17 +219,22 @@ def test_each_walk_is_made_once(
         assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 
 
-def test_a_walk_that_fails_leaves_nothing(
+def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
     cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
+    def fail_at_first(made: None, graph: Path, nodes: tuple[int, int], *_: object) -> None:
+        if nodes[0] == 0:
+            raise MemoryError
+        time.sleep(3600)
 
-    monkeypatch.setattr(walks, "_write_graph", fail)
+    monkeypatch.setattr(walks, "_walk_range", fail_at_first)
+    monkeypatch.setattr(walks, "NODES_PER_TASK", 7)
+    monkeypatch.setattr(walks, "SECONDS_BETWEEN_LINES", 1)
     with pytest.raises(MemoryError):
         walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path)
     (folder,) = tmp_path.iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]
+    wait_until(lambda: ray.available_resources().get("CPU") == 2, "tasks are still under way")
 
 
 def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(

@@ -1,7 +1,5 @@
 """Predictions as a table in the user's own ids."""
 
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.whole_files import whole_file
 
 PREDICTIONS = pa.schema(
     [
@@ -38,17 +37,10 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: TopK) -> N
     """
     ad_ids, scores = topk
     ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
-    descriptor, aside = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    os.close(descriptor)
-    try:
-        with pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as writer:
-            for queries in dataset.batches(f"queries/{split}", batch_size=QUERIES_PER_BATCH):
-                ids = queries["query_id"].to_numpy()
-                writer.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))
-        Path(aside).chmod(0o644)
-        Path(aside).rename(file)
-    finally:
-        Path(aside).unlink(missing_ok=True)
+    with whole_file(file) as aside, pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as out:
+        for queries in dataset.batches(f"queries/{split}", batch_size=QUERIES_PER_BATCH):
+            ids = queries["query_id"].to_numpy()
+            out.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))
 
 
 def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: TopK) -> pa.Table:

@@ -13,8 +13,14 @@ from ramen_ray.data.csr import Csr
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.degrees import count_clicks
 from ramen_ray.data.predictions import users_ids
-from ramen_ray.method.evaluation import KS, Propensity
-from ramen_ray.method.metrics import PerQuery, inverse_propensities, query_metrics
+from ramen_ray.method.evaluation import GROUP_KS, KS, METRICS, Propensity
+from ramen_ray.method.metrics import (
+    PerQuery,
+    clicks_on,
+    inverse_propensities,
+    popularity_groups,
+    query_metrics,
+)
 from ramen_ray.method.search import drop_filtered, most_filters
 
 
@@ -29,6 +35,7 @@ class AskedQueries:
         counts = count_clicks(dataset, "train").per_ad
         num_queries = dataset.num_rows("queries/train")
         self._inverse = inverse_propensities(counts, num_queries, propensity.a, propensity.b)
+        self._groups = popularity_groups(counts)
 
     @property
     def texts(self) -> list[str]:
@@ -36,15 +43,20 @@ class AskedQueries:
         return list(self._queries["text"].to_pylist())
 
     @property
+    def num_ads(self) -> int:
+        """How many ads the dataset has."""
+        return len(self._known_ads)
+
+    @property
     def num_answers(self) -> int:
-        """How many ads of each query are looked at, if there are so many."""
+        """How many of the dataset's ads are looked at for each query, if there are so many."""
         return max(KS) + most_filters(self._filters)
 
     def measure(self, answers: Sequence[Sequence[str]]) -> dict[str, PerQuery]:
-        """Return the metrics query by query.
+        """Return the metrics (:data:`~ramen_ray.method.evaluation.METRICS`) query by query.
 
-        Filter pairs are dropped, as in training's evaluation. An ad that the dataset does not have
-        keeps its rank and is no hit.
+        Filter pairs are dropped, as in training's evaluation, and so are ads that the dataset does
+        not have: nobody could click them.
 
         Args:
             answers: the users' ids of each query's best ads, best first, in the order of ``texts``.
@@ -54,15 +66,22 @@ class AskedQueries:
         clicked = self._queries["ad_ids"].combine_chunks()
         rows = pc.list_parent_indices(clicked).to_numpy()
         truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
-        return query_metrics(ads, truth, self._inverse, KS)
+        metrics = query_metrics(ads, truth, self._inverse, KS)
+        for group, member in self._groups.items():
+            of_group = query_metrics(ads, clicks_on(truth, member), self._inverse, GROUP_KS)
+            metrics |= {f"{group}/{name}": values for name, values in of_group.items()}
+        return {name: metrics[name] for name in METRICS}
 
 
 def _as_rows(answers: Sequence[Sequence[str]], known: pa.Array, width: int) -> Int64s:
-    """Return the ads' rows (queries, width), -1 where there is no more or an unknown ad."""
+    """Return the rows (queries, width) of the known ads of each answer, -1 after the last."""
     flat = pa.array([ad for ads in answers for ad in ads], pa.string())
-    lengths = np.array([len(ads) for ads in answers])
+    found = pc.fill_null(pc.index_in(flat, known), -1).to_numpy()
+    query = np.repeat(np.arange(len(answers)), [len(ads) for ads in answers])[found >= 0]
+    rank = np.arange(len(query)) - np.searchsorted(query, query)
+    shown = rank < width
     rows = np.full((len(answers), width), -1, dtype=np.int64)
-    rows[np.arange(width) < lengths[:, None]] = pc.fill_null(pc.index_in(flat, known), -1)
+    rows[query[shown], rank[shown]] = found[found >= 0][shown]
     return rows
 
 

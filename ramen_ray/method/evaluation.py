@@ -26,6 +26,10 @@ from ramen_ray.method.texts import TokenBatch
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
+METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
+    f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
+]
+"""The names of what :func:`score` measures."""
 TEXTS_PER_PASS = 2048
 
 

@@ -1,4 +1,4 @@
-"""Random walks with restart over a bipartite graph of nodes and anchors (RAMEN, section 4).
+"""Random walks with restart over a bipartite graph of nodes and anchors (RAMEN, appendix A).
 
 A walk is a chain of hops, all from and to nodes. One hop goes node -> anchor -> node, each uniform
 among the neighbours, and *visits* a uniform anchor of the node that it reaches. Before each hop the

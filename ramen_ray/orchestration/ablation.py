@@ -1,23 +1,25 @@
 """Which part of the method helps here: train all arms with all seeds, and compare them."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig, experiment_hash, overlay
+from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.propagation import PropagationSettings, propagate_clicks
-from ramen_ray.method.comparison import mean_over_seeds, paired_differences
+from ramen_ray.method.comparison import paired_differences_over_seeds
 from ramen_ray.method.evaluation import Propensity, score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
-from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of
+from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of, used_sets
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import TEST_ADS_FILE
+from ramen_ray.orchestration.locks import held
 from ramen_ray.orchestration.pipeline import prepare
-from ramen_ray.orchestration.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.run_directory import RunDirectory, RunError, finished_run
 from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import run_trials
 from ramen_ray.tracking.ablation_report import ArmFigures, write_ablation_report
@@ -60,7 +62,8 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
             or the cluster is not usable; nothing has been trained.
-        RunError: some runs failed; the others are kept, and the same call tries these again.
+        RunError: some runs failed; the others are kept, and the same call tries these again. Or
+            a finished run has a name of this ablation, but another configuration or other data.
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
@@ -73,53 +76,68 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     start_ray(show_workers=False)
     check_resources(config.workers)
     data = prepare(dataset, output / "prepared", tokenizer)
-    propagated = _propagated(dataset, directory.path / "propagated")
-    prepare(Dataset(propagated), output / "prepared", tokenizer)
+    propagated = _propagated(config, dataset)
+    prepare(propagated, output / "prepared", tokenizer)
+    seeds = range(config.seed, config.seed + ablation.seeds)
+    runs = {
+        arm_name: [
+            _run_config(config, arm, seed, f"{directory.name}-{arm_name}", propagated)
+            for seed in seeds
+        ]
+        for arm_name, arm in arms.items()
+    }
+    missing = _missing(runs, (dataset, propagated))
     uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
     run_id = open_run(uri, config.experiment, directory.name, output, known)
     directory.note(mlflow_run_id=run_id)
-    log_parameters(uri, run_id, ablation.model_dump(), {"dataset": dataset.name})
+    asked = {name: str(value) for name, value in ablation.model_dump().items()}
+    log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
     with closing_run(uri, run_id):
-        seeds = range(config.seed, config.seed + ablation.seeds)
-        runs = {
-            arm_name: [
-                _run_config(config, arm, seed, f"{directory.name}-{arm_name}", propagated)
-                for seed in seeds
-            ]
-            for arm_name, arm in arms.items()
-        }
-        _train(runs, run_id, directory.path)
+        _train(missing, run_id, directory.path)
         figures = _compare(arms, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
         log_artifacts(uri, run_id, report)
         for arm_name, of_arm in figures.items():
-            named = {f"{arm_name}/{metric}": mean for metric, mean in of_arm.means.items()}
+            named = {f"{arm_name}/{name}": value for name, value in of_arm.logged.items()}
             log_metrics(uri, run_id, named)
     return AblationResult(figures, report, uri, run_id)
 
 
-def _propagated(dataset: Dataset, folder: Path) -> Path:
-    """Return the dataset directory of AugGT, made if it is not there."""
-    if not folder.is_dir():
-        propagate_clicks(dataset.path, folder, PropagationSettings())
-    return folder
+def _propagated(config: RunConfig, dataset: Dataset) -> Dataset:
+    """Return the dataset of AugGT, over the graphs of ``config``; made if it is not there."""
+    settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
+    key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
+    folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
+    folder.parent.mkdir(exist_ok=True)
+    with held(folder.parent / f".{folder.name}.lock"):
+        if not folder.is_dir():
+            propagate_clicks(dataset.path, folder, settings)
+    return Dataset(folder)
 
 
-def _run_config(config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Path) -> RunConfig:
-    where = {"dataset": str(propagated)} if arm.propagated else {}
+def _run_config(
+    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset
+) -> RunConfig:
+    where = {"dataset": str(propagated.path)} if arm.propagated else {}
     return overlay(config, {**arm.changes, **where, "seed": seed, "name": f"{stem}-seed{seed}"})
 
 
-def _train(runs: Mapping[str, list[RunConfig]], run_id: str, folder: Path) -> None:
-    """Train the runs that are not finished."""
-    missing = {
+def _missing(
+    runs: Mapping[str, list[RunConfig]], datasets: Iterable[Dataset]
+) -> dict[str, RunConfig]:
+    """Return the runs that are not finished, by name."""
+    by_path = {str(dataset.path): dataset for dataset in datasets}
+    return {
         str(run.name): run
         for of_arm in runs.values()
         for run in of_arm
-        if not _directory(run).facts.get("finished")
+        if finished_run(run, by_path[run.dataset]) is None
     }
+
+
+def _train(missing: Mapping[str, RunConfig], run_id: str, folder: Path) -> None:
     errors = run_trials(missing, run_id, folder)
     if errors:
         told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
@@ -130,11 +148,12 @@ def _compare(
     arms: Mapping[str, Arm], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, ArmFigures]:
     scores = {name: [_scores(run, data) for run in of_arm] for name, of_arm in runs.items()}
-    means = {name: mean_over_seeds(of_arm) for name, of_arm in scores.items()}
-    seconds = {
-        name: float(np.mean([_directory(run).facts["trained_seconds"] for run in of_arm]))
-        for name, of_arm in runs.items()
-    }
+    facts = {name: [_directory(run).facts for run in of_arm] for name, of_arm in runs.items()}
+    trained, waited = (
+        {name: np.mean([one[what] for one in of_arm]) for name, of_arm in facts.items()}
+        for what in ("trained_seconds", "waited_seconds")
+    )
+    seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
     for name, arm in arms.items():
         by_seed = {
@@ -144,9 +163,12 @@ def _compare(
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={metric: _deviation(values) for metric, values in by_seed.items()},
             less_base=(
-                {} if arm.base == name else paired_differences(means[name], means[arm.base])
+                {}
+                if arm.base == name
+                else paired_differences_over_seeds(scores[name], scores[arm.base])
             ),
-            seconds_ratio=seconds[name] / seconds[arm.base],
+            seconds_ratio=float(seconds[name] / seconds[arm.base]),
+            share_waited=float(waited[name] / seconds[name]),
         )
     return figures
 

@@ -49,8 +49,7 @@ def arms_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Arm]:
     Raises:
         ConfigError: ``config`` uses no graph, or there is no base.
     """
-    used = config.regularization
-    if not any([*used.lambda_x.values(), *used.lambda_z.values()]):
+    if not used_sets(config):
         raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
     if not bases:
         raise ConfigError("bases: name one at least")
@@ -63,6 +62,12 @@ def arms_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Arm]:
         arms[f"{first}-ramen-{part}"] = Arm(first, {"base.kind": first, **changes})
     arms[f"{first}-auggt"] = Arm(first, arms[first].changes, propagated=True)
     return arms
+
+
+def used_sets(config: RunConfig) -> list[str]:
+    """Return the anchor sets that have a weight in ``config``, sorted."""
+    sides = config.regularization.lambda_x, config.regularization.lambda_z
+    return sorted({name for side in sides for name, weight in side.items() if weight})
 
 
 def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -80,7 +85,7 @@ def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
     parts["fixed-lambda" if used.adaptive else "adaptive-lambda"] = {
         "regularization.adaptive": not used.adaptive
     }
-    names = sorted({name for side in sides.values() for name, weight in side.items() if weight})
+    names = used_sets(config)
     if len(names) > 1:
         for name in names:
             parts[f"only-{name}"] = {

@@ -9,7 +9,7 @@ from ramen_ray.method.answers import AskedQueries
 from ramen_ray.method.evaluation import Propensity
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
-QUERIES_PER_PASS = 1024
+ADS_PER_PASS = 1 << 17
 
 
 def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQueries:
@@ -29,16 +29,18 @@ def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQuerie
 
 
 def ask(model: Any, retriever: LoggedRetriever, queries: AskedQueries) -> pd.DataFrame:
-    """Return the answers to all ``queries``, as many ads each as their metrics look at.
+    """Return ``ad_ids`` and ``scores`` for all ``queries``, as many as their metrics look at.
+
+    Ads that the dataset does not have, which were added since, come on top.
 
     Args:
         model: the retriever, as MLflow loads it.
         retriever: what is kept with it.
         queries: what is asked.
     """
-    top_k = min(queries.num_answers, retriever.facts["num_ads"])
-    texts = queries.texts
-    starts = range(0, len(texts), QUERIES_PER_PASS)
-    passes = (texts[start : start + QUERIES_PER_PASS] for start in starts)
-    answers = [model.predict(asked, params={"top_k": top_k}) for asked in passes]
-    return pd.concat(answers, ignore_index=True)
+    num_ads, texts = retriever.facts["num_ads"], queries.texts
+    top_k = min(queries.num_answers + num_ads - queries.num_ads, num_ads)
+    at_once = max(ADS_PER_PASS // top_k, 1)
+    passes = (texts[start : start + at_once] for start in range(0, len(texts), at_once))
+    answers = (model.predict(asked, params={"top_k": top_k}) for asked in passes)
+    return pd.concat([found[["ad_ids", "scores"]] for found in answers], ignore_index=True)

@@ -4,6 +4,11 @@ A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either w
 task reads a copy of the encoder, since Ray Train deletes old checkpoints, and writes beside it, in
 ``.pending``; the first worker then gives the result its name. So the folders tell a run that was
 cut off what it had and what it waited for.
+
+Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but gives its result as
+that checkpoint's metrics, and not to the workers at the start of an epoch. Besides, all kinds of
+task would share the one that it has under way at a time, each would need a free CPU, ``fit`` would
+wait for the last one, and its interface is an alpha.
 """
 
 import json
@@ -36,27 +41,28 @@ Compute = Callable[[Path, Path], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When results are computed, in steps.
+    """When results are computed and looked for: at the starts of epochs.
 
     Attributes:
-        first: the first checkpoint to compute from.
-        every: steps from one such checkpoint to the next.
-        epoch: steps from one look at the results to the next.
-        last: where training ends.
+        first: epochs before the first checkpoint to compute from.
+        every: epochs from one such checkpoint to the next.
+        num_epochs: of the training.
+        steps_per_epoch: of the training.
         wait: whether training waits for each result.
     """
 
     first: int
     every: int
-    epoch: int
-    last: int
+    num_epochs: int
+    steps_per_epoch: int
     wait: bool
 
     def is_due(self, step: int, newest: int | None) -> bool:
         """Say whether to compute from the checkpoint of ``step``, given the newest result's."""
-        taken_at = step if self.wait else step + self.epoch
-        since = step >= self.first if newest is None else step - newest >= self.every
-        return since and taken_at < self.last
+        epoch = step // self.steps_per_epoch
+        taken_at = epoch if self.wait else epoch + 1
+        due = self.first if newest is None else newest // self.steps_per_epoch + self.every
+        return due <= epoch and taken_at < self.num_epochs
 
 
 @dataclass
@@ -112,14 +118,17 @@ class BackgroundResults:
         told = from_first_worker(-1 if newest is None else newest, self.device)
         return None if told < 0 else told
 
-    def stop(self) -> None:
-        """Give up what is under way."""
+    def stop(self, in_use: int | None) -> None:
+        """Give up what is under way, and keep no result but that from the step ``in_use``."""
         if self._task is not None:
             ray.cancel(self._task, force=True)
             ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
             self._task = None
         if world()[0] == 0:
             shutil.rmtree(self.folder / ".pending", ignore_errors=True)
+            for step in _steps(self.folder):
+                if step != in_use:
+                    shutil.rmtree(self.result(step))
 
     @property
     def _newest(self) -> int | None:

@@ -22,21 +22,25 @@ from ramen_ray.orchestration.background import BackgroundResults, Schedule
 SHORTLISTS_FILE = "shortlists.npy"
 
 
-def build_curriculum(
-    config: RunConfig, batches: Batches, embedding_dim: int, device: torch.device
-) -> Curriculum | None:
-    """Return what orders the queries of ``batches``; None where their order stays random."""
+def cluster_schedule(config: RunConfig) -> ClusterSchedule:
+    """Return when ``ngame`` makes clusters, and of which size."""
     base = config.base
-    if base.kind != "ngame":
-        return None
-    schedule = ClusterSchedule(
+    return ClusterSchedule(
         base.first_clustered_epoch,
         base.refresh_every,
         base.cluster_size,
         base.double_cluster_size_at,
         config.training.epochs,
     )
-    return Curriculum(schedule, batches, embedding_dim, device)
+
+
+def build_curriculum(
+    config: RunConfig, batches: Batches, embedding_dim: int, device: torch.device
+) -> Curriculum | None:
+    """Return what orders the queries of ``batches``; None where their order stays random."""
+    if config.base.kind != "ngame":
+        return None
+    return Curriculum(cluster_schedule(config), batches, embedding_dim, device)
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,6 @@ def mined_shortlists(
     wait = base.refresh_mode == "synchronous"
     if wait:  # the workers' CPUs are free meanwhile
         mining = replace(mining, num_threads=config.workers.cpus_per_worker)
-    schedule = Schedule(
-        first=base.refresh_every * steps_per_epoch,
-        every=base.refresh_every * steps_per_epoch,
-        epoch=steps_per_epoch,
-        last=config.training.epochs * steps_per_epoch,
-        wait=wait,
-    )
+    every = base.refresh_every
+    schedule = Schedule(every, every, config.training.epochs, steps_per_epoch, wait)
     return BackgroundResults("shortlists", folder, mining, schedule, device)

@@ -3,13 +3,13 @@
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ramen_ray.data.arrays import Floats
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.metrics import ratio
 from ramen_ray.method.retriever import compile_retriever
@@ -32,7 +32,7 @@ class Compiled:
         model_uri: its address; that of its version where the old one was named by a version.
         milliseconds: median time of one query alone.
         milliseconds_before: the same of the original.
-        score_difference: the largest among the test queries' best scores.
+        score_difference: the largest among the scores of all answers to the test queries.
         metrics: on the test split.
         differences: by how much they exceed those of the original.
         refusal: why it does not take the original's place, if it does not.
@@ -50,9 +50,10 @@ class Compiled:
 def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
     """Log a copy of a retriever whose encoder is compiled, and let it take the place if it may.
 
-    It may if it answers faster, and as well: with scores equal within 0.001, which 8-bit integers
-    do not have to have, and with a selection metric on the test split that is not lower by more
-    than the noise of the draw of queries (see :mod:`~ramen_ray.orchestration.promotion`).
+    It may if it answers faster than the original, both on the CPU, and as well: with scores equal
+    within 0.001, which 8-bit integers do not have to have, and with a selection metric on the test
+    split that is not lower by more than the noise of the draw of queries (see
+    :mod:`~ramen_ray.orchestration.promotion`).
 
     Args:
         registry: of the store that the retriever is in.
@@ -62,7 +63,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     Raises:
         EncoderError: the encoder is a bag, or what compiling takes is not installed.
-        RegistryError, TrackingError: there is no such retriever.
+        RegistryError, TrackingError: there is no such retriever, or its alias has moved on.
         DatasetError: the dataset that it was trained on is gone, or has changed since.
     """
     original = registry.look_up(model_uri)
@@ -73,14 +74,15 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         example = queries.texts[:EXAMPLE_QUERIES]
         changes = {"compiled": "int8" if int8 else "float32"}
         derived = log_derived(registry, original, folder, example, changes, output)
-    after, before = (registry.load(one.uri) for one in (derived, original))
-    answers, answers_before = (ask(model, original, queries) for model in (after, before))
+    after, before = (registry.load(one.uri, "cpu") for one in (derived, original))
+    answers = ask(after, derived, queries)
+    answers_before = ask(before, original, queries)
     ours, base = (queries.measure(one["ad_ids"].tolist()) for one in (answers, answers_before))
     compiled = Compiled(
         derived.uri,
         _milliseconds(after, queries.texts[:TIMED_QUERIES]),
         _milliseconds(before, queries.texts[:TIMED_QUERIES]),
-        float(np.abs(_best_scores(answers) - _best_scores(answers_before)).max()),
+        _largest_difference(answers["scores"], answers_before["scores"]),
         {name: ratio(values) for name, values in ours.items()},
         paired_differences(ours, base),
     )
@@ -91,11 +93,13 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     refusal = _refusal(compiled, metric, int8)
     if refusal:
         return replace(compiled, refusal=refusal)
-    return replace(compiled, model_uri=take_place(registry, derived, model_uri))
+    return replace(compiled, model_uri=take_place(registry, derived, original, model_uri))
 
 
-def _best_scores(answers: pd.DataFrame) -> Floats:
-    return np.array([scores[0] for scores in answers["scores"] if scores])
+def _largest_difference(ours: pd.Series, base: pd.Series) -> float:
+    """Compare lists of scores rank by rank; a score that one side lacks counts as 0 there."""
+    ranks = np.array(list(zip_longest(*ours, *base, fillvalue=0.0)))
+    return float(np.abs(np.diff(np.split(ranks, 2, axis=1), axis=0)).max())
 
 
 def _milliseconds(model: Any, texts: list[str]) -> float:

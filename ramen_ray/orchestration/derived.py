@@ -2,32 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import RunConfig
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, uri_of
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import close_run, log_parameters, open_run
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A retriever that was made from another and logged.
-
-    Attributes:
-        run_id: the MLflow run of its own.
-        model_id: of the logged model.
-    """
-
-    run_id: str
-    model_id: str
-
-    @property
-    def uri(self) -> str:
-        """The address by which MLflow loads it."""
-        return uri_of(self.model_id)
 
 
 def log_derived(
@@ -37,7 +17,7 @@ def log_derived(
     example: list[str],
     changes: Mapping[str, Any],
     output: Path,
-) -> Derived:
+) -> LoggedRetriever:
     """Log a changed copy of a retriever, with the parameters of the original's training.
 
     Args:
@@ -48,32 +28,48 @@ def log_derived(
         changes: parameters of the run and facts of the model that differ from the original's.
         output: where artifacts go if no server keeps them.
     """
-    run_id = open_run(registry.uri, RunConfig().experiment, "derived", output, None)
     parameters = {**registry.parameters(original.run_id), **changes}
-    log_parameters(registry.uri, run_id, parameters, {"derived_from": original.uri})
-    facts = {**original.facts, **changes}
-    model_id = log_retriever(registry.uri, run_id, folder, example, facts)
+    run_id = open_run(registry.uri, parameters["experiment"], "derived", output, None)
+    try:
+        log_parameters(registry.uri, run_id, parameters, {"derived_from": original.uri})
+        facts = {**original.facts, **changes}
+        model_id = log_retriever(registry.uri, run_id, folder, example, facts)
+    except BaseException:
+        close_run(registry.uri, run_id, "FAILED")
+        raise
     close_run(registry.uri, run_id, "FINISHED")
-    return Derived(run_id, model_id)
+    return registry.look_up(uri_of(model_id))
 
 
-def take_place(registry: Registry, derived: Derived, model_uri: str) -> str:
+def take_place(
+    registry: Registry, derived: LoggedRetriever, original: LoggedRetriever, model_uri: str
+) -> str:
     """Register a derived retriever under its original's name, and give it the alias that was named.
 
     Args:
         registry: of the store that both are in.
         derived: the new one.
-        model_uri: how the original was named: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
+        original: what it was made from.
+        model_uri: how that was named: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
             ``models:/MODEL_ID``, which is not registered.
 
     Returns:
         The new one's address.
+
+    Raises:
+        RegistryError: another version has been given the alias since.
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:
         return derived.uri
     name, alias = named.groups()
     version = registry.register(name, derived.run_id, derived.model_id)
+    made = f"models:/{name}/{version.version}"
     if alias:
+        if registry.look_up(model_uri).model_id != original.model_id:
+            raise RegistryError(
+                f"{name}@{alias} has moved on meanwhile, and {made} was made from what it was; run "
+                f"this again"
+            )
         registry.choose(version, alias)
-    return f"models:/{name}/{version.version}"
+    return made

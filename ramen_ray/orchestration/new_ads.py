@@ -38,7 +38,7 @@ def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path)
 
     Raises:
         DatasetError: the table cannot be read, or an id is taken.
-        RegistryError, TrackingError: there is no such retriever.
+        RegistryError, TrackingError: there is no such retriever, or its alias has moved on.
     """
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
@@ -48,4 +48,4 @@ def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path)
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
         changes = {"num_ads": num_ads, "new_ads": ads}
         derived = log_derived(registry, original, folder, texts, changes, output)
-    return Extended(take_place(registry, derived, model_uri), num_ads, len(new))
+    return Extended(take_place(registry, derived, original, model_uri), num_ads, len(new))

@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
+from ray.util import placement_group, remove_placement_group
 
 from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
-from ramen_ray.orchestration.cluster import start_ray, user_errors
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.data.whole_files import whole_file
+from ramen_ray.orchestration.cluster import ClusterError, start_ray, user_errors
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
 PART = "part-{:06d}.parquet"
@@ -32,6 +34,7 @@ ANSWERS = pa.schema(
 )
 QUERIES_PER_BATCH = 4096
 CPUS_PER_ACTOR = 2
+MOMENT_S, PATIENCE_S = 2, 600
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +67,10 @@ def predict(
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call.
+        ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call or of
+            queries that have changed since.
         RegistryError, TrackingError: there is no such retriever.
+        ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
     num_ads = retriever.facts["num_ads"]
@@ -76,6 +81,7 @@ def predict(
         "model": retriever.uri,
         "top_k": top_k,
         "column": column,
+        "queries": _contents(pieces),
         "partitions": [[piece.path, piece.start] for piece in pieces],
     }
     _claim(output, plan)
@@ -84,7 +90,7 @@ def predict(
     if missing:
         start_ray()
         with user_errors():
-            _answer(registry.uri, retriever.uri, missing, pieces, plan, output)
+            _answer(registry.uri, retriever, missing, pieces, plan, output)
     return _count(output, len(pieces), len(pieces) - len(missing))
 
 
@@ -101,45 +107,70 @@ def _parquet_pieces(queries: str, column: str) -> list[Piece]:
     return pieces
 
 
+def _contents(pieces: list[Piece]) -> dict[str, list[int]]:
+    """Return the files with what tells one content from another: bytes and time of change."""
+    files = {piece.path: piece.filesystem for piece in pieces}
+    found = {path: filesystem.get_file_info(path) for path, filesystem in files.items()}
+    return {path: [info.size, info.mtime_ns] for path, info in found.items()}
+
+
 def _claim(output: Path, plan: dict[str, Any]) -> None:
     """Note in ``output`` what is written there, or refuse if it is something else."""
     file = output / PLAN_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if file.exists():
-            before = json.loads(file.read_text(encoding="utf-8"))
-            differ = [key for key in plan if before.get(key) != plan[key]]
-            if differ:
-                raise ConfigError(
-                    f"--output {output} has predictions of another call ({', '.join(differ)} "
-                    f"differ); choose another folder"
-                )
-        file.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        if not file.exists():
+            with whole_file(file) as aside:
+                aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        before = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--output {output}: {error.strerror}") from error
+        raise ConfigError(f"--answers {output}: {error.strerror}") from error
+    differ = [key for key in plan if before.get(key) != plan[key]]
+    if differ:
+        raise ConfigError(
+            f"--answers {output} has predictions of another call ({', '.join(differ)} "
+            f"differ); choose another folder"
+        )
 
 
 def _answer(
     uri: str,
-    model_uri: str,
+    retriever: LoggedRetriever,
     missing: list[int],
     pieces: list[Piece],
     plan: dict[str, Any],
     output: Path,
 ) -> None:
     resources = ray.cluster_resources()
-    num_gpus = int(resources.get("GPU", 0))
+    num_gpus = int(resources.get("GPU", 0)) if retriever.uses_gpu else 0
     cpus = min(CPUS_PER_ACTOR, max(int(resources.get("CPU", 1)), 1))
     most = num_gpus or max(int(resources.get("CPU", 1)) // cpus, 1)
+    _wait_for_room({"CPU": cpus, "GPU": 1} if num_gpus else {"CPU": cpus})
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Answerer,
-        fn_constructor_args=(uri, model_uri, pieces, plan["column"], plan["top_k"], output),
+        fn_constructor_args=(uri, retriever.uri, pieces, plan["column"], plan["top_k"], output),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=min(most, len(items))),
         num_cpus=cpus,
         num_gpus=1 if num_gpus else 0,
     ).materialize()
+
+
+def _wait_for_room(asked: dict[str, float]) -> None:
+    """Wait until a machine has ``asked`` free, and say so if it takes longer than a moment."""
+    told = " and ".join(f"{count} {name}" for name, count in asked.items())
+    room = placement_group([asked])
+    try:
+        if room.wait(MOMENT_S):
+            return
+        logger.info("waiting for a machine with %s free", told)
+        if not room.wait(PATIENCE_S):
+            raise ClusterError(
+                f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+            )
+    finally:
+        remove_placement_group(room)
 
 
 class _Answerer:
@@ -154,17 +185,16 @@ class _Answerer:
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
         piece = self.pieces[number]
-        file = self.output / PART.format(number)
-        aside = file.with_name(f".{file.name}")
         with piece.filesystem.open_input_file(piece.path) as source:
             parquet = pq.ParquetFile(source)
             schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
-            with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
-                groups = [piece.start]
-                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=groups):
+            with (
+                whole_file(self.output / PART.format(number)) as aside,
+                pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+            ):
+                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[piece.start]):
                     columns = [*rows.columns, *self._answer(rows[self.column]).columns]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        aside.rename(file)
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.method.comparison import Difference, paired_differences
-from ramen_ray.method.evaluation import KS
+from ramen_ray.method.evaluation import METRICS
 from ramen_ray.method.metrics import ratio
 from ramen_ray.orchestration.asking import ask, asked_queries
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 
 CHAMPION = "champion"
-METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")]
 
 
 @dataclass(frozen=True)
@@ -23,17 +22,21 @@ class Promotion:
         version: the registered version that it is.
         champion: the version that was champion; None if there was none.
         metric: what decides.
+        promoted: whether it has the alias now.
+        origin: of which run of a sweep it is, and why.
         candidate: its metrics on the test split; none where nothing was compared.
         differences: by how much they exceed the champion's.
-        promoted: whether it has the alias now.
+        num_lost_ads: how many ads the champion has more, added since it was trained.
     """
 
     version: str
     champion: str | None
     metric: str
     promoted: bool
+    origin: str | None = None
     candidate: dict[str, float] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
+    num_lost_ads: int = 0
 
     @property
     def verdict(self) -> str:
@@ -44,7 +47,10 @@ class Promotion:
             return f"not compared with version {self.champion}, of another dataset"
         by, low, high = (100 * value for value in self.differences[self.metric])
         found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
-        return f"{found} on the test split"
+        found += " on the test split"
+        if self.num_lost_ads > 0:
+            found += f"; version {self.champion} has {self.num_lost_ads} more ads, added since"
+        return found
 
 
 def promote(
@@ -77,7 +83,8 @@ def promote(
     """
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
-    source, model_id = registry.find_logged(_mlflow_run_id(run), metric)
+    asked = _mlflow_run_id(run)
+    source, model_id = registry.find_logged(asked, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
     compared: dict[str, Any] = {}
@@ -93,6 +100,7 @@ def promote(
         None if champion is None else str(champion.version),
         metric,
         promoted=force or champion is None or compared["differences"][metric].low > 0,
+        origin=registry.explain_choice(asked, source, metric),
         **compared,
     )
     registry.describe(version, promotion.verdict)
@@ -126,4 +134,5 @@ def _compare(registry: Registry, model_id: str, champion_uri: str, force: bool) 
     return {
         "candidate": {name: ratio(values) for name, values in candidate.items()},
         "differences": paired_differences(candidate, champion),
+        "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
     }

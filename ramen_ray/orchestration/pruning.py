@@ -80,11 +80,6 @@ def pruned_graphs(
     wait = settings.mode == "synchronous"
     if wait:  # the workers' CPUs are free meanwhile
         pruning = replace(pruning, num_threads=config.workers.cpus_per_worker)
-    schedule = Schedule(
-        first=settings.warmup_epochs * steps_per_epoch,
-        every=settings.every_epochs * steps_per_epoch,
-        epoch=steps_per_epoch,
-        last=config.training.epochs * steps_per_epoch,
-        wait=wait,
-    )
+    first, every = settings.warmup_epochs, settings.every_epochs
+    schedule = Schedule(first, every, config.training.epochs, steps_per_epoch, wait)
     return BackgroundResults("pruning", folder, pruning, schedule, device, has_own_tasks=True)

@@ -94,6 +94,19 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
 
 
+def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
+    """Return the folder of the run that ``config`` names, if that is finished.
+
+    Raises:
+        RunError: it has another configuration or other data.
+    """
+    directory = RunDirectory(Path(config.output) / "runs" / str(config.name))
+    if not directory.facts.get("finished"):
+        return None
+    _refuse_another(directory, config, experiment_hash(config, dataset.fingerprint))
+    return directory
+
+
 @contextmanager
 def _removed_if_nothing_came_of_it(path: Path) -> Iterator[None]:
     """Take the folder away when the work in it fails before a first checkpoint."""
@@ -117,13 +130,18 @@ def _numbered(stem: str) -> Iterator[str]:
 def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
     """Note whose run this is, or refuse if it is another's."""
     file = directory.path / CONFIG_FILE
-    if not file.exists():
+    if file.exists():
+        _refuse_another(directory, config, identity)
+    else:
         write_config(config, file)
         directory.note(identity=identity)
-        return
+
+
+def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:
     if directory.facts.get("identity") == identity:
         return
-    changed = differences(deciding_settings(read_config(file)), deciding_settings(config))
+    before = deciding_settings(read_config(directory.path / CONFIG_FILE))
+    changed = differences(before, deciding_settings(config))
     raise RunError(
         f"the checkpoints in {directory.path} come from another configuration: "
         f"{changed or 'the content of the dataset differs'}; choose another --name"

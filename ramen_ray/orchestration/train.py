@@ -20,18 +20,24 @@ from ramen_ray.data.predictions import shown_ads, spell_out
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
-from ramen_ray.method.evaluation import GROUP_KS, KS
+from ramen_ray.method.evaluation import METRICS
 from ramen_ray.method.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.method.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.walk import WalkSettings
+from ramen_ray.orchestration.bases import cluster_schedule
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.components import build_objective
 from ramen_ray.orchestration.entry import WorkerTask, train_loop_per_worker
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.retriever import log_run_retriever
-from ramen_ray.orchestration.run_directory import CONFIG_FILE, RunDirectory, open_run_directory
+from ramen_ray.orchestration.run_directory import (
+    CONFIG_FILE,
+    RunDirectory,
+    finished_run,
+    open_run_directory,
+)
 from ramen_ray.orchestration.walks import walked_edges
 from ramen_ray.tracking.report import log_predictions, write_plots
 from ramen_ray.tracking.runs import (
@@ -126,6 +132,7 @@ def fit(
             finished=True,
             best_checkpoint=result.encoder.parent.name,
             trained_seconds=outcome["trained_seconds"],
+            waited_seconds=outcome["waited_seconds"],
             metrics=result.metrics,
         )
     return result
@@ -141,11 +148,15 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def finished_result(config: RunConfig) -> TrainResult | None:
-    """Return what the run of this name left behind if it is finished."""
-    directory = RunDirectory(Path(config.output) / "runs" / str(config.name))
-    facts = directory.facts
-    if not facts.get("finished"):
+    """Return what the run of this name left behind if it is finished.
+
+    Raises:
+        RunError: it has another configuration or other data.
+    """
+    directory = finished_run(config, Dataset(config.dataset))
+    if directory is None:
         return None
+    facts = directory.facts
     encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
     uri = tracking_uri(Path(config.output))
     return TrainResult(facts["metrics"], encoder, directory.path, uri, facts["mlflow_run_id"])
@@ -157,7 +168,8 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
         ConfigError: an anchor set or the selection metric does not exist, training ends before
-            pruning or the base's hard negatives begin, or clusters outgrow a batch.
+            pruning or the base's hard negatives begin, or clusters outgrow a batch or are to be
+            larger from an epoch on in which none are made.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -174,14 +186,10 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"{dataset.path} has {num_rows['queries/train']} train queries, fewer than "
             f"training.global_batch_size {batch}"
         )
-    known = [f"{name}@{k}" for name in ("P", "N", "R", "PSP", "PSN") for k in KS]
-    known += [
-        f"{g}/{name}@{k}" for g in ("head", "torso", "tail") for name in "PR" for k in GROUP_KS
-    ]
-    if config.training.selection_metric not in known:
+    if config.training.selection_metric not in METRICS:
         raise ConfigError(
             f"training.selection_metric {config.training.selection_metric!r} is not one of "
-            f"{', '.join(known)}"
+            f"{', '.join(METRICS)}"
         )
     limit = getattr(load_config(config.encoder.pretrained), "max_position_embeddings", None)
     too_long = limit is not None and config.encoder.max_length > limit
@@ -219,14 +227,27 @@ def _check_base(config: RunConfig) -> None:
             f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
             f"are made after base.refresh_every {base.refresh_every}; make them more often"
         )
-    if base.kind == "ngame" and base.first_clustered_epoch >= epochs:
+    if base.kind == "ngame":
+        _check_clusters(config)
+
+
+def _check_clusters(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    schedule = cluster_schedule(config)
+    if base.first_clustered_epoch >= epochs:
         raise ConfigError(
             f"training.epochs {epochs} end before base.first_clustered_epoch "
             f"{base.first_clustered_epoch}; begin clusters earlier"
         )
-    num_doublings = sum(epoch < epochs for epoch in base.double_cluster_size_at)
-    largest, batch = base.cluster_size * 2**num_doublings, config.training.global_batch_size
-    if base.kind == "ngame" and largest > batch:
+    for epoch in base.double_cluster_size_at:
+        if epoch < epochs and not schedule.is_due(epoch):
+            raise ConfigError(
+                f"base.double_cluster_size_at {epoch}: clusters are made every base.refresh_every "
+                f"{base.refresh_every} epochs from base.first_clustered_epoch "
+                f"{base.first_clustered_epoch} on, and not then"
+            )
+    largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
+    if largest > batch:
         raise ConfigError(
             f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
             f"training.global_batch_size {batch} holds; double it at fewer epochs"
@@ -304,7 +325,8 @@ def _log_outcome(
 ) -> None:
     uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
     model_id, named = log_run_retriever(config, dataset, data, result.encoder, uri, run_id)
-    named |= {"best/step": outcome["best_step"], "trained_seconds": outcome["trained_seconds"]}
+    named |= {"best/step": outcome["best_step"]}
+    named |= {name: outcome[name] for name in ("trained_seconds", "waited_seconds")}
     for split, values in metrics["untrained"].items():
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():

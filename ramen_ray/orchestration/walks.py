@@ -36,16 +36,26 @@ def walked_edges(
 ) -> Path:
     """Return the folder of the walked graphs of ``regularizers``, made where ``cache`` lacks them.
 
-    Of two that ask for the same at the same time the second waits for the first.
+    The cache is keyed by the content of the dataset's graphs, the settings and the seed; how texts
+    are tokenised does not matter. Of two that ask for the same at the same time the second waits
+    for the first.
     """
-    digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
-    folder = cache / f"{data.path.name}-{digest.hexdigest()}"
+    folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder / ".lock"):
         missing = [one.path for one in regularizers if not (folder / one.path).is_dir()]
         if missing:
             _walk(data, missing, settings, seed, folder)
     return folder
+
+
+def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
+    digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
+    for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not count
+        digest.update(str(file.relative_to(edges)).encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "blake2b").digest())
+    return digest.hexdigest()
 
 
 def _walk(
@@ -95,10 +105,18 @@ def _join(folder: Path, *parts: Visits) -> None:
 
 
 def _wait(tasks: list[ray.ObjectRef]) -> None:
-    """Wait until all tasks are done, telling how far they are, or until one fails."""
+    """Wait until all tasks are done, telling how far they are; if one fails, end the others."""
     waiting = tasks
-    while waiting:
-        done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LINES)
-        ray.get(done)
-        if waiting:
-            logger.info("walk: %d of %d parts", len(tasks) - len(waiting), len(tasks))
+    try:
+        while waiting:
+            done, waiting = ray.wait(
+                waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LINES
+            )
+            ray.get(done)
+            if waiting:
+                logger.info("walk: %d of %d parts", len(tasks) - len(waiting), len(tasks))
+    except BaseException:
+        for task in tasks:
+            ray.cancel(task, force=True)
+        ray.wait(tasks, num_returns=len(tasks), timeout=SECONDS_BETWEEN_LINES)
+        raise

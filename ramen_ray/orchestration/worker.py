@@ -212,9 +212,9 @@ class Worker:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
 
     def stop_background(self) -> None:
-        """Give up what could still be computed for a training that is over."""
+        """Keep only the results in use: a training that is over has no use for others."""
         for renewal in self.renewals:
-            renewal.results.stop()
+            renewal.results.stop(renewal.taken)
 
     def _stops(self) -> Iterator[int]:
         """Yield the steps to come after which a checkpoint is written."""
@@ -326,9 +326,10 @@ class Worker:
 
     @property
     def timing(self) -> dict[str, float]:
-        """Seconds trained so far, and when this process was entered and made its first step."""
+        """Seconds trained and waited so far, and when this process was entered and made a step."""
         return {
             "trained_seconds": self.progress.trained_seconds,
+            "waited_seconds": sum(renewal.waited_s for renewal in self.renewals),
             "entered_at": self.entered_at,
             "first_step_at": self.first_step_at or self.entered_at,
         }

@@ -29,13 +29,21 @@ class ArmFigures:
         deviations: standard deviations over the seeds.
         less_base: the difference to the arm's base, with the bounds of its interval; empty for a
             base.
-        seconds_ratio: train seconds over those of its base.
+        seconds_ratio: seconds trained, and waited for background results, over those of its base.
+        share_waited: share of its seconds that it waited.
     """
 
     means: Mapping[str, float]
     deviations: Mapping[str, float]
     less_base: Mapping[str, tuple[float, float, float]]
     seconds_ratio: float
+    share_waited: float
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """The figures that are worth a metric."""
+        seconds = {"seconds_ratio": self.seconds_ratio, "share_waited": self.share_waited}
+        return {**self.means, **seconds}
 
 
 def write_ablation_report(folder: Path, arms: Mapping[str, ArmFigures]) -> None:
@@ -58,20 +66,22 @@ def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, str]:
         tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
             arms, names
         )
-        tables[f"Difference to the base, {group} (points, 95 % interval over queries)"] = (
-            _differences(arms, names)
-        )
+        tables[
+            f"Difference to the base, {group} (points, 95 % interval over queries and seeds)"
+        ] = _differences(arms, names)
     return tables
 
 
 def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> str:
-    table = _table("arm", *(name.removeprefix(TAIL) for name in names), "train seconds / base")
+    shown = [name.removeprefix(TAIL) for name in names]
+    table = _table("arm", *shown, "train seconds / base", "of these waited")
     for arm, figures in arms.items():
         cells = [
             f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
             for name in names
         ]
-        table.add_row(arm, *cells, f"{figures.seconds_ratio:.2f}")
+        seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
+        table.add_row(arm, *cells, *seconds)
     return _markdown(table)
 
 

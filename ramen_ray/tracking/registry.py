@@ -16,12 +16,12 @@ from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import UserError
-from ramen_ray.tracking.retriever import NAME
+from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
 ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
-ALIAS_BEFORE = "{}_before"
-"""Tag of a version that an alias was moved to: the version that had it until then."""
+ALIAS_HISTORY = "{}_history"
+"""Tag of a registered model: the versions that had an alias, the last one at the end."""
 
 
 class RegistryError(UserError):
@@ -46,6 +46,11 @@ class LoggedRetriever:
     def uri(self) -> str:
         """The address by which MLflow loads it."""
         return uri_of(self.model_id)
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether it answers on a GPU where there is one."""
+        return bool(self.facts.get(RUNTIME, "torch") == "torch")
 
 
 @contextmanager
@@ -93,6 +98,24 @@ class Registry:
             f"end well?"
         )
 
+    def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
+        """Say which child :meth:`find_logged` took, and if a better one left no retriever.
+
+        Args:
+            run_id: what was asked for.
+            chosen_id: the run that was found; None is returned if it is the same.
+            metric: of the validation split, that decided.
+        """
+        if run_id == chosen_id:
+            return None
+        with _registry_errors(self.uri):
+            search, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
+        reached, best = (100 * _validated(run, metric) for run in (chosen, search))
+        said = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
+        if best - reached < 0.005:
+            return said
+        return f"{said}; the search's best, {best:.2f}, ended without a retriever"
+
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []
         models = [self._client.get_logged_model(output.model_id) for output in outputs]
@@ -124,14 +147,10 @@ class Registry:
 
     def choose(self, version: ModelVersion, alias: str) -> None:
         """Give ``alias`` to a version, and remember which had it."""
-        before = self.chosen(version.name, alias)
-        number = "" if before is None else str(before.version)
-        if number == str(version.version):
-            return
-        with _registry_errors(self.uri):
-            tag = ALIAS_BEFORE.format(alias)
-            self._client.set_model_version_tag(version.name, version.version, tag, number)
-            self._client.set_registered_model_alias(version.name, alias, version.version)
+        before, number = self.chosen(version.name, alias), str(version.version)
+        known = [] if before is None else self._history(version.name, alias, before)
+        if known[-1:] != [number]:
+            self._give(version.name, alias, [*known, number])
 
     def restore(self, name: str, alias: str) -> tuple[str, str]:
         """Give ``alias`` back to the version that had it before; returns (from, to) versions.
@@ -142,16 +161,31 @@ class Registry:
         present = self.chosen(name, alias)
         if present is None:
             raise RegistryError(f"no version of {name!r} has the alias {alias!r}")
-        before = present.tags.get(ALIAS_BEFORE.format(alias))
-        if not before:
+        *known, number = self._history(name, alias, present)
+        if not known:
             raise RegistryError(
-                f"it is not known which version of {name!r} had the alias {alias!r} before "
-                f"version {present.version}: "
-                + ("none had" if before == "" else "it was not given by jobs/promote.py")
+                f"it is not known that a version of {name!r} had the alias {alias!r} before "
+                f"version {number}"
             )
+        self._give(name, alias, known)
+        return number, known[-1]
+
+    def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
+        """Return the versions that had an alias, the present one at the end.
+
+        A choice by hand is not in the tag; it goes after what is.
+        """
         with _registry_errors(self.uri):
-            self._client.set_registered_model_alias(name, alias, before)
-        return str(present.version), str(before)
+            tags = self._client.get_registered_model(name).tags
+        known = list(filter(None, tags.get(ALIAS_HISTORY.format(alias), "").split(",")))
+        number = str(present.version)
+        return known if known[-1:] == [number] else [*known, number]
+
+    def _give(self, name: str, alias: str, history: list[str]) -> None:
+        with _registry_errors(self.uri):
+            self._client.set_registered_model_alias(name, alias, history[-1])
+            tag = ALIAS_HISTORY.format(alias)
+            self._client.set_registered_model_tag(name, tag, ",".join(history))
 
     def describe(self, version: ModelVersion, text: str) -> None:
         """Let the MLflow UI show ``text`` with a version."""
@@ -174,10 +208,17 @@ class Registry:
             raise RegistryError(f"{model_uri} is no retriever of this project")
         return LoggedRetriever(str(info.model_id), info.run_id, facts)
 
-    def load(self, model_uri: str) -> PyFuncModel:
-        """Load a retriever, to let it answer."""
+    def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
+        """Load a retriever, to let it answer.
+
+        Args:
+            model_uri: see :meth:`look_up`.
+            device: torch's name of where a transformer computes; None is a GPU if there is one.
+        """
         with _registry_errors(self.uri):
-            return mlflow.pyfunc.load_model(model_uri)
+            return mlflow.pyfunc.load_model(
+                model_uri, model_config={DEVICE: device} if device else None
+            )
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""

@@ -15,6 +15,8 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import Array
 
 NAME = "retriever"
+DEVICE = "device"  # of the model's configuration
+RUNTIME = "runtime"  # of a model's metadata: what computes its embeddings
 CODE = Path(__file__).with_name("retriever_model.py")
 SIGNATURE = ModelSignature(
     inputs=Schema([ColSpec(DataType.string)]),
@@ -42,6 +44,7 @@ def log_retriever(
         example: a few queries, which MLflow shows as the model's input example.
         metadata: what is kept with the model, such as the dataset that it was made from.
     """
+    runtime = _runtime(folder)
     client = MlflowClient(tracking_uri=uri)
     experiment_id = client.get_run(run_id).info.experiment_id
     model = client.create_logged_model(experiment_id, NAME, run_id, model_type=NAME)
@@ -53,8 +56,9 @@ def log_retriever(
             artifacts={"retriever": str(folder)},
             signature=SIGNATURE,
             input_example=(example, {"top_k": 1}),
-            pip_requirements=_requirements(folder),
-            metadata=dict(metadata),
+            pip_requirements=_requirements(runtime),
+            metadata={**metadata, RUNTIME: runtime},
+            model_config={DEVICE: None},
             mlflow_model=Model(
                 artifact_path=model.artifact_location,
                 run_id=run_id,
@@ -68,13 +72,18 @@ def log_retriever(
     return str(model.model_id)
 
 
-def _requirements(folder: Path) -> list[str]:
-    """Pin what serving needs, at the versions that are installed here."""
-    names = ["mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"]
+def _runtime(folder: Path) -> str:
+    """Return what computes a retriever's embeddings; only torch does so on GPUs."""
     if (folder / "encoder" / "onnx").is_dir():
-        names += ["onnxruntime"]
-    elif not (folder / "encoder" / "0_StaticEmbedding").is_dir():
-        names += ["torch", "transformers"]
+        return "onnxruntime"
+    return "numpy" if (folder / "encoder" / "0_StaticEmbedding").is_dir() else "torch"
+
+
+def _requirements(runtime: str) -> list[str]:
+    """Pin what serving needs, at the versions that are installed here."""
+    names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", runtime}
+    if runtime == "torch":
+        names.add("transformers")
     # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
     pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]
     return sorted([*pins, f"faiss-cpu=={faiss.__version__}"])

@@ -51,8 +51,9 @@ class Retriever(PythonModel):
         self.tokenizer = Tokenizer.from_file(str(folder / "encoder" / "tokenizer.json"))
         self.tokenizer.enable_truncation(self.settings["max_length"])
         self.tokenizer.no_padding()
-        load = _load_bag if self.settings["pooling"] == "bag" else _load_transformer
-        self.embed = load(folder / "encoder", self.settings)
+        settings = {**self.settings, **(context.model_config or {})}
+        load = _load_bag if settings["pooling"] == "bag" else _load_transformer
+        self.embed = load(folder / "encoder", settings)
 
     def predict(
         self,
@@ -155,14 +156,14 @@ def _load_transformer(folder: Path, settings: dict[str, Any]) -> Callable[[Token
     return embed
 
 
-def _load_torch(folder: Path, _: dict[str, Any]) -> StatesOf:
+def _load_torch(folder: Path, settings: dict[str, Any]) -> StatesOf:
     import torch
     from transformers import AutoModel
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # a pooler without weights is no news: it is not used
     logging.disable_progress_bar()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = settings.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     backbone = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     backbone.pooler = None
     num_threads = torch.get_num_threads()
