@@ -7,7 +7,7 @@ from typing import Any
 
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import close_run, log_parameters, open_run
+from ramen_ray.tracking.runs import closing_run, log_parameters, open_run
 
 
 def log_derived(
@@ -30,14 +30,10 @@ def log_derived(
     """
     parameters = {**registry.parameters(original.run_id), **changes}
     run_id = open_run(registry.uri, parameters["experiment"], "derived", output, None)
-    try:
+    with closing_run(registry.uri, run_id):
         log_parameters(registry.uri, run_id, parameters, {"derived_from": original.uri})
         facts = {**original.facts, **changes}
         model_id = log_retriever(registry.uri, run_id, folder, example, facts)
-    except BaseException:
-        close_run(registry.uri, run_id, "FAILED")
-        raise
-    close_run(registry.uri, run_id, "FINISHED")
     return registry.look_up(uri_of(model_id))
 
 
