@@ -2,8 +2,8 @@
 
 The sides are the preset (links and categories), similar texts alone, and all three. They train in
 this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with
-the base's pairwise. Intervals are a bootstrap over queries of the mean over the seeds. `ratio` is
-the preset's test R@10 over the base's.
+the base's pairwise. Intervals are a bootstrap over queries and seeds. `ratio` is the preset's test
+R@10 over the base's.
 
     python -m benchmarks.regularization [--seeds 3] [--sides base preset similar all]
 """
@@ -18,7 +18,7 @@ import torch
 from benchmarks.common import NUM_THREADS, finish, prepared
 from ramen_ray.config import RegularizationConfig, RunConfig
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.comparison import mean_over_seeds, paired_differences
+from ramen_ray.method.comparison import mean_over_seeds, paired_differences_over_seeds
 from ramen_ray.method.encoder import Encoder
 from ramen_ray.method.evaluation import Propensity, evaluate, score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
@@ -72,11 +72,12 @@ def figures_of(
     outcomes: dict[str, list[dict[str, Outcome]]], side: str, split: str
 ) -> dict[str, Any]:
     """Return a side's means over the seeds, and its differences to the base with intervals."""
-    runs = {name: mean_over_seeds([run[split] for run in of]) for name, of in outcomes.items()}
-    means = {name: 100 * ratio(runs[side][name]) for name in SHOWN}
+    runs = {name: [run[split] for run in of] for name, of in outcomes.items()}
+    mean = mean_over_seeds(runs[side])
+    means = {name: 100 * ratio(mean[name]) for name in SHOWN}
     if side == "base" or "base" not in outcomes:
         return means
-    differences = paired_differences(runs[side], runs["base"])
+    differences = paired_differences_over_seeds(runs[side], runs["base"])
     return means | {
         f"{name} less base": [100 * bound for bound in differences[name]] for name in MEASURED
     }
