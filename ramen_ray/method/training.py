@@ -353,9 +353,12 @@ def _gains(
     ]
     gains = []
     for column, regularizer in enumerate(batches.graphs, start=2):
-        node, drawn = regularizer.node_column, draws[:, column] >= 0
-        mean_anchor_D = columns_CBD[column, _to_device(drawn, device)].mean(dim=0)
-        rows = _to_device(drawn[mine], device)
+        node = regularizer.node_column
+        drawn, rows = (
+            _to_device(np.flatnonzero((of[:, [1, column]] >= 0).all(axis=1)), device)
+            for of in (draws, local)
+        )
+        mean_anchor_D = columns_CBD[column, drawn].mean(dim=0)
         nodes_bD, anchors_bD = (columns_CBD[each, mine][rows] for each in (node, column))
         gains.append(gain(ahead_2bD[node][rows], nodes_bD, anchors_bD, mean_anchor_D))
     return torch.stack(gains)
