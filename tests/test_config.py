@@ -170,7 +170,7 @@ def _another(value: Any) -> Any:
         case float():
             return value / 2 or 0.5
         case tuple():
-            return value[:-1]
+            return (*value, 1)
     return OTHER_CHOICE.get(value, f"{value}-other")
 
 
@@ -181,7 +181,7 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
     assert known != experiment_hash(config, "other data")
     same = set()
     for key, value in flatten(config).items():
-        own = {"name": "x", "index.kind": "flat"}
+        own = {"name": "x", "index.kind": "flat", "base.refresh_mode": "asynchronous"}
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:
             same.add(key)
