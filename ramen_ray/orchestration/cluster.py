@@ -91,10 +91,21 @@ def user_errors() -> Iterator[None]:
         raise
 
 
+def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
+    """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
+
+    Ray is asked by a placement group, so that an autoscaler brings the machines that lack.
+    """
+    group = placement_group(bundles)
+    try:
+        ready, _ = ray.wait([group.ready()], timeout=seconds)
+        return bool(ready)
+    finally:
+        remove_placement_group(group)
+
+
 def check_resources(workers: WorkersConfig) -> None:
     """Wait until the cluster can hold all workers at once.
-
-    Ray is asked as Ray Train will ask, so that an autoscaler brings the machines that lack.
 
     Raises:
         ClusterError: after ``startup_timeout_s`` it still cannot.
@@ -102,12 +113,7 @@ def check_resources(workers: WorkersConfig) -> None:
     worker: dict[str, float] = {"CPU": workers.cpus_per_worker}
     if workers.use_gpu:
         worker["GPU"] = workers.gpus_per_worker
-    group = placement_group([worker] * workers.num_workers)
-    try:
-        ready, _ = ray.wait([group.ready()], timeout=workers.startup_timeout_s)
-    finally:
-        remove_placement_group(group)
-    if ready:
+    if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
         return
     free, offered = ray.available_resources(), ray.cluster_resources()
     asked = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())

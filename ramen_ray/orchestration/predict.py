@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
-from ray.util import placement_group, remove_placement_group
 
 from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.whole_files import whole_file
-from ramen_ray.orchestration.cluster import ClusterError, start_ray, user_errors
+from ramen_ray.orchestration.cluster import ClusterError, has_room, start_ray, user_errors
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
@@ -160,17 +159,13 @@ def _answer(
 def _wait_for_room(asked: dict[str, float]) -> None:
     """Wait until a machine has ``asked`` free, and say so if it takes longer than a moment."""
     told = " and ".join(f"{count} {name}" for name, count in asked.items())
-    room = placement_group([asked])
-    try:
-        if room.wait(MOMENT_S):
-            return
-        logger.info("waiting for a machine with %s free", told)
-        if not room.wait(PATIENCE_S):
-            raise ClusterError(
-                f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
-            )
-    finally:
-        remove_placement_group(room)
+    if has_room([asked], MOMENT_S):
+        return
+    logger.info("waiting for a machine with %s free", told)
+    if not has_room([asked], PATIENCE_S):
+        raise ClusterError(
+            f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+        )
 
 
 class _Answerer:
