@@ -1,7 +1,10 @@
 """Ask retrievers the test queries of the dataset that they were made from."""
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ramen_ray.data.dataset import Dataset, DatasetError
@@ -10,6 +13,7 @@ from ramen_ray.method.evaluation import Propensity
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 ADS_PER_PASS = 1 << 17
+UNTIMED_QUERIES = 10
 
 
 def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQueries:
@@ -44,3 +48,23 @@ def ask(model: Any, retriever: LoggedRetriever, queries: AskedQueries) -> pd.Dat
     passes = (texts[start : start + at_once] for start in range(0, len(texts), at_once))
     answers = (model.predict(asked, params={"top_k": top_k}) for asked in passes)
     return pd.concat([found[["ad_ids", "scores"]] for found in answers], ignore_index=True)
+
+
+def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
+    """Return each model's median time for one query alone, in milliseconds.
+
+    The models take turns, so that a machine which is busy for a while slows them alike.
+
+    Args:
+        models: retrievers, as MLflow loads them.
+        texts: queries; the first ones are asked once more before, untimed.
+    """
+    asked = [*texts[:UNTIMED_QUERIES], *texts]
+    seconds = np.empty((len(asked), len(models)))
+    for row, text in zip(seconds, asked, strict=True):
+        for column, model in enumerate(models):
+            started = time.perf_counter()
+            model.predict([text])
+            row[column] = time.perf_counter() - started
+    timed = seconds[len(asked) - len(texts) :]
+    return [1000 * float(median) for median in np.median(timed, axis=0)]

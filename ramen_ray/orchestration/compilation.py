@@ -1,11 +1,9 @@
 """Compile a retriever's encoder, and see that it answers faster and as well as before."""
 
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +11,13 @@ import pandas as pd
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.metrics import ratio
 from ramen_ray.method.retriever import compile_retriever
-from ramen_ray.orchestration.asking import ask, asked_queries
+from ramen_ray.orchestration.asking import ask, asked_queries, time_alone
 from ramen_ray.orchestration.derived import log_derived, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import log_metrics
 
 EXAMPLE_QUERIES = 2
 TIMED_QUERIES = 200
-UNTIMED_QUERIES = 10
 TOLERANCE = 1e-3
 
 
@@ -80,8 +77,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     ours, base = (queries.measure(one["ad_ids"].tolist()) for one in (answers, answers_before))
     compiled = Compiled(
         derived.uri,
-        _milliseconds(after, queries.texts[:TIMED_QUERIES]),
-        _milliseconds(before, queries.texts[:TIMED_QUERIES]),
+        *time_alone((after, before), queries.texts[:TIMED_QUERIES]),
         _largest_difference(answers["scores"], answers_before["scores"]),
         {name: ratio(values) for name, values in ours.items()},
         paired_differences(ours, base),
@@ -100,16 +96,6 @@ def _largest_difference(ours: pd.Series, base: pd.Series) -> float:
     """Compare lists of scores rank by rank; a score that one side lacks counts as 0 there."""
     ranks = np.array(list(zip_longest(*ours, *base, fillvalue=0.0)))
     return float(np.abs(np.diff(np.split(ranks, 2, axis=1), axis=0)).max())
-
-
-def _milliseconds(model: Any, texts: list[str]) -> float:
-    """Return the median time of one query alone."""
-    seconds = []
-    for text in [*texts[:UNTIMED_QUERIES], *texts]:
-        started = time.perf_counter()
-        model.predict([text])
-        seconds.append(time.perf_counter() - started)
-    return 1000 * float(np.median(seconds[UNTIMED_QUERIES:]))
 
 
 def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
