@@ -75,9 +75,12 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     answers = ask(after, derived, queries)
     answers_before = ask(before, original, queries)
     ours, base = (queries.measure(one["ad_ids"].tolist()) for one in (answers, answers_before))
+    timed = queries.texts[:TIMED_QUERIES]
+    milliseconds, milliseconds_before = time_alone((after, before), timed)
     compiled = Compiled(
         derived.uri,
-        *time_alone((after, before), queries.texts[:TIMED_QUERIES]),
+        milliseconds,
+        milliseconds_before,
         _largest_difference(answers["scores"], answers_before["scores"]),
         {name: ratio(values) for name, values in ours.items()},
         paired_differences(ours, base),
