@@ -74,6 +74,9 @@ class RegularizationConfig(Section):
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
+    every_steps: Positive = 1
+    """Steps from one with anchors to the next, in which the regularisers count as many times:
+    4 leaves a quarter of what the graph costs."""
     adaptive: bool = False
     """Lower each weight while its graph does not agree with the task, and raise it again, up to
     the λ given above, while it does."""

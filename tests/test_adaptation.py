@@ -2,6 +2,7 @@
 
 import gc
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,19 @@ def test_a_side_without_weight_has_none(prepared_bag: Prepared, encoder_path: Pa
     batches = _batches(prepared_bag, objective)
     state = _state(build_bag(str(encoder_path)), objective)
     assert np.shape(_weights(state, batches, 5, objective)) == (5, 3)
+
+
+def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
+    prepared_bag: Prepared, encoder_path: Path
+) -> None:
+    first = _weights(_state(build_bag(str(encoder_path))), _batches(prepared_bag), 1)[0]
+    seldom = replace(OBJECTIVE, every_steps=3)
+    state = _state(build_bag(str(encoder_path)), seldom)
+    moved = np.array(_weights(state, _batches(prepared_bag), 4, seldom))
+    assert (moved[0] == moved[1:3]).all()
+    assert (moved[3] != moved[2])[1:].any()
+    thrice = np.array(OBJECTIVE.weights) * (np.array(first) / OBJECTIVE.weights) ** 3
+    assert moved[0] == pytest.approx(thrice, rel=1e-5)
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) -> None:

@@ -53,12 +53,12 @@ def test_parameters_may_be_logged_twice(store: tuple[str, Path], run_id: str) ->
 
 def test_repeated_steps_are_logged_once(store: tuple[str, Path], run_id: str) -> None:
     uri, _ = store
-    losses = np.arange(8.0).reshape(8, 1)
+    losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     first = StepLogger(uri, run_id)
-    first.log_losses(["loss/task"], losses[:5], 5)
+    first.log_losses(["loss/task"], losses[:5], known[:5], 5)
     first.log_validation({"validation/P@1": 0.25}, 5)
     resumed = StepLogger(uri, run_id)
-    resumed.log_losses(["loss/task"], losses[3:], 8)
+    resumed.log_losses(["loss/task"], losses[3:], known[3:], 8)
     resumed.log_validation({"validation/P@1": 0.25}, 5)
     assert read_history(uri, run_id, "loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
     assert read_history(uri, run_id, "validation/P@1") == ([5], [0.25])
@@ -67,8 +67,11 @@ def test_repeated_steps_are_logged_once(store: tuple[str, Path], run_id: str) ->
 def test_more_values_than_a_batch_may_hold(store: tuple[str, Path], run_id: str) -> None:
     uri, _ = store
     values = np.arange(2100.0).reshape(700, 3)
-    StepLogger(uri, run_id).log_losses(["a", "b", "c"], values, 700)
+    known = np.ones(values.shape, dtype=bool)
+    known[1::2, 0] = False
+    StepLogger(uri, run_id).log_losses(["a", "b", "c"], values, known, 700)
     assert read_history(uri, run_id, "c")[1] == values[:, 2].tolist()
+    assert read_history(uri, run_id, "a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

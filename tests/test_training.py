@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,25 @@ def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
     texts = {tuple(topics.gather(np.array([row])).tolist()) for row in range(len(topics))}
     assert recorder.texts
     assert not texts & set(recorder.texts)
+
+
+@pytest.mark.parametrize("kind", ["bag"])
+def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
+    kind: str, data: Prepared, encoder_path: Path
+):
+    encoder, batches, every = _build(kind, encoder_path), _batches(data), 3
+    seldom = replace(OBJECTIVE, every_steps=every)
+    without = Objective(0.3, 4, False, {}, {})
+    for step in range(2 * every):
+        plain = step_losses(encoder, batches, step, OBJECTIVE)
+        found = step_losses(encoder, batches, step, seldom)
+        torch.testing.assert_close(found[0], plain[0])
+        torch.testing.assert_close(found[1:], plain[1:] * (0 if step % every else every))
+        seen, expected = Recorder(), Recorder()
+        step_losses(seen, batches, step, seldom)
+        plain_batches = _batches(data, without if step % every else OBJECTIVE)
+        step_losses(expected, plain_batches, step, without if step % every else OBJECTIVE)
+        assert seen.texts == expected.texts
 
 
 def _naive_terms(

@@ -37,13 +37,22 @@ from ramen_ray.method.texts import TokenBatch
 
 @dataclass(frozen=True)
 class Objective:
-    """The triplet objective's constants; λ per anchor set, 0 where a set is absent."""
+    """The triplet objective's constants; λ per anchor set, 0 where a set is absent.
+
+    Of ``every_steps`` steps only the first draws anchors, and its regularisers count that many
+    times: what is optimised stays the same on average, for a part of the texts to encode.
+    """
 
     margin: float
     num_negatives: int
     softmax_weighting: bool
     lambda_x: Mapping[str, float]
     lambda_z: Mapping[str, float]
+    every_steps: int = 1
+
+    def draws_anchors(self, step: int) -> bool:
+        """Tell whether a step is one with anchors."""
+        return step % self.every_steps == 0
 
     @property
     def regularizers(self) -> dict[Regularizer, float]:
@@ -157,7 +166,7 @@ class Batches:
         """Draw from other ``graphs`` of the same regularisers from now on."""
         self.graphs = graphs
 
-    def draw(self, step: int) -> Int64s:
+    def draw(self, step: int, with_anchors: bool = True) -> Int64s:
         """Return this worker's share (b, C) of a step's draws.
 
         The columns are those of :func:`~ramen_ray.method.sampling.draw`, then the hard negatives.
@@ -168,6 +177,8 @@ class Batches:
         rows = self._order[position]
         ids, key = self.query_ids[rows], (self.seed, epoch)
         drawn = draw(rows, ids, self.clicks, self.graphs, key)
+        if not with_anchors:
+            drawn[:, 2:] = -1
         num_hard = len(self.hard_columns)
         if self.shortlists is None:
             return np.pad(drawn, [(0, 0), (0, num_hard)], constant_values=-1)
@@ -292,11 +303,13 @@ def step_losses(
     """Return this worker's share of a step's loss terms (terms,) in ``objective.terms``' order.
 
     Each term is a sum over this worker's rows divided by the global batch size, so that the sum
-    over the workers is the mean over the global batch, whatever their number. An ``adaptation``
-    sees how the terms agree.
+    over the workers is the mean over the global batch, whatever their number. The regularisers'
+    terms are 0 in steps without anchors, and ``objective.every_steps`` times that mean in others.
+    An ``adaptation`` sees how the terms agree.
     """
     device = next(encoder.parameters()).device
-    local = batches.draw(step)
+    with_anchors = objective.draws_anchors(step)
+    local = batches.draw(step, with_anchors)
     draws = gather_rows(local, device)
     texts = distinct_texts(draws, batches.tables)
     embeddings_UD = encode_distinct(encoder, texts, batches.tables, device, use_bf16)
@@ -327,10 +340,12 @@ def step_losses(
     for column, (regularizer, truths) in enumerate(batches.truths.items(), start=2):
         columns = batches.anchor_columns(regularizer.anchor_set)
         pool = Pool.of(draws, texts.position, columns)
-        terms.append(term(regularizer.node_column, column, pool, truths))
-    if adaptation is not None:
+        mean = term(regularizer.node_column, column, pool, truths)
+        terms.append(objective.every_steps * mean)
+    if adaptation is not None and with_anchors:
         mine = slice(start, start + len(local))
-        adaptation.observe(_gains(embeddings_UD.detach(), batches, draws, texts.position, mine))
+        gains = _gains(embeddings_UD.detach(), batches, draws, texts.position, mine)
+        adaptation.observe(objective.every_steps * gains)
     return torch.stack(terms)
 
 

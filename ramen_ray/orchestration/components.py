@@ -24,6 +24,7 @@ def build_objective(config: RunConfig) -> Objective:
         config.loss.softmax_weighting,
         config.regularization.lambda_x,
         config.regularization.lambda_z,
+        config.regularization.every_steps,
     )
 
 

@@ -15,6 +15,8 @@ from ramen_ray.method.encoder import Encoder, load_encoder
 from ramen_ray.method.search import TopK
 
 VALIDATION = "validation/"
+SCORE = "score"  # the selection metric, by which Ray Train tells which checkpoints to keep
+NOT_VALIDATED = -1.0
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
 

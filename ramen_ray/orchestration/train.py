@@ -29,7 +29,7 @@ from ramen_ray.orchestration.bases import cluster_schedule
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.components import build_objective
 from ramen_ray.orchestration.entry import WorkerTask, train_loop_per_worker
-from ramen_ray.orchestration.final_evaluation import VALIDATION
+from ramen_ray.orchestration.final_evaluation import SCORE
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.retriever import log_run_retriever
 from ramen_ray.orchestration.run_directory import (
@@ -302,7 +302,7 @@ def _train(
             ),
             checkpoint_config=CheckpointConfig(
                 num_to_keep=1,
-                checkpoint_score_attribute=VALIDATION + config.training.selection_metric,
+                checkpoint_score_attribute=SCORE,
                 checkpoint_score_order="max",
             ),
         ),

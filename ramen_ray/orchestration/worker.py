@@ -37,7 +37,12 @@ from ramen_ray.orchestration.bases import (
 )
 from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
 from ramen_ray.orchestration.entry import WorkerTask
-from ramen_ray.orchestration.final_evaluation import VALIDATION, evaluate_best
+from ramen_ray.orchestration.final_evaluation import (
+    NOT_VALIDATED,
+    SCORE,
+    VALIDATION,
+    evaluate_best,
+)
 from ramen_ray.orchestration.pruning import GraphPruning, pruned_graphs
 from ramen_ray.orchestration.renewal import Renewal
 from ramen_ray.orchestration.run_directory import CONFIG_FILE
@@ -54,7 +59,7 @@ logger = logging.getLogger(__name__)
 class Progress:
     """What a run remembers besides the training state."""
 
-    best: float = -1.0
+    best: float = NOT_VALIDATED
     validations_since_best: int = 0
     trained_seconds: float = 0.0
     renewals: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -261,19 +266,27 @@ class Worker:
         return sums / max(stop - first, 1)
 
     def _log_steps(self, values: np.ndarray, moved: list[Tensor], steps_per_second: float) -> None:
-        """Log the steps' losses (steps, terms) and, where they move, the weights of each step."""
+        """Log the steps' losses (steps, terms) and, where they move, the weights of each step.
+
+        A step without anchors knows the task's loss, and neither the regularisers' nor the total.
+        """
         if self.logger is None:
             return
         rate = np.full((len(values), 1), steps_per_second * self.batches.batch_size)
         weights = torch.stack(moved).cpu().numpy() if moved else np.array([self.objective.weights])
+        values = np.hstack([values[:, :1], values[:, 1:] / self.objective.every_steps])
         loss = (values * weights).sum(axis=1, keepdims=True)
-        names = [f"loss/{name}" for name in ("total", *self.objective.terms)]
+        names = [f"loss/{name}" for name in (*self.objective.terms, "total")]
         names.append("throughput/queries_per_s")
-        columns = [loss, values, rate]
+        columns = [values, loss, rate]
         if moved:
             names += [name.replace("R_", "lambda_", 1) for name in self.objective.terms[1:]]
             columns.append(weights[:, 1:])
-        self.logger.log_losses(names, np.hstack(columns), self.state.step)
+        steps = range(self.state.step - len(values), self.state.step)
+        known = np.ones((len(steps), len(names)), dtype=bool)
+        bare = [not self.objective.draws_anchors(step) for step in steps]
+        known[bare, 1 : 1 + len(self.objective.terms)] = False
+        self.logger.log_losses(names, np.hstack(columns), known, self.state.step)
 
     def _validate(self) -> dict[str, float]:
         metrics, _ = self.evaluate(self.encoder, "validation")
@@ -303,6 +316,7 @@ class Worker:
     def _report(self, step: int, metrics: dict[str, float]) -> None:
         """Write a checkpoint, and wait until Ray Train would come back to it."""
         named = {VALIDATION + name: value for name, value in metrics.items()}
+        score = metrics.get(self.config.training.selection_metric, NOT_VALIDATED)
         if self.logger is not None and metrics:
             self.logger.log_validation(named, step)
         with tempfile.TemporaryDirectory() as folder:
@@ -318,7 +332,7 @@ class Worker:
                     self.curriculum.save(Path(folder))
                 checkpoint = Checkpoint.from_directory(folder)
             ray.train.report(
-                {"step": step, "epoch": step / self.batches.steps_per_epoch, **named},
+                {"step": step, "epoch": step / self.batches.steps_per_epoch, SCORE: score, **named},
                 checkpoint=checkpoint,
                 checkpoint_dir_name=CHECKPOINT_FOLDER.format(step),
             )

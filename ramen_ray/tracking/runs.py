@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -174,15 +175,20 @@ class StepLogger:
         known = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
         self._last = defaultdict(int, known)
 
-    def log_losses(self, names: list[str], values: NDArray[Any], last_step: int) -> None:
-        """Log ``values`` (steps, names), the last row being of step ``last_step`` (from 1)."""
+    def log_losses(
+        self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
+    ) -> None:
+        """Log the ``known`` ones (steps, names) of ``values``, which is of the same shape.
+
+        The last row is of step ``last_step`` (from 1).
+        """
         now = int(time.time() * 1000)
         first = last_step - len(values) + 1
         fresh = max(self._last[LAST_LOSSES] - first + 1, 0)
         metrics = [
-            Metric(metric_name(name), float(value), now, first + row)
-            for row, step_values in enumerate(values[fresh:], start=fresh)
-            for name, value in zip(names, step_values, strict=True)
+            Metric(metric_name(names[column]), float(values[row, column]), now, first + row)
+            for row, column in np.argwhere(known).tolist()
+            if row >= fresh
         ]
         self._log(metrics, LAST_LOSSES, last_step)
 
