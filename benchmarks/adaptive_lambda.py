@@ -11,7 +11,6 @@ process, without Ray, with the same seeds; per query, R@10 and P@1 are compared 
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +49,8 @@ def _measure(scene: str, seeds: int) -> dict[str, Any]:
         edges = _with_noise(data, Path(folder)) if scene == "foldoc_noise" else None
         for seed in range(seeds):
             for side, config in _sides(preset).items():
-                started = time.monotonic()
-                outcome = train(config, data, seed, edges)
+                outcome, seconds = train(config, data, seed, edges)
                 outcomes.setdefault(side, []).append(outcome)
-                seconds = time.monotonic() - started
                 told = {split: shown(outcome[split]) for split in SPLITS}
                 print(f"{scene} seed {seed} {side} ({seconds:.0f} s): {told}", flush=True)
     return {

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import NUM_THREADS, finish, prepared
-from ramen_ray.config import RegularizationConfig, RunConfig
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.comparison import mean_over_seeds, paired_differences_over_seeds
 from ramen_ray.method.encoder import Encoder
@@ -51,13 +51,10 @@ def main() -> None:
     outcomes: dict[str, list[dict[str, Outcome]]] = {side: [] for side in arguments.sides}
     for seed in range(arguments.seeds):
         for side in arguments.sides:
-            weights = RegularizationConfig(lambda_x=lambda_x[side])
-            config = preset.model_copy(update={"regularization": weights})
-            started = time.monotonic()
-            outcomes[side].append(train(config, data, seed))
-            seconds = time.monotonic() - started
-            told = shown(outcomes[side][-1]["test"])
-            print(f"seed {seed} {side} ({seconds:.0f} s): {told}", flush=True)
+            weights = {"regularization.lambda_x": lambda_x[side], "regularization.lambda_z": {}}
+            outcome, seconds = train(overlay(preset, weights), data, seed)
+            outcomes[side].append(outcome)
+            print(f"seed {seed} {side} ({seconds:.0f} s): {shown(outcome['test'])}", flush=True)
     figures = {
         split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
     }
@@ -85,19 +82,25 @@ def figures_of(
 
 def train(
     config: RunConfig, data: Prepared, seed: int, edges: Path | None = None
-) -> dict[str, Outcome]:
-    """Train without Ray, on another graph if ``edges`` has one; returns the outcome by split."""
+) -> tuple[dict[str, Outcome], float]:
+    """Train without Ray, on another graph if ``edges`` has one.
+
+    Returns:
+        The outcome by split, and the seconds that the steps took.
+    """
     objective = build_objective(config)
     encoder = build_encoder(config.encoder)
     size = config.training.global_batch_size
     batches = Batches.of(data, objective.regularizers, size, seed, edges)
     steps = batches.steps_per_epoch * config.training.epochs
     state = build_state(config, encoder, encoder, steps)
+    started = time.monotonic()
     list(train_steps(state, batches, objective, steps))
+    seconds = time.monotonic() - started
     if state.adaptation is not None:
         named = zip(objective.terms, state.adaptation.weights.tolist(), strict=True)
         print({name: f"{weight:.2g}" for name, weight in named}, flush=True)
-    return {split: _evaluate(encoder, data, split) for split in SPLITS}
+    return {split: _evaluate(encoder, data, split) for split in SPLITS}, seconds
 
 
 def _evaluate(encoder: Encoder, data: Prepared, split: str) -> Outcome:
