@@ -72,6 +72,7 @@ def make_config(output: Path, epochs: int) -> RunConfig:
         "optimizer.lr": 2e-4,
         "regularization.lambda_x": WEIGHTS,
         "regularization.lambda_z": WEIGHTS,
+        "regularization.every_steps": 1,
         "training.epochs": epochs,
         "training.precision": "fp32",
         "workers.cpus_per_worker": NUM_THREADS,

@@ -25,6 +25,7 @@ def foldoc() -> RunConfig:
         regularization=RegularizationConfig(
             lambda_x={"links": 0.1, "categories": 0.03},
             lambda_z={"links": 0.0, "categories": 0.0},
+            every_steps=4,
         ),
         base=BaseConfig(
             refresh_every=3, first_clustered_epoch=4, cluster_size=4, double_cluster_size_at=(7,)
@@ -41,7 +42,7 @@ def debian() -> RunConfig:
         dataset="datasets/debian",
         encoder=EncoderConfig(kind="bag"),
         optimizer=OptimizerConfig(lr=1e-2),
-        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
+        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights, every_steps=4),
         training=TrainingConfig(epochs=15, global_batch_size=1024),
     )
 

@@ -44,6 +44,7 @@ def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfi
             "regularization.lambda_x": weights,
             "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
             "regularization.adaptive": True,
+            "regularization.every_steps": 2,
             "optimizer.lr": 1e-3,
             "training.epochs": 4,
             "training.global_batch_size": 8,
@@ -61,14 +62,18 @@ def unharmed(cluster: None, config: RunConfig) -> TrainResult:
 def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
     client = MlflowClient(tracking_uri=unharmed.tracking_uri)
     run = client.get_run(unharmed.mlflow_run_id)
-    steps = [point.step for point in client.get_metric_history(run.info.run_id, "loss/R_z/links")]
+    steps = {
+        name: [point.step for point in client.get_metric_history(run.info.run_id, name)]
+        for name in ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
+    }
     weights = client.get_metric_history(run.info.run_id, "lambda_x/links")
     artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
     plots = {file.path for file in client.list_artifacts(run.info.run_id, "plots")}
     assert run.info.status == "FINISHED"
     assert run.data.params["regularization.lambda_x.links"] == "0.1"
     assert float(run.data.params["dataset.num_train_queries"]) == 60
-    assert steps == [point.step for point in weights] == list(range(1, 29))
+    assert steps["loss/task"] == steps["lambda_x/links"] == list(range(1, 29))
+    assert steps["loss/R_z/links"] == steps["loss/total"] == list(range(1, 29, 2))
     assert 0.07 < weights[-1].value < 0.101
     assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
     terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
@@ -176,10 +181,11 @@ def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
     assert _losses(result) == _losses(unharmed)
 
 
-def _losses(result: TrainResult) -> list[tuple[int, float]]:
+def _losses(result: TrainResult) -> list[list[tuple[int, float]]]:
     client = MlflowClient(tracking_uri=result.tracking_uri)
-    history = client.get_metric_history(result.mlflow_run_id, "loss/total")
-    return [value for _, value in sorted((point.step, point.value) for point in history)]
+    names = ("loss/task", "loss/total")
+    histories = [client.get_metric_history(result.mlflow_run_id, name) for name in names]
+    return [sorted((point.step, point.value) for point in history) for history in histories]
 
 
 def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:

@@ -284,8 +284,9 @@ class Worker:
             columns.append(weights[:, 1:])
         steps = range(self.state.step - len(values), self.state.step)
         known = np.ones((len(steps), len(names)), dtype=bool)
-        bare = [not self.objective.draws_anchors(step) for step in steps]
-        known[bare, 1 : 1 + len(self.objective.terms)] = False
+        if self.objective.regularizers:
+            bare = [not self.objective.draws_anchors(step) for step in steps]
+            known[bare, 1 : 1 + len(self.objective.terms)] = False
         self.logger.log_losses(names, np.hstack(columns), known, self.state.step)
 
     def _validate(self) -> dict[str, float]:
