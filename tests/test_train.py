@@ -181,11 +181,11 @@ def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
     assert _losses(result) == _losses(unharmed)
 
 
-def _losses(result: TrainResult) -> list[list[tuple[int, float]]]:
+def _losses(result: TrainResult) -> list[float]:
     client = MlflowClient(tracking_uri=result.tracking_uri)
     names = ("loss/task", "loss/total")
     histories = [client.get_metric_history(result.mlflow_run_id, name) for name in names]
-    return [sorted((point.step, point.value) for point in history) for history in histories]
+    return [point.value for of in histories for point in sorted(of, key=lambda at: at.step)]
 
 
 def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:

@@ -234,7 +234,10 @@ class Worker:
         return patience is not None and self.progress.validations_since_best >= patience
 
     def _train_until(self, stop: int) -> np.ndarray:
-        """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses."""
+        """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses.
+
+        A regulariser's is that of the steps with anchors.
+        """
         started, first, told = time.monotonic(), self.state.step, 0
         waiting: list[Tensor] = []
         weights: list[Tensor] = []
@@ -263,7 +266,10 @@ class Worker:
                     told = int(seconds / SECONDS_BETWEEN_LINES)
                     logger.info("step %d/%d", self.state.step, self.total_steps)
         self.progress.trained_seconds += time.monotonic() - started
-        return sums / max(stop - first, 1)
+        with_anchors = sum(map(self.objective.draws_anchors, range(first, stop)))
+        counts = np.full(len(sums), max(with_anchors, 1) * self.objective.every_steps)
+        counts[0] = stop - first
+        return sums / counts
 
     def _log_steps(self, values: np.ndarray, moved: list[Tensor], steps_per_second: float) -> None:
         """Log the steps' losses (steps, terms) and, where they move, the weights of each step.
