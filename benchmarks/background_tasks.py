@@ -3,13 +3,13 @@
 Three runs of the preset foldoc with the base ance train through Ray, one after the other, each with
 one CPU for the worker, so that a background task has the other: `base` without a graph, `ramen`
 with the preset's graph, pruned, and `synchronous`, which is `ramen` but waits for each pruning and
-each making of shortlists. Shortlists are due after epochs 3, 6 and 9 of ten and pruning after 4 and
-7, as the preset says, or both after every --between epochs. `share_waited` is the time in which
+each making of shortlists. Of ten epochs, shortlists are due after 3 and 6, where training waits
+after 9 too, and pruning after 4 and 7, as the preset says. `share_waited` is the time in which
 training stood still for them at the start of epochs, over that and the seconds of training
 (validations and checkpoints are in neither); `task_s` is what one pruning and one making took last.
 `ratio` is `ramen` over `base` in seconds trained and waited.
 
-    python -m benchmarks.background_tasks [--rounds 1] [--between EPOCHS]
+    python -m benchmarks.background_tasks [--rounds 1]
 """
 
 import argparse
@@ -27,7 +27,6 @@ ANCE: dict[str, Any] = {
     "base.kind": "ance",
     "workers.cpus_per_worker": 1,
 }
-DUE = ("base.refresh_every", "pruning.warmup_epochs", "pruning.every_epochs")
 PRUNED = {"pruning.mode": "asynchronous"}
 SIDES: dict[str, dict[str, Any]] = {
     "base": {"regularization.lambda_x": {}, "regularization.lambda_z": {}},
@@ -40,11 +39,9 @@ def main() -> None:
     """Alternate the runs and compare them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--between", type=int, help="epochs from one pruning to the next")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as output:
-        due = dict.fromkeys(DUE, options.between) if options.between else {}
-        common = {**ANCE, **due, "output": output}
+        common = {**ANCE, "output": output}
         runs = {
             side: partial(in_fresh_process, run, overlay(foldoc(), common | changes))
             for side, changes in SIDES.items()

@@ -165,6 +165,7 @@ def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
     moved = np.array(_weights(state, _batches(prepared_bag), 4, seldom))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
+    assert (np.array(first) < OBJECTIVE.weights).any()
     thrice = np.array(OBJECTIVE.weights) * (np.array(first) / OBJECTIVE.weights) ** 3
     assert moved[0] == pytest.approx(thrice, rel=1e-5)
 
