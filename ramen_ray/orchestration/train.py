@@ -99,7 +99,8 @@ def fit(
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()
-                check_resources(config.workers)
+                if not is_part:  # the whole has checked; other parts hold CPUs meanwhile
+                    check_resources(config.workers)
             logger.info("run %s: preparing %s", directory.name, dataset.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
