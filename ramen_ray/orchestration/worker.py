@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ramen_ray.config import write_config
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches, open_graphs
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     read_state,
@@ -28,7 +29,7 @@ from ramen_ray.method.encoder import Encoder, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.search import TopK
 from ramen_ray.method.shortlists import open_shortlists
-from ramen_ray.method.training import Batches, global_losses, open_graphs, train_steps
+from ramen_ray.method.training import global_losses, train_steps
 from ramen_ray.orchestration.bases import (
     SHORTLISTS_FILE,
     ShortlistMining,
@@ -211,7 +212,7 @@ class Worker:
                     logger.info("new %s: %s", renewal.name, told)
 
     def _take_graph(self, folder: Path) -> None:
-        self.batches.take_graphs(open_graphs(folder, self.objective.regularizers))
+        self.batches.graphs = open_graphs(folder, self.objective.regularizers)
 
     def _take_shortlists(self, folder: Path) -> None:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
