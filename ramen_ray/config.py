@@ -258,6 +258,15 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
     return _validate(type(config), tree)
 
 
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Make paths absolute, for Ray's workers have another working directory."""
+    paths = {
+        "dataset": str(Path(config.dataset).absolute()),
+        "output": str(Path(config.output).absolute()),
+    }
+    return config.model_copy(update=paths)
+
+
 def flatten(config: Section) -> dict[str, Any]:
     """Return the tree as dotted keys; the inverse of :func:`overlay` on the defaults."""
     return dict(_leaves("", config.model_dump()))

@@ -17,8 +17,8 @@ from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.ablation import AblationResult, ablate, propagated_dataset
 from ramen_ray.orchestration.arms import AblationConfig, arms_of
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.run_directory import RunError, open_run_directory
-from ramen_ray.orchestration.train import check_config
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 ROOT = Path(__file__).parent.parent

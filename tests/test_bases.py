@@ -28,7 +28,9 @@ from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.sampling import clustered_order, draw_hard_negatives, num_steps
 from ramen_ray.method.shortlists import open_shortlists, write_shortlists
-from ramen_ray.orchestration.train import TrainResult, check_config, fit
+from ramen_ray.orchestration.checks import check_config
+from ramen_ray.orchestration.outcome import TrainResult
+from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import PRESETS, tiny
 
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]

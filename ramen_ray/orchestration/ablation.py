@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay
+from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.propagation import (
@@ -20,12 +20,12 @@ from ramen_ray.method.comparison import paired_differences_over_seeds
 from ramen_ray.method.evaluation import Propensity, score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of, used_sets
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.locks import held
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError, finished_run
-from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import run_trials
 from ramen_ray.tracking.ablation_report import ArmFigures, write_ablation_report
 from ramen_ray.tracking.runs import (
