@@ -342,7 +342,7 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
 def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
     ray.shutdown()
     file = tmp_path / "config.json"
-    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 20}
+    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 12}
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
     command += ["--num-samples", "2", "--no-stop-early", "--at-once", "1"]
@@ -359,7 +359,8 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
 
     with (tmp_path / "said").open("wb") as said:
         first = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment)
-        wait_until(lambda: max(checkpoints_under_way(), default="") > FIFTH_EPOCH, "none goes on")
+        wait_until(checkpoints_under_way, "no trial is done while another is under way")
+        wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
         first.kill()
         first.wait()
         before, known = facts(), checkpoints_under_way()
