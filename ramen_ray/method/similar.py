@@ -19,6 +19,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.data.ranking import heaviest
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.data.validation import check
 from ramen_ray.method.encoder import Encoder, build_transformer, load_encoder
@@ -102,9 +103,7 @@ def nearest_texts(texts: pa.StringArray, settings: SimilarSettings) -> Edges:
         embeddings = _embed(texts, settings.encoder, settings.max_length)
         parts = list(_by_embeddings(embeddings, folded, settings))
     rows, others, similarities = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((others, -similarities, rows))
-    rows, others, similarities = rows[order], others[order], similarities[order]
-    best = np.arange(len(rows)) - np.searchsorted(rows, rows) < settings.top_k
+    best = heaviest(rows, similarities, others, settings.top_k)
     return Edges(rows[best], others[best], similarities[best])
 
 
