@@ -22,7 +22,7 @@ from ramen_ray.method.metrics import (
     ranking_metrics,
 )
 from ramen_ray.method.search import TopK, drop_filtered, merge_topk, most_filters, search
-from ramen_ray.method.texts import TokenBatch
+from ramen_ray.method.texts import TextTokenizer, TokenBatch
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -59,6 +59,16 @@ def encode_rows(
     embeddings = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
     embeddings[by_length] = np.concatenate(parts)
     return embeddings
+
+
+def encode_texts(
+    encoder: Encoder, tokenize: TextTokenizer, texts: list[str]
+) -> NDArray[np.float32]:
+    """Encode ``texts`` (n,); returns unit-norm embeddings (n, D) float32."""
+    token_ids, lengths = tokenize(texts)
+    no_hashes = np.zeros(len(texts), dtype=np.uint64)
+    table = TokenTable(token_ids, np.append(0, lengths.cumsum()), no_hashes)
+    return encode_rows(encoder, table, np.arange(len(texts)))
 
 
 def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dict[str, float]:

@@ -20,10 +20,9 @@ from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.ranking import heaviest
-from ramen_ray.data.tokens import TokenTable
 from ramen_ray.data.validation import check
 from ramen_ray.method.encoder import Encoder, build_transformer, load_encoder
-from ramen_ray.method.evaluation import encode_rows
+from ramen_ray.method.evaluation import encode_texts
 from ramen_ray.method.pretrained import resolve_pretrained, text_tokenizer
 from ramen_ray.method.search import search
 
@@ -155,10 +154,7 @@ def _by_embeddings(
 def _embed(texts: pa.StringArray, name: str, max_length: int) -> NDArray[np.float32]:
     encoder = _load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
-    token_ids, lengths = tokenize(texts.to_pylist())
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    table = TokenTable(token_ids, offsets, np.zeros(len(texts), dtype=np.uint64))
-    return encode_rows(encoder, table, np.arange(len(texts)))
+    return encode_texts(encoder, tokenize, texts.to_pylist())
 
 
 def _load(name: str) -> Encoder:

@@ -17,6 +17,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.locks import held_if_free
 
@@ -58,9 +59,8 @@ class RunDirectory:
 
     def note(self, **facts: Any) -> None:
         """Add to what is noted about the run."""
-        aside = self.path / f".{RUN_FILE}"
-        aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
-        aside.replace(self.path / RUN_FILE)
+        with whole_file(self.path / RUN_FILE) as aside:
+            aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
 
 
 @contextmanager

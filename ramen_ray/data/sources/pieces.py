@@ -14,6 +14,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.utf8 import to_utf8
+from ramen_ray.errors import first_line_of
 
 BYTES_PER_PIECE = 16 << 20
 FORMATS = {
@@ -178,8 +179,3 @@ def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...
 def delimiter_of(kind: str) -> str:
     """Return what stands between the cells of a format."""
     return "\t" if kind == "tsv" else ","
-
-
-def first_line_of(error: Exception) -> str:
-    """Say an error in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
