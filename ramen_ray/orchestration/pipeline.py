@@ -36,7 +36,7 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
-from ramen_ray.orchestration.cluster import task_of, user_errors
+from ramen_ray.orchestration.cluster import num_cpus, task_of, user_errors
 from ramen_ray.orchestration.locks import held
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _run(
         for file in dataset.files(table)
         for row_group in range(pq.read_metadata(file).num_row_groups)
     ]
-    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, _num_cpus()))
+    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
     rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
         _read_checked,
@@ -165,10 +165,6 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
         logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
-
-
-def _num_cpus() -> int:
-    return max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
 
 def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:
