@@ -3,6 +3,7 @@
 import argparse
 import functools
 import io
+import json
 import re
 import shlex
 import sys
@@ -26,14 +27,25 @@ Own = TypeVar("Own", bound=Section)
 USER_ERROR_CODE = 2
 
 
-def run_job(job: Callable[[], None]) -> int:
-    """Run ``job``; a user's error becomes one message and exit code 2."""
+def run_job(job: Callable[[], int | None]) -> int:
+    """Run ``job``, which may return an exit code; a user's error is one message and code 2."""
     try:
-        job()
+        return job() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return USER_ERROR_CODE
-    return 0
+
+
+def write_json(json_file: Path, content: Any) -> None:
+    """Write ``content`` to the file that ``--json-file`` names.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json-file {json_file}: {error.strerror}") from error
 
 
 def parse_call(

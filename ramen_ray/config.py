@@ -61,7 +61,7 @@ class LossConfig(Section):
 
     margin: NotNegative = 0.3
     """Margin γ of the hinge."""
-    num_hard_negatives: Positive = 10
+    num_negatives: Positive = 10
     """How many of a row's hardest in-batch negatives count."""
     softmax_weighting: bool = False
     """Weight violations by softmax(similarity / 0.1), as NGAME does."""

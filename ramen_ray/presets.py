@@ -116,7 +116,7 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
             pretrained="sentence-transformers/msmarco-distilbert-base-v4", max_length=32
         ),
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.01, warmup_fraction=0.0025),
-        loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
+        loss=LossConfig(margin=0.3, num_negatives=10, softmax_weighting=True),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         walk=WalkConfig(enabled=True),
         pruning=PruningConfig(mode="asynchronous"),

@@ -15,6 +15,7 @@ import ray
 from support import MAX_LENGTH
 
 from jobs import validate as job
+from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
@@ -41,7 +42,7 @@ def _run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["validate.py", *arguments])
-    code = job.main()
+    code = run_job(job.main)
     said = capsys.readouterr()
     return code, said.out, said.err
 

@@ -29,7 +29,7 @@ def build_objective(config: RunConfig) -> Objective:
     """Take the objective's constants out of the configuration."""
     return Objective(
         config.loss.margin,
-        config.loss.num_hard_negatives,
+        config.loss.num_negatives,
         config.loss.softmax_weighting,
         config.regularization.lambda_x,
         config.regularization.lambda_z,
