@@ -126,11 +126,8 @@ def ratio(values: PerQuery) -> float:
     return float(gained.sum() / possible.sum()) if possible.any() else 0.0
 
 
-def ranking_metrics(
-    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
-) -> dict[str, float]:
-    """Return :func:`query_metrics` over all queries (fractions, not per cent)."""
-    values = query_metrics(topk_ad_ids, truth, inverse, ks)
+def ratios(values: Mapping[str, PerQuery]) -> dict[str, float]:
+    """Return metrics over all queries, by name (fractions, not per cent)."""
     return {name: ratio(of_queries) for name, of_queries in values.items()}
 
 
@@ -160,21 +157,21 @@ def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Booleans]:
 
 def group_metrics(
     topk_ad_ids: NDArray[Any], truth: Csr, groups: Mapping[str, Booleans], ks: Sequence[int]
-) -> dict[str, float]:
-    """Return each group's part of P@k and its own R@k, such as ``tail/P@1``.
+) -> dict[str, PerQuery]:
+    """Return each group's part of P@k and its own R@k, such as ``tail/P@1``, by query.
 
     A group's P@k counts only hits on its ads, so that the groups' values add up to P@k. Its R@k is
     over the queries that have clicks in the group.
     """
     hits = find_hits(topk_ad_ids, truth)
     rows, ads = truth.gather(np.arange(truth.num_rows))
-    metrics: dict[str, float] = {}
+    ones = np.ones(truth.num_rows)
+    values: dict[str, PerQuery] = {}
     for name, member in groups.items():
         group_hits = hits & member[topk_ad_ids]
         num_clicks = np.bincount(rows[member[ads]], minlength=truth.num_rows)
-        asked = num_clicks > 0
+        asked = (num_clicks > 0).astype(float)
         for k in ks:
-            metrics[f"{name}/P@{k}"] = float(precision_at(group_hits, k).mean())
-            recall = recall_at(group_hits[asked], num_clicks[asked], k)
-            metrics[f"{name}/R@{k}"] = float(recall.mean()) if len(recall) else 0.0
-    return metrics
+            values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
+            values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), asked
+    return values
