@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_call, run_job, train_command
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
@@ -47,7 +47,7 @@ def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace 
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
     makers = {"co-session": co_session, "similar": similar, "edges": edges}
-    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes, FlagCreatePairsOff))
+    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes,))
     dataset, counts = make()
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
