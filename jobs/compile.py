@@ -27,7 +27,7 @@ def compile_model(model: str, int8: bool = False, output: Path = Path("outputs")
     Args:
         model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
         int8: Compute in 8-bit integers: faster still, and not quite the same.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     made = compile_for_cpus(Registry(tracking_uri(output)), model, int8, output.absolute())
     table = difference_table(made.metrics, made.differences, ("compiled", "original"))

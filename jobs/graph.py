@@ -1,9 +1,10 @@
-"""Add an anchor set, made from a log, from texts or from your own edges, to a dataset directory.
+r"""Add an anchor set, made from a log, from texts or from your own edges, to a dataset directory.
 
 Examples:
     python jobs/graph.py co-session datasets/mine --sessions "logs/2024-*.csv"
     python jobs/graph.py similar datasets/mine
-    python jobs/graph.py similar datasets/mine --name near --encoder outputs/runs/NAME/encoder
+    python jobs/graph.py similar datasets/mine \
+        --name near --encoder outputs/runs/NAME/checkpoint_000000310/encoder
     python jobs/graph.py edges datasets/mine --name links --query-edges links.csv
 """
 
@@ -19,10 +20,12 @@ from ramen_ray.data.sessions import SessionLog, SessionSettings
 from ramen_ray.method.similar import SimilarSettings, add_similar
 from ramen_ray.orchestration.sessions import add_co_session
 
-Directory = Annotated[Positional[Path], arg(metavar="DATASET", help="Where the set is added.")]
+Directory = Annotated[
+    Positional[Path], arg(metavar="DATASET", help="Dataset directory that the set is added to.")
+]
 Name = Annotated[str, arg(help="What to call the anchor set.")]
 Added = tuple[Path, dict[str, int]]
-Replace = Annotated[bool, arg(help="Replace what has that name.")]
+Replace = Annotated[bool, arg(help="Replace an anchor set of that name.")]
 
 
 def co_session(

@@ -23,7 +23,7 @@ def index(model: str, ads: str, output: Path = Path("outputs")) -> None:
     Args:
         model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
         ads: CSV, TSV, JSON lines or parquet with columns ad_id and text.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     made = extend_retriever(Registry(tracking_uri(output)), model, ads, output)
     print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
