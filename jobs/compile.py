@@ -1,12 +1,12 @@
-"""Let a retriever answer faster on CPUs.
+"""Make a retriever answer faster on CPUs.
 
 Examples:
     python jobs/compile.py --model models:/NAME@champion
     python jobs/compile.py --model models:/NAME@challenger --int8
 
-The encoder is compiled to ONNX, and with --int8 computes in 8-bit integers. What comes out needs
-ONNX Runtime in place of torch. If it is faster and not measurably worse it becomes a new version,
-which takes over the alias, if one was named; jobs/promote.py --restore gives the alias back.
+The encoder is compiled to ONNX, and with --int8 computes in 8-bit integers. The result needs ONNX
+Runtime in place of torch. If it is faster and not measurably worse it becomes a new version, which
+takes over the alias if one was named; jobs/promote.py --restore moves the alias back.
 """
 
 import sys

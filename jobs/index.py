@@ -4,8 +4,8 @@ Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet
 
-Ads are columns ad_id and text. What comes out is a new version; it takes over the alias, if one was
-named, and jobs/promote.py --restore gives it back.
+The result is a new version, which takes over the alias if one was named; jobs/promote.py --restore
+moves the alias back.
 """
 
 import sys

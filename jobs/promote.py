@@ -11,6 +11,7 @@ You can also set the alias by hand in the MLflow UI.
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -24,7 +25,7 @@ from ramen_ray.tracking.runs import tracking_uri
 
 
 def choose(
-    run: tyro.conf.Positional[str | None] = None,
+    run: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUN]")] = None,
     /,
     *,
     name: str,
