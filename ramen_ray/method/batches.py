@@ -91,12 +91,13 @@ class Batches:
         Where ``edges`` holds a graph to draw from in place of its own, the own edges are no
         negatives either.
         """
-        own = open_graphs(data.path / "edges", regularizers)
-        graphs = own if edges is None else open_graphs(edges, regularizers)
+        own_edges = data.path / "edges"
+        graphs = open_graphs(own_edges if edges is None else edges, regularizers)
         anchors = [data.anchors(regularizer.anchor_set) for regularizer in graphs]
         tables = [data.queries["train"], data.ads, *anchors]
         batches = cls(data.query_ids, data.clicks["train"], graphs, tables, batch_size, seed)
-        if edges is not None:
+        if edges not in (None, own_edges):
+            own = open_graphs(own_edges, regularizers)
             batches.truths = {one: [own[one], graphs[one]] for one in graphs}
         return batches
 
