@@ -4,7 +4,7 @@ Examples:
     python jobs/graph.py co-session datasets/mine --sessions "logs/2024-*.csv"
     python jobs/graph.py similar datasets/mine
     python jobs/graph.py similar datasets/mine \
-        --name near --encoder outputs/runs/NAME/checkpoint_000000310/encoder
+        --name near --encoder outputs/runs/NAME/checkpoint_000000210/encoder
     python jobs/graph.py edges datasets/mine --name links --query-edges links.csv
 """
 
