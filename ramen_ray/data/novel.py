@@ -29,7 +29,7 @@ def make_novel_split(
     one_shot: bool = False,
     seed: int = 0,
 ) -> Dataset:
-    """Make some ads of a dataset directory novel: unclicked in training, asked for in the test.
+    """Make some ads of a dataset novel: not clicked in training, asked for in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
     clicks on the other, seen ads, and those without any are left out; edges and filters follow.
@@ -39,8 +39,8 @@ def make_novel_split(
     is left without edges stays, an anchor set goes.
 
     Args:
-        dataset: The dataset directory to split.
-        output: The dataset directory to write.
+        dataset: Dataset directory to split.
+        output: Dataset directory to write; must not exist.
         novel_fraction: Share of the ads that become novel, drawn uniformly.
         one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
         seed: Another seed draws other ads.
