@@ -190,13 +190,23 @@ class WorkersConfig(Section):
     use_gpu: bool = False
     """Train on GPUs."""
     gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a GPU that a worker takes; small encoders share one."""
+    """Share of a GPU that a worker takes; runs of one worker each can share one."""
     cpus_per_worker: Positive = 2
     """CPUs, and CPU threads, of each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0
     """How long to wait for the cluster to offer the workers' CPUs and GPUs."""
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker < 1:
+            raise ValueError(
+                f"gpus_per_worker {self.gpus_per_worker} lets several of num_workers "
+                f"{self.num_workers} share a GPU, over which they cannot exchange gradients; "
+                f"take 1 for each, or one worker"
+            )
+        return self
 
 
 class RunConfig(Section):

@@ -125,6 +125,13 @@ def test_a_batch_that_the_workers_cannot_share_evenly_is_refused():
         overlay(RunConfig(), {"training.global_batch_size": 10, "workers.num_workers": 4})
 
 
+def test_workers_of_a_run_do_not_share_a_gpu():
+    changes = {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5}
+    overlay(RunConfig(), changes)
+    with pytest.raises(ConfigError, match=r"workers: .*gpus_per_worker 0\.5 .*num_workers 2"):
+        overlay(RunConfig(), changes | {"workers.use_gpu": True})
+
+
 def test_more_hard_negatives_than_a_shortlist_has_are_refused():
     with pytest.raises(ConfigError, match=r"num_hard_negatives 101 .*shortlist_size 100"):
         overlay(RunConfig(), {"base.num_hard_negatives": 101})

@@ -105,7 +105,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     asked = {name: str(value) for name, value in ablation.model_dump().items()}
     log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
     with closing_run(uri, run_id):
-        _train(missing, run_id, directory.path)
+        _train(missing, uri, run_id, directory.path)
         figures = _compare(arms, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
@@ -155,8 +155,8 @@ def _missing(
     }
 
 
-def _train(missing: Mapping[str, RunConfig], run_id: str, folder: Path) -> None:
-    errors = run_trials(missing, run_id, folder)
+def _train(missing: Mapping[str, RunConfig], uri: str, run_id: str, folder: Path) -> None:
+    errors = run_trials(missing, uri, run_id, folder)
     if errors:
         told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
         raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")

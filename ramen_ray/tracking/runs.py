@@ -142,6 +142,15 @@ def close_run_if_open(uri: str, run_id: str, status: str) -> None:
         client.set_terminated(run_id, status)
 
 
+def close_parts_left_open(uri: str, run_id: str) -> None:
+    """End, as KILLED, the parts of a run that still count as running, with no process behind."""
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_run(run_id).info.experiment_id
+    asked = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}' and attributes.status = 'RUNNING'"
+    for part in client.search_runs([experiment], asked):
+        client.set_terminated(part.info.run_id, "KILLED")
+
+
 def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[float]]:
     """Return a metric's steps and values in step order."""
     history = MlflowClient(tracking_uri=uri).get_metric_history(run_id, metric_name(metric))
