@@ -200,11 +200,11 @@ class WorkersConfig(Section):
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
-        if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker < 1:
+        if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker <= 0.5:
             raise ValueError(
                 f"gpus_per_worker {self.gpus_per_worker} lets several of num_workers "
                 f"{self.num_workers} share a GPU, over which they cannot exchange gradients; "
-                f"take 1 for each, or one worker"
+                f"take more than 0.5 for each, or one worker"
             )
         return self
 
