@@ -174,21 +174,15 @@ def test_a_command_gives_back_the_configuration(preset, changes) -> None:
 
 
 @pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
-    weights = {"links": 0.1}
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {"links": 0.1},
             "walk.enabled": True,
             "training.epochs": 2,
-            "training.global_batch_size": 8,
             "training.selection_metric": "R@10",
-            "workers.cpus_per_worker": 1,
             "name": "search",
         },
     )

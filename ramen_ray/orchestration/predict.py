@@ -18,7 +18,7 @@ from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.whole_files import whole_file
-from ramen_ray.orchestration.cluster import ClusterError, has_room, start_ray, user_errors
+from ramen_ray.orchestration.cluster import ClusterError, has_room, num_cpus, start_ray, user_errors
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
@@ -140,10 +140,9 @@ def _answer(
     plan: dict[str, Any],
     output: Path,
 ) -> None:
-    resources = ray.cluster_resources()
-    num_gpus = int(resources.get("GPU", 0)) if retriever.uses_gpu else 0
-    cpus = min(CPUS_PER_ACTOR, max(int(resources.get("CPU", 1)), 1))
-    most = num_gpus or max(int(resources.get("CPU", 1)) // cpus, 1)
+    num_gpus = int(ray.cluster_resources().get("GPU", 0)) if retriever.uses_gpu else 0
+    cpus = min(CPUS_PER_ACTOR, num_cpus())
+    most = num_gpus or num_cpus() // cpus
     _wait_for_room({"CPU": cpus, "GPU": 1} if num_gpus else {"CPU": cpus})
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(

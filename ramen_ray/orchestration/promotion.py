@@ -6,7 +6,7 @@ from typing import Any
 
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.evaluation import METRICS
-from ramen_ray.method.metrics import ratio
+from ramen_ray.method.metrics import ratios
 from ramen_ray.orchestration.asking import ask, asked_queries
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
@@ -132,7 +132,7 @@ def _compare(registry: Registry, model_id: str, champion_uri: str, force: bool) 
     answers = (ask(registry.load(one.uri), one, queries) for one in (ours, base))
     candidate, champion = (queries.measure(one["ad_ids"].tolist()) for one in answers)
     return {
-        "candidate": {name: ratio(values) for name, values in candidate.items()},
+        "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),
         "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
     }

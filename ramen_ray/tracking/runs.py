@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlflow.entities import Metric, Param, Run
+from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from numpy.typing import NDArray
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 
 LAST_STEP = "ramen_ray.last_{}_step"
 LAST_LOSSES = LAST_STEP.format("losses")
@@ -66,7 +66,7 @@ def open_run(
         tags = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
         return str(client.create_run(experiment_id, run_name=name, tags=tags).info.run_id)
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"cannot use the MLflow store {uri}: {_first_line(error)}") from error
+        raise TrackingError(f"cannot use the MLflow store {uri}: {first_line_of(error)}") from error
 
 
 def log_parameters(
@@ -158,11 +158,6 @@ def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[fl
     return [step for step, _ in points], [value for _, value in points]
 
 
-def read_run(uri: str, run_id: str) -> Run:
-    """Return the MLflow run."""
-    return MlflowClient(tracking_uri=uri).get_run(run_id)
-
-
 def metric_name(name: str) -> str:
     """Spell a metric as MLflow allows: ``P@1`` becomes ``P_at_1``."""
     return name.replace("@", "_at_")
@@ -231,7 +226,3 @@ def ui_command(uri: str) -> str:
     if uri.startswith("http"):
         return f"open {uri}"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
