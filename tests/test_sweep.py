@@ -32,7 +32,7 @@ from ramen_ray.orchestration.search_space import check_space, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
-from ramen_ray.tracking.runs import open_run, read_run, tracking_uri
+from ramen_ray.tracking.runs import open_run, tracking_uri
 from ramen_ray.tracking.sweep_report import SweepTrial
 from tune_spaces import SPACES
 
@@ -373,7 +373,7 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
     for name, one in before.items():
         assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
     assert trained.items() <= _checkpoints_of_finished_runs(runs).items()
-    assert read_run(uri, lost).info.status == "KILLED"
+    assert MlflowClient(tracking_uri=uri).get_run(lost).info.status == "KILLED"
 
 
 def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:
