@@ -202,7 +202,7 @@ def test_another_version_of_the_dataset_is_refused(
     assert "is version 2: not compared with version 1: models:/dated/1 was made from" in said
 
 
-@pytest.mark.parametrize("broken", ["files", "kind", "dataset"])
+@pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
 def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     broken: str, store: Store, job: Promote, dataset_path: Path, tmp_path: Path
 ) -> None:
@@ -214,15 +214,19 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     if broken == "kind":
         version = store.client.create_model_version(name, f"runs:/{run_id}/other")
     registry.choose(version, "champion")
+    files = Path(store.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
     if broken == "files":
-        location = store.client.get_logged_model(model_id).artifact_location
-        shutil.rmtree(location.removeprefix("file://"))
+        shutil.rmtree(files)
+    elif broken == "index":
+        next(files.rglob("index.faiss")).unlink()
     elif broken == "dataset":
         dataset.rename(tmp_path / "moved")
     code, said = job(better, "--name", name)
     assert code == 2
-    assert said.startswith("error: ")
-    assert said.endswith("; --force chooses it uncompared\n")
+    told = f"error: cannot compare with the champion, version {version.version}: "
+    assert said.startswith(told)
+    assert said.endswith("; --force chooses without\n")
+    assert said.count("\n") == 1
     code, said = job(better, "--name", name, "--force")
     assert code == 0, said
     assert f"not compared with version {version.version}: " in said

@@ -102,7 +102,10 @@ def promote(
             compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
         except (RegistryError, TrackingError, DatasetError) as error:
             if not force:
-                raise RegistryError(f"{error}; --force chooses it uncompared") from error
+                raise RegistryError(
+                    f"cannot compare with the champion, version {champion.version}: {error}; "
+                    f"--force chooses without"
+                ) from error
             compared = {"obstacle": str(error)}
     version = registry.register(name, source, model_id)
     promotion = Promotion(

@@ -216,11 +216,18 @@ class Registry:
         Args:
             model_uri: see :meth:`look_up`.
             device: torch's name of where a transformer computes; None is a GPU if there is one.
+
+        Raises:
+            RegistryError: its files are damaged, or need what is not installed.
         """
-        with _registry_errors(self.uri):
-            return mlflow.pyfunc.load_model(
-                model_uri, model_config={DEVICE: device} if device else None
-            )
+        try:
+            with _registry_errors(self.uri):
+                return mlflow.pyfunc.load_model(
+                    model_uri, model_config={DEVICE: device} if device else None
+                )
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            problem = str(error).splitlines()[0]
+            raise RegistryError(f"{model_uri} cannot be loaded: {problem}") from error
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""
