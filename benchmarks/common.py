@@ -131,8 +131,8 @@ def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:
 
 def _prepare(dataset: str, encoder: EncoderConfig) -> Path:
     from ramen_ray.orchestration.cluster import start_ray
+    from ramen_ray.orchestration.components import encoder_tokenizer
     from ramen_ray.orchestration.pipeline import prepare
-    from ramen_ray.orchestration.train import encoder_tokenizer
 
     start_ray()
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path

@@ -88,8 +88,8 @@ def _edges(draw: np.random.Generator, id_column: str, num_nodes: int, num_anchor
 def measure(folder: Path) -> dict[str, float]:
     """Prepare ``folder/dataset`` and sample the memory of this process and of those below it."""
     from ramen_ray.orchestration.cluster import start_ray
+    from ramen_ray.orchestration.components import encoder_tokenizer
     from ramen_ray.orchestration.pipeline import prepare
-    from ramen_ray.orchestration.train import encoder_tokenizer
 
     tokenizer = encoder_tokenizer(ENCODER)
     start_ray()

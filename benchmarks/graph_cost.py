@@ -1,15 +1,16 @@
 """What the graph regularisers cost a training step.
 
-Trainings of the same encoder on foldoc alternate in one process: without a graph (`base`), with the
-weights of the preset foldoc, which are on queries only (`preset`), and with both anchor sets on
-both sides (`both_sides`); with anchors in each step, and in each fourth one (`_4`). Each trains on
-random batches (`in_batch`) and with one hard negative a query, from the untrained encoder's
-shortlists (`ance`). Batches of 256, two CPU threads, fp32, the first steps of each round not timed.
-`ratio` is seconds per step of `ance` as the preset is, with anchors in each fourth step, over its
-base, for all-MiniLM cut to two layers; `bag_ratio` is the same for the bag of embeddings. The
-distinct texts and their tokens per step stand beside them, for a step costs what it encodes.
+Trainings of the same encoder alternate in one process: without a graph (`base`), with the weights
+of the preset (`preset`), and with the same weight for all its anchor sets on both sides
+(`both_sides`); with anchors in each step, and in each fourth one (`_4`), as the presets have it.
+Each trains on random batches (`in_batch`) and with one hard negative a query, from the untrained
+encoder's shortlists (`ance`). Batches are the preset's, two CPU threads, fp32, the first steps of
+each round not timed. foldoc trains all-MiniLM cut to two layers and the bag of embeddings, debian
+the bag. `ratio` is seconds per step of `ance` with the preset's graph in each fourth step over
+`ance` without, for the first encoder. The distinct texts and their tokens per step stand beside
+them, for a step costs what it encodes.
 
-    python -m benchmarks.graph_cost [--rounds 3] [--steps 16]
+    python -m benchmarks.graph_cost [--preset foldoc] [--rounds 3] [--steps 16]
 """
 
 import argparse
@@ -25,69 +26,77 @@ from numpy.typing import NDArray
 from transformers.utils.logging import set_verbosity_error
 
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
-from ramen_ray.config import EncoderConfig
+from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches
+from ramen_ray.method.distinct import distinct_texts
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.training import Batches, Objective, TrainState, distinct_texts, train_steps
+from ramen_ray.method.training import Objective, TrainState, train_steps
 from ramen_ray.orchestration.components import build_encoder
-from ramen_ray.presets import foldoc
+from ramen_ray.presets import debian, foldoc
 
-BATCH_SIZE = 256
 WARMUP_STEPS = 4
 BAG_STEPS_PER_STEP = 10  # a step of the bag takes a small part of the transformer's
-NUM_LAYERS = 2
 LEARNING_RATE = 1e-4
 SHORTLIST_SIZE = 100
-ENCODERS = {
-    "transformer": EncoderConfig(kind="transformer", num_layers=NUM_LAYERS),
-    "bag": EncoderConfig(kind="bag"),
-}
-PRESET = foldoc().regularization
-BOTH = dict.fromkeys(PRESET.lambda_x, 0.1)
-OBJECTIVES = {
-    "base": Objective(0.3, 10, False, {}, {}),
-    "preset": Objective(0.3, 10, False, PRESET.lambda_x, PRESET.lambda_z),
-    "preset_4": Objective(0.3, 10, False, PRESET.lambda_x, PRESET.lambda_z, 4),
-    "both_sides": Objective(0.3, 10, False, BOTH, BOTH),
-    "both_sides_4": Objective(0.3, 10, False, BOTH, BOTH, 4),
-}
+TRANSFORMER, BAG = EncoderConfig(num_layers=2), EncoderConfig(kind="bag")
+MEASURED = {"foldoc": (foldoc(), [TRANSFORMER, BAG]), "debian": (debian(), [BAG])}
 BASES = ("in_batch", "ance")
 
 
 def main() -> None:
-    """Measure the transformer, then the bag."""
+    """Measure one encoder of the preset after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="foldoc", choices=list(MEASURED))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="timed steps of a round")
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     set_verbosity_error()  # it reports the layers that are cut off
+    preset, encoders = MEASURED[options.preset]
     figures: dict[str, dict[str, dict[str, float]]] = {}
-    for kind, config in ENCODERS.items():
-        print(f"{kind}:")
-        steps = options.steps * (BAG_STEPS_PER_STEP if kind == "bag" else 1)
-        figures[kind] = compare(config, options.rounds, steps)
-    ratios = {kind: of_kind["ance"]["preset_4_ratio"] for kind, of_kind in figures.items()}
-    finish(ratios["transformer"], {"bag_ratio": ratios["bag"], **figures})
+    for encoder in encoders:
+        print(f"{encoder.kind}:")
+        steps = options.steps * (BAG_STEPS_PER_STEP if encoder == BAG else 1)
+        figures[encoder.kind] = compare(preset, encoder, options.rounds, steps)
+    finish(figures[encoders[0].kind]["ance"]["preset_4_ratio"], figures)
 
 
-def compare(config: EncoderConfig, rounds: int, steps: int) -> dict[str, dict[str, float]]:
+def objectives(preset: RunConfig) -> dict[str, Objective]:
+    """Return what is optimised, by name."""
+    one_side = preset.regularization.lambda_x, preset.regularization.lambda_z
+    both_sides = [{name: 0.1 for name, weight in one_side[0].items() if weight}] * 2
+    return {
+        "base": Objective(0.3, 10, False, {}, {}),
+        "preset": Objective(0.3, 10, False, *one_side),
+        "preset_4": Objective(0.3, 10, False, *one_side, 4),
+        "both_sides": Objective(0.3, 10, False, *both_sides),
+        "both_sides_4": Objective(0.3, 10, False, *both_sides, 4),
+    }
+
+
+def compare(
+    preset: RunConfig, encoder: EncoderConfig, rounds: int, steps: int
+) -> dict[str, dict[str, float]]:
     """Alternate all trainings of an encoder; returns medians and ratios to the base, by base."""
-    data = prepared(str(ROOT / "datasets" / "foldoc"), config)
-    shortlists = {"in_batch": None, "ance": untrained_shortlists(data, config)}
+    data = prepared(str(ROOT / preset.dataset), encoder)
+    shortlists = {"in_batch": None, "ance": untrained_shortlists(data, encoder)}
+    weights, size = objectives(preset), preset.training.global_batch_size
     sides = {
-        f"{base} {weights}": partial(measure, data, config, shortlists[base], weights, steps)
-        for base, weights in product(BASES, OBJECTIVES)
+        f"{base} {name}": partial(
+            measure, data, encoder, shortlists[base], weights[name], size, steps
+        )
+        for base, name in product(BASES, weights)
     }
     found = {side: medians(rows) for side, rows in alternate(rounds, sides).items()}
     figures: dict[str, dict[str, float]] = {base: {} for base in BASES}
-    for base, weights in product(BASES, OBJECTIVES):
-        here, plain = found[f"{base} {weights}"], found[f"{base} base"]
+    for base, name in product(BASES, weights):
+        here, plain = found[f"{base} {name}"], found[f"{base} base"]
         ratio = here["seconds_per_step"] / plain["seconds_per_step"]
         token_ratio = here["tokens_per_step"] / plain["tokens_per_step"]
-        told = here if weights == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
-        figures[base] |= {f"{weights}_{name}": value for name, value in told.items()}
+        told = here if name == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
+        figures[base] |= {f"{name}_{what}": value for what, value in told.items()}
     return figures
 
 
@@ -103,12 +112,12 @@ def measure(
     data: Prepared,
     config: EncoderConfig,
     shortlists: NDArray[np.int32] | None,
-    weights: str,
+    objective: Objective,
+    batch_size: int,
     steps: int,
 ) -> dict[str, float]:
     """Train one round from a new encoder; returns seconds, texts and tokens per step."""
-    objective = OBJECTIVES[weights]
-    batches = Batches.of(data, objective.regularizers, BATCH_SIZE, seed=0)
+    batches = Batches.of(data, objective.regularizers, batch_size, seed=0)
     if shortlists is not None:
         batches.expect_hard_negatives(1)
         batches.shortlists = shortlists

@@ -35,17 +35,12 @@ from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, pre
 from datasets import Dataset as Pairs
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.method.batches import Batches
+from ramen_ray.method.distinct import distinct_texts, gather_tokens
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.pretrained import resolve_pretrained
-from ramen_ray.method.training import (
-    Batches,
-    Objective,
-    TrainState,
-    distinct_texts,
-    gather_tokens,
-    train_steps,
-)
+from ramen_ray.method.training import Objective, TrainState, train_steps
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 2

@@ -108,6 +108,15 @@ class BaseConfig(Section):
     """ngame: epochs in which the clusters that are made become twice as large; given twice, four
     times."""
 
+    @model_validator(mode="after")
+    def _shortlists_suffice(self) -> "BaseConfig":
+        if self.num_hard_negatives > self.shortlist_size:
+            raise ValueError(
+                f"num_hard_negatives {self.num_hard_negatives} are drawn from a shortlist of "
+                f"shortlist_size {self.shortlist_size}; draw fewer, or make it longer"
+            )
+        return self
+
 
 class WalkConfig(Section):
     """Random walks with restart, which replace each node's edges by the anchors that they visit."""
@@ -247,6 +256,15 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
                 raise ConfigError(f"{path}: {parent!r} is a value, not a section")
         node[leaf] = value
     return _validate(type(config), tree)
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Make paths absolute, for Ray's workers have another working directory."""
+    paths = {
+        "dataset": str(Path(config.dataset).absolute()),
+        "output": str(Path(config.output).absolute()),
+    }
+    return config.model_copy(update=paths)
 
 
 def flatten(config: Section) -> dict[str, Any]:

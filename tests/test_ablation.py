@@ -1,7 +1,9 @@
 """Ablations on a real Ray and a real MLflow store: what is trained, compared, left, and resumed."""
 
+import logging
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,10 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.ablation import AblationResult, ablate
+from ramen_ray.orchestration.ablation import AblationResult, ablate, propagated_dataset
 from ramen_ray.orchestration.arms import AblationConfig, arms_of
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.run_directory import RunError, open_run_directory
-from ramen_ray.orchestration.train import check_config
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +52,20 @@ def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
     )
     with pytest.raises(ConfigError, match="no graph is used"):
         arms_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+
+
+def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
+    dataset_path: Path, tmp_path: Path, caplog
+) -> None:
+    copied = shutil.copytree(dataset_path, tmp_path / "one-sided")
+    for file in copied.glob("edges/*/ad*"):
+        file.unlink()
+    changes = {"output": str(tmp_path), "regularization.lambda_x": {"links": 0.1}}
+    config = overlay(tiny(), {**changes, "regularization.lambda_z": {}})
+    with caplog.at_level(logging.INFO):
+        assert propagated_dataset(config, Dataset(copied)) is None
+    assert "no train query" in caplog.text
+    assert propagated_dataset(config, Dataset(dataset_path)) is not None
 
 
 def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:

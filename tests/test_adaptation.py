@@ -15,6 +15,7 @@ from torch.nn import functional
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.adaptation import Adaptation, gain, leads
+from ramen_ray.method.batches import Batches
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     read_state,
@@ -24,7 +25,7 @@ from ramen_ray.method.checkpoints import (
 from ramen_ray.method.encoder import Encoder, build_bag, load_encoder
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import Batches, Objective, TrainState, train_steps
+from ramen_ray.method.training import Objective, TrainState, train_steps
 
 WEIGHTS = {"links": 0.4, "topics": 0.2}
 OBJECTIVE = Objective(0.3, 4, False, WEIGHTS, WEIGHTS)

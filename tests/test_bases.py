@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mlflow.tracking import MlflowClient
 from support import rows_of, wait_until
 from torch.nn.functional import normalize
 
-from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, WalkConfig, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method import clustering
@@ -27,7 +28,9 @@ from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.evaluation import encode_rows
 from ramen_ray.method.sampling import clustered_order, draw_hard_negatives, num_steps
 from ramen_ray.method.shortlists import open_shortlists, write_shortlists
-from ramen_ray.orchestration.train import TrainResult, check_config, fit
+from ramen_ray.orchestration.checks import check_config
+from ramen_ray.orchestration.outcome import TrainResult
+from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import PRESETS, tiny
 
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
@@ -209,9 +212,20 @@ def test_presets_follow_the_papers_table() -> None:
     plain = PRESETS["lf-wikiseealsotitles-320k"]()
     for preset in (ance, ngame):
         assert preset.model_copy(update={"base": plain.base}) == plain
+        assert preset.training.global_batch_size == 1024
+        assert preset.training.epochs == 300
+        assert preset.optimizer.lr == 2e-4
+        assert preset.encoder.max_length == 32
+        assert preset.loss.margin == 0.3
+        assert preset.walk == WalkConfig(enabled=True)
+        assert (preset.walk.num_hops, preset.walk.restart_probability) == (400, 0.8)
+        assert (preset.walk.max_anchor_degree, preset.walk.top_k) == (500, 10)
+        assert (preset.pruning.warmup_epochs, preset.pruning.every_epochs) == (10, 5)
+        assert preset.pruning.prune_threshold == 0
         assert preset.base.refresh_every == 5
     assert (ance.base.kind, ngame.base.kind) == ("ance", "ngame")
     assert plain.base.kind == "in_batch"
+    assert ngame.base.double_cluster_size_at == (25, 50, 75, 100, 125, 150, 175, 200)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +375,8 @@ def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
 def _kill_worker_after(checkpoint: Path, killed: list[int]) -> None:
     wait_until(checkpoint.exists, f"no {checkpoint}")
     for process in psutil.Process().children(recursive=True):
-        if "RayTrainWorker" in " ".join(process.cmdline()):
-            process.kill()
-            killed.append(process.pid)
-            return
+        with suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                process.kill()
+                killed.append(process.pid)
+                return

@@ -11,6 +11,7 @@ from ramen_ray.config import WorkersConfig
 from ramen_ray.orchestration.cluster import (
     ClusterError,
     check_resources,
+    free_share,
     no_placement_group_left,
 )
 
@@ -38,6 +39,28 @@ def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
     wait_until(lambda: free() == (2, 2), "the group is not given back")
     check_resources(WORKER)
     wait_until(lambda: free() == (2, 2), "what was asked for is not given back")
+
+
+@pytest.mark.parametrize(
+    ("held", "share"),
+    [
+        ([], {"num_cpus": 0, "num_gpus": 0.25}),
+        ([{"GPU": 0.7}] * 2, {"num_cpus": 0, "num_gpus": 0.25}),
+        ([{"GPU": 0.8}] * 2, {"num_cpus": 1, "num_gpus": 0}),  # 0.2 of each is no quarter of one
+        ([{"GPU": 1}] * 2, {"num_cpus": 1, "num_gpus": 0}),
+        ([{"GPU": 1}] * 2 + [{"CPU": 1}] * 2, {"num_cpus": 0, "num_gpus": 0}),
+    ],
+)
+def test_background_tasks_take_what_is_free_in_one_place(
+    held: list[dict[str, float]], share: dict[str, float]
+) -> None:
+    with no_placement_group_left():
+        if held:
+            assert placement_group(held).wait()
+        left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
+        wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
+        assert free_share() == share
+    wait_until(lambda: free() == (2, 2), "the group is not given back")
 
 
 def test_groups_that_outlive_their_makers_are_given_back() -> None:

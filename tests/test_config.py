@@ -117,6 +117,11 @@ def test_a_batch_that_the_workers_cannot_share_evenly_is_refused():
         overlay(RunConfig(), {"training.global_batch_size": 10, "workers.num_workers": 4})
 
 
+def test_more_hard_negatives_than_a_shortlist_has_are_refused():
+    with pytest.raises(ConfigError, match=r"num_hard_negatives 101 .*shortlist_size 100"):
+        overlay(RunConfig(), {"base.num_hard_negatives": 101})
+
+
 def test_a_configuration_cannot_be_changed_in_place():
     with pytest.raises(ValidationError, match="frozen"):
         RunConfig().seed = 5

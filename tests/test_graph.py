@@ -21,9 +21,10 @@ from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.config import overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.sources import pieces
+from ramen_ray.method.batches import Batches
 from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import Batches, Objective, TrainState, global_losses, train_steps
+from ramen_ray.method.training import Objective, TrainState, global_losses, train_steps
 from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import tiny
 

@@ -31,7 +31,8 @@ from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import KS, Propensity, encode_rows, evaluate
-from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.orchestration.outcome import TrainResult
+from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import tiny
 
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}

@@ -31,9 +31,10 @@ from ramen_ray.method.sampling import Regularizer
 from ramen_ray.orchestration import embedding
 from ramen_ray.orchestration.background import BackgroundResults, Compute, Schedule, read_report
 from ramen_ray.orchestration.embedding import embed_distinct
+from ramen_ray.orchestration.outcome import TrainResult
 from ramen_ray.orchestration.pruning import GraphPruning
 from ramen_ray.orchestration.run_directory import RunDirectory
-from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import tiny
 
 ROOT = Path(__file__).parent.parent

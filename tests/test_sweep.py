@@ -24,11 +24,11 @@ from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.dataset import Dataset, write_dataset
 from ramen_ray.orchestration import standings
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.locks import held_if_free
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.search_space import check_space, draws, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
-from ramen_ray.orchestration.train import check_config
 from ramen_ray.orchestration.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
 from ramen_ray.tracking.sweep_report import SweepTrial

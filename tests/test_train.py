@@ -17,7 +17,8 @@ from support import wait_until
 from ramen_ray.config import RunConfig, overlay, read_config
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.orchestration.train import TrainResult, fit
+from ramen_ray.orchestration.outcome import TrainResult
+from ramen_ray.orchestration.train import fit
 from ramen_ray.presets import tiny
 
 ROOT = Path(__file__).parent.parent

@@ -13,6 +13,7 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches, open_graphs
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     CheckpointError,
@@ -26,11 +27,9 @@ from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.sampling import Regularizer
 from ramen_ray.method.texts import TokenBatch
 from ramen_ray.method.training import (
-    Batches,
     Objective,
     TrainState,
     global_losses,
-    open_graphs,
     step_losses,
     train_steps,
 )
@@ -233,7 +232,7 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(
     torch.testing.assert_close(found, torch.stack(list(expected.values())), **TOLERANCE)
     blind = _naive_terms(encoder, other, 0, OBJECTIVE)
     assert not torch.allclose(found, torch.stack(list(blind.values())))
-    other.take_graphs(open_graphs(tmp_path, OBJECTIVE.regularizers))
+    other.graphs = open_graphs(tmp_path, OBJECTIVE.regularizers)
     torch.testing.assert_close(step_losses(encoder, other, 0, OBJECTIVE), found)
 
 

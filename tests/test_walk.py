@@ -20,8 +20,9 @@ from ramen_ray.config import overlay
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.hashing import keyed_hash
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches
 from ramen_ray.method.sampling import Regularizer
-from ramen_ray.method.training import Batches, step_losses
+from ramen_ray.method.training import step_losses
 from ramen_ray.method.walk import (
     WalkGraph,
     WalkSettings,

@@ -34,6 +34,10 @@ INFINITY = 0x7F800000
 logger = logging.getLogger(__name__)
 
 
+class NothingPropagatedError(DatasetError):
+    """No query shares an anchor with an ad that it does not have already."""
+
+
 @dataclass(frozen=True)
 class PropagationSettings:
     """Which ads become ads of a query.
@@ -73,8 +77,8 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
         settings: which ads are added.
 
     Raises:
-        DatasetError: the dataset is not usable, or nothing would be added; nothing is left at
-            ``output``.
+        DatasetError: the dataset is not usable; nothing is left at ``output``.
+        NothingPropagatedError: nothing would be added; nothing is left at ``output`` either.
     """
     parent = Dataset(dataset)
     check(parent)
@@ -85,7 +89,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
     with new_dataset(output, **{**parent.metadata, **named}) as writer:
         writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))
         if not counts["added"]:
-            raise DatasetError(
+            raise NothingPropagatedError(
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not have already"
             )

@@ -22,10 +22,14 @@ Shapes: b rows of this worker and B of the global batch, C columns of a draw, L 
 distinct texts, D width, K regularisers.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.method.batches import Batches, Pool
+from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import sum_over_workers
 
 LEAST_SHARE = 0.01
@@ -82,3 +86,33 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, anchors_bD: Tensor, mean_anchor_D: T
     pulls_bD = anchors_bD - mean_anchor_D
     along_b1 = (pulls_bD * rows_bD).sum(dim=1, keepdim=True)
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
+
+
+def total_gains(
+    embeddings_UD: Tensor, batches: Batches, draws: Int64s, position: Int64s, mine: slice
+) -> Tensor:
+    """Return the regularisers' gains (K,) on the rows ``mine`` of the global batch's draws."""
+    device = embeddings_UD.device
+    local, clicks = draws[mine], [batches.clicks]
+    columns_CBD = embeddings_UD[to_device(position.T.clip(min=0), device)]
+    queries_bD, ads_bD = columns_CBD[:2, mine]
+    ads = Pool.of(draws, position, [1, *batches.hard_columns])
+    ads_LD = embeddings_UD[to_device(ads.positions, device)]
+    clicked_bL = to_device(ads.is_positive(clicks, local[:, 0]), device)
+    own_ads = Pool.of(local, position[mine], [1])
+    clicked_Bb = own_ads.is_positive(clicks, draws[:, 0])[:, own_ads.find(local[:, 1])]
+    ahead_2bD = [
+        leads(queries_bD, ads_bD, ads_LD, clicked_bL),
+        leads(ads_bD, queries_bD, columns_CBD[0], to_device(clicked_Bb.T, device)),
+    ]
+    gains = []
+    for column, regularizer in enumerate(batches.graphs, start=2):
+        node = regularizer.node_column
+        drawn, rows = (
+            to_device(np.flatnonzero((of[:, [1, column]] >= 0).all(axis=1)), device)
+            for of in (draws, local)
+        )
+        mean_anchor_D = columns_CBD[column, drawn].mean(dim=0)
+        nodes_bD, anchors_bD = (columns_CBD[each, mine][rows] for each in (node, column))
+        gains.append(gain(ahead_2bD[node][rows], nodes_bD, anchors_bD, mean_anchor_D))
+    return torch.stack(gains)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ramen_ray.data.hashing import keyed_hash
+from ramen_ray.method.batches import Batches
 from ramen_ray.method.clustering import Clusters, balanced_clusters, count_levels
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.training import Batches
 
 CURRICULUM_FILE = "curriculum.pt"
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from ramen_ray.method.devices import to_device
 from ramen_ray.method.pretrained import (
     EncoderError,
     load_config,
@@ -64,17 +65,17 @@ class TransformerEncoder(nn.Module):
         """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
         device = next(self.parameters()).device
         padded, lengths_of = zip(*texts.buckets(), strict=True)
-        all_ids = torch.from_numpy(np.concatenate([ids.reshape(-1) for ids in padded]))
+        all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
         embed: Any = self.backbone.get_input_embeddings()
         # One look-up for all buckets: the gradient of each would be as large as the vocabulary.
-        embedded = embed(all_ids.to(device, non_blocking=True)).split([ids.size for ids in padded])
+        embedded = embed(all_ids).split([ids.size for ids in padded])
         pooled = []
         for words_TD, lengths in zip(embedded, lengths_of, strict=True):
             words_NTD = words_TD.unflatten(0, (len(lengths), -1))
             full = lengths[0] == lengths[-1]
             mask_NT = torch.ones(words_NTD.shape[:2], dtype=torch.long, device=device)
             if not full:
-                ends_N1 = torch.from_numpy(lengths).to(device, non_blocking=True)[:, None]
+                ends_N1 = to_device(lengths, device)[:, None]
                 mask_NT = (torch.arange(words_NTD.shape[1], device=device) < ends_N1).long()
             hidden_NTD = self.backbone(
                 inputs_embeds=words_NTD, attention_mask=None if full else mask_NT
@@ -127,9 +128,9 @@ class BagEncoder(nn.Module):
     def forward(self, texts: TokenBatch) -> Tensor:
         """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
         device = self.embedding.weight.device
-        token_ids = torch.from_numpy(texts.token_ids).to(device, non_blocking=True)
-        starts = torch.from_numpy(texts.lengths.cumsum() - texts.lengths)
-        bags_ND = self.embedding(token_ids, starts.to(device, non_blocking=True))
+        token_ids = to_device(texts.token_ids, device)
+        starts = to_device(texts.lengths.cumsum() - texts.lengths, device)
+        bags_ND = self.embedding(token_ids, starts)
         return functional.normalize(bags_ND.float(), dim=-1)
 
     def save(self, folder: Path, max_length: int) -> None:

@@ -1,26 +1,31 @@
 """Which part of the method helps here: train all arms with all seeds, and compare them."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay
+from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.propagation import (
+    NothingPropagatedError,
+    PropagationSettings,
+    propagate_clicks,
+)
 from ramen_ray.method.comparison import paired_differences_over_seeds
 from ramen_ray.method.evaluation import Propensity, score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of, used_sets
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.locks import held
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError, finished_run
-from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import run_trials
 from ramen_ray.tracking.ablation_report import ArmFigures, write_ablation_report
 from ramen_ray.tracking.runs import (
@@ -31,6 +36,8 @@ from ramen_ray.tracking.runs import (
     open_run,
     tracking_uri,
 )
+
+logger = logging.getLogger(__name__)
 
 METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
 MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
@@ -76,8 +83,11 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     start_ray(show_workers=False)
     check_resources(config.workers)
     data = prepare(dataset, output / "prepared", tokenizer)
-    propagated = _propagated(config, dataset)
-    prepare(propagated, output / "prepared", tokenizer)
+    propagated = propagated_dataset(config, dataset)
+    if propagated is None:
+        arms = {name: arm for name, arm in arms.items() if not arm.propagated}
+    else:
+        prepare(propagated, output / "prepared", tokenizer)
     seeds = range(config.seed, config.seed + ablation.seeds)
     runs = {
         arm_name: [
@@ -86,7 +96,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         ]
         for arm_name, arm in arms.items()
     }
-    missing = _missing(runs, (dataset, propagated))
+    missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
     uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
     run_id = open_run(uri, config.experiment, directory.name, output, known)
@@ -105,22 +115,29 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     return AblationResult(figures, report, uri, run_id)
 
 
-def _propagated(config: RunConfig, dataset: Dataset) -> Dataset:
-    """Return the dataset of AugGT, over the graphs of ``config``; made if it is not there."""
+def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
+    """Return the dataset of AugGT, over the graphs of ``config``; made if it is not there.
+
+    None where these graphs lead from no query to a further ad, for instance with edges of one side.
+    """
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
     key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
     folder.parent.mkdir(exist_ok=True)
     with held(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():
-            propagate_clicks(dataset.path, folder, settings)
+            try:
+                propagate_clicks(dataset.path, folder, settings)
+            except NothingPropagatedError as error:
+                logger.info("no arm for AugGT: %s", error)
+                return None
     return Dataset(folder)
 
 
 def _run_config(
-    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset
+    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset | None
 ) -> RunConfig:
-    where = {"dataset": str(propagated.path)} if arm.propagated else {}
+    where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
     return overlay(config, {**arm.changes, **where, "seed": seed, "name": f"{stem}-seed{seed}"})
 
 

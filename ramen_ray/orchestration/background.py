@@ -11,6 +11,7 @@ task would share the one that it has under way at a time, each would need a free
 wait for the last one, and its interface is an alpha.
 """
 
+import itertools
 import json
 import logging
 import shutil
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 STEP_FOLDER = "step_{:09d}"
 SECONDS_BETWEEN_SIGNS = 10  # to the workers that wait, whose collectives time out
+SIGNS_BETWEEN_LINES = 6
 NUM_RETRIES = 2
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint goes with
 
@@ -108,15 +110,24 @@ class BackgroundResults:
             self._look()
             if self._pending is None and self.schedule.is_due(step, self._newest):
                 self._submit(step, encoder)
-        while self.schedule.wait:
-            waits = is_first and not self._look(SECONDS_BETWEEN_SIGNS)
-            if not from_first_worker(int(waits), self.device):
-                break
+        if self.schedule.wait:
+            self._wait(step)
         newest = self._newest if is_first else None
         if is_first:
             self._remove_old()
         told = from_first_worker(-1 if newest is None else newest, self.device)
         return None if told < 0 else told
+
+    def _wait(self, step: int) -> None:
+        """Return, on all workers together, when nothing is under way any more."""
+        is_first = world()[0] == 0
+        for sign in itertools.count(1):
+            waits = is_first and not self._look(SECONDS_BETWEEN_SIGNS)
+            if not from_first_worker(int(waits), self.device):
+                return
+            if is_first and sign % SIGNS_BETWEEN_LINES == 0:
+                seconds = sign * SECONDS_BETWEEN_SIGNS
+                logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
 
     def stop(self, in_use: int | None) -> None:
         """Give up what is under way, and keep no result but that from the step ``in_use``."""

@@ -13,10 +13,10 @@ import torch
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches
 from ramen_ray.method.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.shortlists import write_shortlists
-from ramen_ray.method.training import Batches
 from ramen_ray.orchestration.background import BackgroundResults, Schedule
 
 SHORTLISTS_FILE = "shortlists.npy"

@@ -1,6 +1,7 @@
 """Join or start Ray, and see to it that the workers asked for can run."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from ray.util.placement_group import (
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.errors import UserError
+
+GPU_SHARE = 0.25
+A_MOMENT_S = 1  # in which Ray says yes where there is room
 
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries, added to any error
 
@@ -63,13 +67,17 @@ def quiet_ray_data() -> None:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
-def free_share() -> dict[str, int]:
-    """Return what a background task takes: a CPU and a GPU, each if one is free, else none.
+def free_share(num_cpus: int = 1) -> dict[str, float]:
+    """Return what a background task takes of what is free: a quarter of a GPU, CPUs, or nothing.
 
-    The workers may hold all that there are, and wait for the task.
+    The workers may hold all that there is, and wait for the task. What is free in all may lie on
+    several machines and GPUs, so that no task can have it.
     """
     free = ray.available_resources()
-    return {"num_cpus": int(free.get("CPU", 0) >= 1), "num_gpus": int(free.get("GPU", 0) >= 1)}
+    for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
+        if free.get(name, 0) >= amount and has_room([{name: amount}], A_MOMENT_S):
+            return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
+    return {"num_cpus": 0, "num_gpus": 0}
 
 
 def task_of(function: Callable[..., Any]) -> Any:
@@ -98,8 +106,7 @@ def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     """
     group = placement_group(bundles)
     try:
-        ready, _ = ray.wait([group.ready()], timeout=seconds)
-        return bool(ready)
+        return group.wait(math.ceil(seconds))  # Ray cuts a fraction off
     finally:
         remove_placement_group(group)
 

@@ -6,6 +6,8 @@ from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.method.adaptation import Adaptation
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.optimization import build_optimizer, build_schedule
+from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.method.texts import TextTokenizer
 from ramen_ray.method.training import Objective, TrainState
 
 
@@ -14,6 +16,12 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     if config.kind == "bag":
         return build_bag(config.pretrained)
     return build_transformer(config.pretrained, config.pooling, config.num_layers)
+
+
+def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
+    """Load the tokenizer that goes with an encoder; a bag of tokens takes no special ones."""
+    special = encoder.kind == "transformer"
+    return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
 
 
 def build_objective(config: RunConfig) -> Objective:

@@ -24,9 +24,9 @@ def embed_distinct(
 ) -> list[TextEmbeddings]:
     """Encode the distinct texts of all ``tables`` into ``file``.
 
-    A task encodes a block of texts, on a GPU if one is free, else on CPUs that are free, else
-    beside whatever runs. Memory holds a few blocks. Half precision on disk: a cosine of two such
-    embeddings is off by less than 0.001.
+    A task encodes a block of texts, on a GPU if one is free in part, else on CPUs that are free,
+    else beside whatever runs. Memory holds a few blocks. Half precision on disk: a cosine of
+    two such embeddings is off by less than 0.001.
 
     Args:
         encoder: folder of the encoder, which all machines see, as they do the tables'.
@@ -41,7 +41,7 @@ def embed_distinct(
     quiet_ray_data()
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     blocks = _blocks(rows)
-    share = free_share()
+    share = free_share(num_threads)
     encoded = ray.data.from_items(blocks, override_num_blocks=len(blocks)).map(
         _Encode(encoder, tables, rows, use_bf16, num_threads),
         compute=ray.data.TaskPoolStrategy(None if any(share.values()) else 1),

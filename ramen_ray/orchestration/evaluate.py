@@ -24,9 +24,9 @@ from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
 from ramen_ray.method.search import TopK
 from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.components import encoder_tokenizer
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
-from ramen_ray.orchestration.train import encoder_tokenizer
 
 ROWS_PER_SHARE = 8192
 

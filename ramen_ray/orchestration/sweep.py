@@ -22,8 +22,16 @@ from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain
 
-from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
+from ramen_ray.config import (
+    Positive,
+    PositiveFloat,
+    RunConfig,
+    Section,
+    overlay,
+    with_absolute_paths,
+)
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.cluster import check_resources, start_ray
 from ramen_ray.orchestration.final_evaluation import VALIDATION
 from ramen_ray.orchestration.locks import held_if_free
@@ -35,7 +43,6 @@ from ramen_ray.orchestration.run_directory import (
 )
 from ramen_ray.orchestration.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.standings import LiveStandings, Standings
-from ramen_ray.orchestration.train import check_config, with_absolute_paths
 from ramen_ray.orchestration.trials import (
     TOLD,
     Ends,

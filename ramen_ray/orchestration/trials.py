@@ -18,8 +18,10 @@ from ray.tune.experiment import Trial
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.cluster import no_placement_group_left, user_errors
+from ramen_ray.orchestration.components import encoder_tokenizer
+from ramen_ray.orchestration.outcome import TrainResult, finished_result
 from ramen_ray.orchestration.pipeline import is_prepared, prepare
-from ramen_ray.orchestration.train import TrainResult, encoder_tokenizer, finished_result, fit
+from ramen_ray.orchestration.train import fit
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,13 @@ import numpy as np
 import ray.train
 import ray.train.torch
 import torch
+from numpy.typing import NDArray
 from ray.train import Checkpoint, CheckpointConsistencyMode
 from torch import Tensor
 
 from ramen_ray.config import write_config
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.method.batches import Batches, open_graphs
 from ramen_ray.method.checkpoints import (
     ENCODER_FOLDER,
     read_state,
@@ -28,7 +30,8 @@ from ramen_ray.method.encoder import Encoder, load_encoder
 from ramen_ray.method.evaluation import Propensity, evaluate
 from ramen_ray.method.search import TopK
 from ramen_ray.method.shortlists import open_shortlists
-from ramen_ray.method.training import Batches, global_losses, open_graphs, train_steps
+from ramen_ray.method.step_figures import Floats, StepLosses
+from ramen_ray.method.training import global_losses, train_steps
 from ramen_ray.orchestration.bases import (
     SHORTLISTS_FILE,
     ShortlistMining,
@@ -186,7 +189,7 @@ class Worker:
             every = self.config.training.validate_every
             if not rest and (epoch % every == 0 or stop == self.total_steps):
                 metrics = self._validate()
-            self._tell(epoch + bool(rest), stop, losses, metrics)
+            self._tell(epoch + bool(rest), stop, losses.means, metrics)
             self._advance_curriculum(stop)
             self._report(stop, metrics)
 
@@ -211,7 +214,7 @@ class Worker:
                     logger.info("new %s: %s", renewal.name, told)
 
     def _take_graph(self, folder: Path) -> None:
-        self.batches.take_graphs(open_graphs(folder, self.objective.regularizers))
+        self.batches.graphs = open_graphs(folder, self.objective.regularizers)
 
     def _take_shortlists(self, folder: Path) -> None:
         self.batches.shortlists = open_shortlists(folder / SHORTLISTS_FILE)
@@ -233,15 +236,12 @@ class Worker:
         patience = self.config.training.early_stop_patience
         return patience is not None and self.progress.validations_since_best >= patience
 
-    def _train_until(self, stop: int) -> np.ndarray:
-        """Train up to step ``stop``; returns the mean (terms,) of the steps' global losses.
-
-        A regulariser's is that of the steps with anchors.
-        """
+    def _train_until(self, stop: int) -> StepLosses:
+        """Train up to step ``stop``; returns the losses of the steps."""
         started, first, told = time.monotonic(), self.state.step, 0
         waiting: list[Tensor] = []
         weights: list[Tensor] = []
-        sums = np.zeros(len(self.objective.terms))
+        trained: list[NDArray[np.float32]] = []
         steps = train_steps(
             self.state,
             self.batches,
@@ -257,43 +257,27 @@ class Worker:
             if self.state.adaptation is not None:
                 weights.append(self.state.adaptation.weights)
             if len(waiting) == STEPS_PER_LOG or self.state.step == stop:
-                values = global_losses(waiting)
-                sums += values.sum(axis=0)
+                trained.append(global_losses(waiting))
                 seconds = time.monotonic() - started
-                self._log_steps(values, weights, (self.state.step - first) / seconds)
+                self._log_steps(trained[-1], weights, (self.state.step - first) / seconds)
                 waiting, weights = [], []
                 if seconds > SECONDS_BETWEEN_LINES * (told + 1) and self.logger is not None:
                     told = int(seconds / SECONDS_BETWEEN_LINES)
                     logger.info("step %d/%d", self.state.step, self.total_steps)
         self.progress.trained_seconds += time.monotonic() - started
-        with_anchors = sum(map(self.objective.draws_anchors, range(first, stop)))
-        counts = np.full(len(sums), max(with_anchors, 1) * self.objective.every_steps)
-        counts[0] = stop - first
-        return sums / counts
+        return StepLosses.of(self.objective, first, np.concatenate(trained))
 
-    def _log_steps(self, values: np.ndarray, moved: list[Tensor], steps_per_second: float) -> None:
-        """Log the steps' losses (steps, terms) and, where they move, the weights of each step.
-
-        A step without anchors knows the task's loss, and neither the regularisers' nor the total.
-        """
+    def _log_steps(
+        self, terms: NDArray[np.float32], weights: list[Tensor], steps_per_second: float
+    ) -> None:
+        """Log the latest steps' terms (steps, terms) and, where they move, each step's weights."""
         if self.logger is None:
             return
-        rate = np.full((len(values), 1), steps_per_second * self.batches.batch_size)
-        weights = torch.stack(moved).cpu().numpy() if moved else np.array([self.objective.weights])
-        values = np.hstack([values[:, :1], values[:, 1:] / self.objective.every_steps])
-        loss = (values * weights).sum(axis=1, keepdims=True)
-        names = [f"loss/{name}" for name in (*self.objective.terms, "total")]
-        names.append("throughput/queries_per_s")
-        columns = [values, loss, rate]
-        if moved:
-            names += [name.replace("R_", "lambda_", 1) for name in self.objective.terms[1:]]
-            columns.append(weights[:, 1:])
-        steps = range(self.state.step - len(values), self.state.step)
-        known = np.ones((len(steps), len(names)), dtype=bool)
-        if self.objective.regularizers:
-            bare = [not self.objective.draws_anchors(step) for step in steps]
-            known[bare, 1 : 1 + len(self.objective.terms)] = False
-        self.logger.log_losses(names, np.hstack(columns), known, self.state.step)
+        step = self.state.step
+        losses = StepLosses.of(self.objective, step - len(terms), terms)
+        moved = torch.stack(weights).cpu().numpy() if weights else None
+        figures = losses.figures(moved, steps_per_second * self.batches.batch_size)
+        self.logger.log_losses(*figures, step)
 
     def _validate(self) -> dict[str, float]:
         metrics, _ = self.evaluate(self.encoder, "validation")
@@ -310,7 +294,7 @@ class Worker:
         propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
         return evaluate(encoder, self.data, split, propensity, self.use_bf16)
 
-    def _tell(self, epoch: int, step: int, losses: np.ndarray, metrics: dict[str, float]) -> None:
+    def _tell(self, epoch: int, step: int, losses: Floats, metrics: dict[str, float]) -> None:
         if self.logger is None:
             return
         named = zip(self.objective.terms, losses, strict=True)

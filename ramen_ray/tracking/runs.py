@@ -162,8 +162,8 @@ def metric_name(name: str) -> str:
 class StepLogger:
     """Logs losses, validations and renewals as they come, each once even when computed twice.
 
-    A run that goes on from a checkpoint repeats the steps after it; what the store has already is
-    passed over, for it is the same.
+    A run that goes on from a checkpoint repeats the steps after it, and what the store has already
+    is passed over: it is the same, unless background results come at another time now.
     """
 
     def __init__(self, uri: str, run_id: str) -> None:
