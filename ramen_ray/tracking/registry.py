@@ -15,6 +15,7 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.data.sources.pieces import first_line_of
 from ramen_ray.errors import UserError
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
@@ -226,8 +227,7 @@ class Registry:
                     model_uri, model_config={DEVICE: device} if device else None
                 )
         except (ImportError, OSError, RuntimeError, ValueError) as error:
-            problem = str(error).splitlines()[0]
-            raise RegistryError(f"{model_uri} cannot be loaded: {problem}") from error
+            raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""

@@ -6,6 +6,7 @@ transformer that was not compiled.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -77,8 +78,7 @@ class Retriever(PythonModel):
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
                 f"it must be from 1 to {len(self.ad_ids)}"
             )
-        column = model_input.iloc[:, 0].astype(object)
-        queries = column.where(column.notna(), None).tolist()
+        queries = model_input.iloc[:, 0].tolist()
         errors = [_find_error(query) for query in queries]
         answered = [row for row, error in enumerate(errors) if error is None]
         answers: list[tuple[list[Any], ...]] = [([], [], []) for _ in queries]
@@ -121,7 +121,7 @@ class Retriever(PythonModel):
 
 
 def _find_error(query: object) -> str | None:
-    if query is None:
+    if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas has NaN for null
         return "the query is missing"
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}, not a text"
@@ -189,7 +189,8 @@ def _load_onnx(folder: Path, settings: dict[str, Any]) -> StatesOf:
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", 0))  # 0: all cores
+    num_threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    options.intra_op_num_threads = int(num_threads or 0)  # 0: all cores
     session = InferenceSession(
         folder / settings["onnx"], options, providers=["CPUExecutionProvider"]
     )
