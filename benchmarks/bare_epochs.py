@@ -104,7 +104,7 @@ def step_loss(encoder: Encoder, step: Step, config: RunConfig) -> Tensor:
     loss = embeddings_UD.new_zeros(())
     for term in step.terms:
         similarity = embeddings_UD[term.rows] @ embeddings_UD[term.pool].T
-        constants = (config.loss.margin, config.loss.num_hard_negatives)
+        constants = (config.loss.margin, config.loss.num_negatives)
         losses = triplet_loss(similarity, term.positive, term.is_positive, *constants)
         loss = loss + term.weight * losses.mean()
     return loss

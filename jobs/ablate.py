@@ -9,7 +9,7 @@ Examples:
     python jobs/ablate.py foldoc --dataset path/to/mine --walk.enabled --pruning.mode synchronous
     ray job submit --working-dir . -- python jobs/ablate.py foldoc --output $PWD/outputs
 
-The same command goes on where it was cut off.
+Run the same command again to resume a comparison that was interrupted.
 """
 
 import logging

@@ -1,12 +1,12 @@
-"""Let a retriever answer faster on CPUs.
+"""Make a retriever answer faster on CPUs.
 
 Examples:
     python jobs/compile.py --model models:/NAME@champion
     python jobs/compile.py --model models:/NAME@challenger --int8
 
-The encoder is compiled to ONNX, and with --int8 computes in 8-bit integers. What comes out needs
-ONNX Runtime in place of torch. If it is faster and not measurably worse it becomes a new version,
-which takes over the alias, if one was named; jobs/promote.py --restore gives the alias back.
+The encoder is compiled to ONNX, and with --int8 computes in 8-bit integers. The result needs ONNX
+Runtime in place of torch. If it is faster and not measurably worse it becomes a new version, which
+takes over the alias if one was named; jobs/promote.py --restore moves the alias back.
 """
 
 import sys
@@ -27,7 +27,7 @@ def compile_model(model: str, int8: bool = False, output: Path = Path("outputs")
     Args:
         model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
         int8: Compute in 8-bit integers: faster still, and not quite the same.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     made = compile_for_cpus(Registry(tracking_uri(output)), model, int8, output.absolute())
     table = difference_table(made.metrics, made.differences, ("compiled", "original"))

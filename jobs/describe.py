@@ -33,7 +33,7 @@ def describe_dataset(
 
     Args:
         dataset: The dataset directory.
-        page: The HTML file to write; without it, descriptions/NAME.html in the output folder.
+        page: HTML file to write; default: descriptions/NAME.html in the output folder.
         encoder: Encoder whose tokenizer counts the tokens.
         max_length: Say how many texts have more tokens than this.
         mlflow: Also log the numbers and the page as an MLflow run.

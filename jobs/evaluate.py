@@ -8,15 +8,13 @@ Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/debian --names datasets/debian/names.csv
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
-from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.config import ConfigError
+from ramen_ray.command_line import parse_call, run_job, write_json
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.tracking.report import bad_match_table, metrics_table
 
@@ -48,10 +46,7 @@ def evaluate(
     if names is not None:
         console.print(bad_match_table(metrics))
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--json-file {json_file}: {error.strerror}") from error
+        write_json(json_file, metrics)
         print(f"all metrics: {json_file}")
     if predictions is not None:
         print(f"predictions: {predictions}")

@@ -1,9 +1,10 @@
-"""Add an anchor set, made from a log, from texts or from your own edges, to a dataset directory.
+r"""Add an anchor set, made from a log, from texts or from your own edges, to a dataset directory.
 
 Examples:
     python jobs/graph.py co-session datasets/mine --sessions "logs/2024-*.csv"
     python jobs/graph.py similar datasets/mine
-    python jobs/graph.py similar datasets/mine --name near --encoder outputs/runs/NAME/encoder
+    python jobs/graph.py similar datasets/mine \
+        --name near --encoder outputs/runs/NAME/checkpoint_000000210/encoder
     python jobs/graph.py edges datasets/mine --name links --query-edges links.csv
 """
 
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_call, run_job, train_command
 from ramen_ray.data.edge_lists import EdgeList, add_edge_list
@@ -19,10 +20,12 @@ from ramen_ray.data.sessions import SessionLog, SessionSettings
 from ramen_ray.method.similar import SimilarSettings, add_similar
 from ramen_ray.orchestration.sessions import add_co_session
 
-Directory = Annotated[Positional[Path], arg(metavar="DATASET", help="Where the set is added.")]
+Directory = Annotated[
+    Positional[Path], arg(metavar="DATASET", help="Dataset directory that the set is added to.")
+]
 Name = Annotated[str, arg(help="What to call the anchor set.")]
 Added = tuple[Path, dict[str, int]]
-Replace = Annotated[bool, arg(help="Replace what has that name.")]
+Replace = Annotated[bool, arg(help="Replace an anchor set of that name.")]
 
 
 def co_session(
@@ -47,7 +50,7 @@ def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace 
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
     makers = {"co-session": co_session, "similar": similar, "edges": edges}
-    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes, FlagCreatePairsOff))
+    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes,))
     dataset, counts = make()
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")

@@ -4,8 +4,8 @@ Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet
 
-Ads are columns ad_id and text. What comes out is a new version; it takes over the alias, if one was
-named, and jobs/promote.py --restore gives it back.
+The result is a new version, which takes over the alias if one was named; jobs/promote.py --restore
+moves the alias back.
 """
 
 import sys
@@ -23,7 +23,7 @@ def index(model: str, ads: str, output: Path = Path("outputs")) -> None:
     Args:
         model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
         ads: CSV, TSV, JSON lines or parquet with columns ad_id and text.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     made = extend_retriever(Registry(tracking_uri(output)), model, ads, output)
     print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")

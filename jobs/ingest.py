@@ -57,8 +57,8 @@ def propagate(
     """Give train queries the ads that they share anchors with, as the paper's AugGT does.
 
     Args:
-        dataset: The dataset directory to start from.
-        output: The dataset directory to write; must not exist.
+        dataset: Dataset directory to start from.
+        output: Dataset directory to write; must not exist.
         settings: Which ads are added.
     """
     return propagate_clicks(dataset, output, settings)

@@ -4,8 +4,8 @@ Examples:
     python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
     python jobs/predict.py --model models:/NAME/3 --queries logs/ --column query --answers answers
 
-The same command goes on with what was cut off. The parts of `answers` are those of the queries (row
-groups, cut into about 50,000 rows), with their columns and ad_ids, ads, scores and error.
+Run the same command again to resume if it was interrupted. The answers are parquet: the queries'
+columns with ad_ids, ads, scores and error.
 """
 
 import logging
@@ -36,7 +36,7 @@ def answer(
         answers: Folder to write.
         top_k: Ads per query.
         use_gpu: Wait for machines with GPUs; without this, those are used that there are by now.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     registry = Registry(tracking_uri(output))

@@ -2,15 +2,16 @@
 
 Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc
-    python jobs/promote.py MLFLOW_RUN_ID --name foldoc --metric R@10     of a sweep: its best run
+    python jobs/promote.py MLFLOW_RUN_ID --name foldoc --metric R@10     a sweep's id: its best run
     python jobs/promote.py outputs/runs/NAME --name foldoc@challenger
     python jobs/promote.py --restore --name foldoc                       what was champion before
 
-Any version may also be made the champion by hand, in the MLflow UI.
+You can also set the alias by hand in the MLflow UI.
 """
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -24,7 +25,7 @@ from ramen_ray.tracking.runs import tracking_uri
 
 
 def choose(
-    run: tyro.conf.Positional[str | None] = None,
+    run: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[RUN]")] = None,
     /,
     *,
     name: str,
@@ -36,12 +37,12 @@ def choose(
     """Promote a run's retriever, or restore an earlier one.
 
     Args:
-        run: Folder of a finished run, or an MLflow run id, also of a sweep.
-        name: Registered model; NAME@challenger gives that alias instead of champion.
-        metric: Test metric that decides, such as R@10; default the run's selection metric.
-        force: Give the alias whatever the comparison says.
-        restore: Give the alias back to the version that had it before.
-        output: Where the MLflow store is, unless MLFLOW_TRACKING_URI says.
+        run: Folder of a finished run or sweep, or the MLflow run id of either.
+        name: Registered model; NAME@challenger sets that alias instead of champion.
+        metric: Test metric that decides, such as R@10; default: the run's selection metric.
+        force: Promote it even if it does not beat the champion.
+        restore: Move the alias back to the version that had it before.
+        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     registry = Registry(tracking_uri(output))
     name, _, given = name.partition("@")

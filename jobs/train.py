@@ -5,10 +5,11 @@ Examples:
     python jobs/train.py debian --seed 1                  another preset, another seed
     python jobs/train.py foldoc --regularization.lambda-x.links 0.3 --training.epochs 30
     python jobs/train.py foldoc --dataset path/to/mine    your own dataset directory
+    python jobs/train.py --dataset path/to/mine --help    its anchor sets, as flags
     python jobs/train.py --config outputs/runs/NAME/config.json --seed 2
     ray job submit --working-dir . -- python jobs/train.py foldoc --output $PWD/outputs
 
-The same command goes on with a run that was cut off.
+Run the same command again to resume a run that was interrupted.
 """
 
 import json

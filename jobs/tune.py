@@ -7,7 +7,8 @@ Examples:
     python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
     ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs
 
-The same command goes on with a search that was cut off. Spaces are functions in tune_spaces/.
+Run the same command again to resume a search that was interrupted. Spaces are functions in
+tune_spaces/.
 """
 
 import logging

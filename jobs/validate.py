@@ -8,7 +8,6 @@ Errors cannot be trained on, warnings can. The exit code is 0 without errors, 1 
 where there is no dataset directory.
 """
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,8 @@ import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from ramen_ray.data.dataset import Dataset, DatasetError
+from ramen_ray.command_line import parse_call, run_job, write_json
+from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.structure import inspect_structure
 
@@ -33,7 +33,6 @@ def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None
     opened = Dataset(dataset)
     with Console(stderr=True).status("reading") as status:
         findings = validate(opened, lambda stage: status.update(f"checking {stage}"))
-    findings.sort(key=lambda finding: finding.severity)
     counts = Table("table", Column("rows", justify="right"))
     for table, rows in inspect_structure(opened).num_rows.items():
         counts.add_row(table, f"{rows:,}")
@@ -43,22 +42,15 @@ def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None
     errors = sum(finding.severity == "error" for finding in findings)
     print(f"errors: {errors}, warnings: {len(findings) - errors}")
     if json_file is not None:
-        content = json.dumps([asdict(finding) for finding in findings], indent=2)
-        try:
-            json_file.write_text(content + "\n", encoding="utf-8")
-        except OSError as error:
-            raise DatasetError(f"--json-file {json_file}: {error.strerror}") from error
+        write_json(json_file, [asdict(finding) for finding in findings])
     return 1 if errors else 0
 
 
 def main() -> int:
-    """Parse, check, and return the exit code."""
-    try:
-        return tyro.cli(check, description=__doc__)
-    except DatasetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Parse and check."""
+    code: int = parse_call(check, __doc__)()
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_job(main))

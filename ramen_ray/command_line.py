@@ -2,7 +2,9 @@
 
 import argparse
 import functools
+import inspect
 import io
+import json
 import re
 import shlex
 import sys
@@ -26,14 +28,25 @@ Own = TypeVar("Own", bound=Section)
 USER_ERROR_CODE = 2
 
 
-def run_job(job: Callable[[], None]) -> int:
-    """Run ``job``; a user's error becomes one message and exit code 2."""
+def run_job(job: Callable[[], int | None]) -> int:
+    """Run ``job``, which may return an exit code; a user's error is one message and code 2."""
     try:
-        job()
+        return job() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return USER_ERROR_CODE
-    return 0
+
+
+def write_json(json_file: Path, content: Any) -> None:
+    """Write ``content`` to the file that ``--json-file`` names.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json-file {json_file}: {error.strerror}") from error
 
 
 def parse_call(
@@ -46,12 +59,13 @@ def parse_call(
     Args:
         job: a function whose arguments become flags, or several by the word that calls each.
         description: what ``--help`` says first.
-        config: tyro's markers that hold for all flags.
+        config: tyro's further markers that hold for all flags.
 
     Raises:
         ConfigError: an argument is unknown, missing or bad.
         SystemExit: with code 0 after ``--help``.
     """
+    config = (tyro.conf.FlagCreatePairsOff, *config)
     with _errors_in_one_line():
         if isinstance(job, Mapping):
             jobs = {name: _deferred(one) for name, one in job.items()}
@@ -64,12 +78,13 @@ def parse_call(
 
 
 def _deferred(job: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
-    """Take the arguments of ``job`` and leave the call for later."""
+    """Take the arguments of ``job`` and leave the call for later; the help is what it does."""
 
     @functools.wraps(job)
     def take_arguments(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         return functools.partial(job, *args, **kwargs)
 
+    take_arguments.__doc__ = inspect.cleandoc(job.__doc__ or "").partition("\n\n")[0]
     return take_arguments
 
 
@@ -84,21 +99,9 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
         DatasetError: the dataset directory that ``--dataset`` names is missing.
         SystemExit: with code 0 after ``--help``.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments:
-        return PRESETS[DEFAULT_PRESET]()
-    if arguments[0] == "--help" or not _names_config(arguments[0]):
-        presets = {
-            name: (str(preset.__doc__).splitlines()[0], preset())
-            for name, preset in PRESETS.items()
-        }
-        with _errors_in_one_line():  # tyro lists the presets and exits
-            return tyro.extras.overridable_config_cli(
-                presets, description=description, args=arguments
-            )
-    default, rest = _starting_config(arguments)
-    with _errors_in_one_line():
-        return tyro.cli(RunConfig, default=default, args=rest, description=description)
+    default, rest = _starting_config(argv)
+    config: RunConfig = _parse_changes(RunConfig, default, rest, description)
+    return config
 
 
 def parse_with_run_config(
@@ -114,35 +117,45 @@ def parse_with_run_config(
     Raises:
         ConfigError, DatasetError, SystemExit: as :func:`parse_run_config`.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and not _names_config(arguments[0]):
-        raise ConfigError(f"unknown preset {arguments[0]!r}; presets are {', '.join(PRESETS)}")
-    default, rest = _starting_config(arguments)
+    default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
-    with _errors_in_one_line():
-        both: tuple[Own, RunConfig] = tyro.cli(
-            kind, default=(own, default), args=rest, description=description
-        )
+    both: tuple[Own, RunConfig] = _parse_changes(kind, (own, default), rest, description)
     return both
 
 
-def _names_config(word: str) -> bool:
-    return word in PRESETS or word.startswith("--")
-
-
-def _starting_config(arguments: list[str]) -> tuple[RunConfig, list[str]]:
+def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
     """Return the configuration that the first words name, and the words that change it."""
-    match arguments:
+    match list(sys.argv[1:] if argv is None else argv):
         case ["--config"]:
             raise ConfigError("--config needs a file")
         case ["--config", file, *rest]:
             config = read_config(Path(file))
         case [name, *rest] if name in PRESETS:
             config = PRESETS[name]()
+        case [name, *_] if not name.startswith("-"):
+            raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
         case rest:
             config = PRESETS[DEFAULT_PRESET]()
     return _for_dataset(config, rest), rest
+
+
+def _parse_changes(kind: Any, default: Any, arguments: list[str], description: str) -> Any:
+    """Parse flags that change ``default``; the help lists the presets."""
+    width = max(map(len, PRESETS))
+    presets = "\n".join(
+        f"    {name:{width}}  {str(preset.__doc__).splitlines()[0]}"
+        for name, preset in PRESETS.items()
+    )
+    with _errors_in_one_line():
+        return tyro.cli(
+            kind,
+            default=default,
+            args=arguments,
+            prog=f"{sys.argv[0]} [PRESET | --config FILE]",
+            description=f"{description}\nPresets (default {DEFAULT_PRESET}; PRESET --help shows "
+            f"its values):\n{presets}\n",
+        )
 
 
 def training_command(config: RunConfig) -> str:
@@ -206,9 +219,16 @@ def _errors_in_one_line() -> Iterator[None]:
     except SystemExit as stop:
         if not stop.code:
             raise
-        words = re.sub(r"[─│╭╮╰╯]+|-{5,}", " ", shown.getvalue())
-        words = re.sub(r"\[type=.*?For further information visit \S+", "", words, flags=re.DOTALL)
-        raise ConfigError(" ".join(words.split())) from None
+        raise ConfigError(_in_one_line(shown.getvalue())) from None
+
+
+def _in_one_line(box: str) -> str:
+    """Return the text in a box of tyro's without its title, which the text repeats."""
+    _, _, text = box.replace("│", " ").partition("\n")
+    parts = [" ".join(part.split()) for part in re.split(r"[─╰╯]+|-{5,}", text)]
+    words = "; ".join(part.rstrip(".") for part in parts if part)
+    noise = r"\d+ validation errors? for \w+ | \[type=.*?For further information visit [^\s;]+"
+    return re.sub(noise, "", words)
 
 
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:

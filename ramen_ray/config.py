@@ -61,7 +61,7 @@ class LossConfig(Section):
 
     margin: NotNegative = 0.3
     """Margin γ of the hinge."""
-    num_hard_negatives: Positive = 10
+    num_negatives: Positive = 10
     """How many of a row's hardest in-batch negatives count."""
     softmax_weighting: bool = False
     """Weight violations by softmax(similarity / 0.1), as NGAME does."""
@@ -75,11 +75,11 @@ class RegularizationConfig(Section):
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
     every_steps: Positive = 1
-    """Steps from one with anchors to the next, in which the regularisers count as many times:
-    4 leaves a quarter of what the graph costs."""
+    """Draw anchors only in every N-th step, with N times the weight; 4 cuts the graph's cost to
+    about a quarter."""
     adaptive: bool = False
-    """Lower each weight while its graph does not agree with the task, and raise it again, up to
-    the λ given above, while it does."""
+    """Lower each weight while its graph pushes ads behind their nearest rivals; raise it again, at
+    most to the λ given above, while it pushes them ahead."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
@@ -88,25 +88,24 @@ class BaseConfig(Section):
     """The plain objective that the graph regularisers are added to."""
 
     kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
-    """Where negatives come from: random batches; besides, the nearest ads of an index (ance);
-    batches of similar queries (ngame)."""
+    """Where negatives come from: random batches (in_batch), with hard negatives from a shortlist of
+    each query's nearest ads (ance), or batches of similar queries (ngame)."""
     refresh_every: Positive = 5
-    """Epochs from one making of the shortlists (ance) or clusters (ngame) to the next. The first
-    shortlists are made after as many: in_batch until then."""
+    """Make new shortlists (ance) or clusters (ngame) every N epochs. The first shortlists come
+    after N epochs; it is in_batch until then."""
     num_hard_negatives: Positive = 1
-    """ance: ads drawn per step from each query's shortlist; all queries of a batch see them."""
+    """ance: ads drawn from each query's shortlist in a step; all queries of the batch see them."""
     shortlist_size: Positive = 100
-    """ance: nearest ads of a query that are looked at; its positives among them are dropped."""
+    """ance: length of a shortlist; the query's positives are then dropped from it."""
     refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
-    """ance: make shortlists while training goes on, which uses them an epoch later or after, or
-    while it waits (repeatable to the bit)."""
+    """ance: make shortlists in the background (asynchronous), or while training waits (synchronous;
+    repeatable to the bit)."""
     first_clustered_epoch: Positive = 10
     """ngame: epochs of random batches before the first clusters."""
     cluster_size: Positive = 2
-    """ngame: queries of a cluster, at most, at first; a batch holds many clusters."""
+    """ngame: the first clusters have at most this many queries; a batch holds many clusters."""
     double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
-    """ngame: epochs in which the clusters that are made become twice as large; given twice, four
-    times."""
+    """ngame: clusters double in these epochs; an epoch given twice quadruples them."""
 
     @model_validator(mode="after")
     def _shortlists_suffice(self) -> "BaseConfig":
@@ -137,7 +136,8 @@ class PruningConfig(Section):
     """Pruning: the encoder in training drops edges between texts that it finds unlike."""
 
     mode: Literal["asynchronous", "synchronous", "never"] = "never"
-    """Prune while training goes on, while it waits (repeatable to the bit), or not at all."""
+    """Prune in the background (asynchronous), while training waits (synchronous; repeatable to the
+    bit), or not at all."""
     prune_threshold: Annotated[float, Field(ge=-1, lt=1)] = 0.0
     """Edges between texts whose cosine is at most this are dropped."""
     warmup_epochs: Positive = 10
@@ -190,13 +190,23 @@ class WorkersConfig(Section):
     use_gpu: bool = False
     """Train on GPUs."""
     gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a GPU that a worker takes; small encoders share one."""
+    """Share of a GPU that a worker takes; runs of one worker each can share one."""
     cpus_per_worker: Positive = 2
     """CPUs, and CPU threads, of each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Lost workers that a run survives by going on from its last checkpoint."""
+    """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0
     """How long to wait for the cluster to offer the workers' CPUs and GPUs."""
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker <= 0.5:
+            raise ValueError(
+                f"gpus_per_worker {self.gpus_per_worker} lets several of num_workers "
+                f"{self.num_workers} share a GPU, over which they cannot exchange gradients; "
+                f"take more than 0.5 for each, or one worker"
+            )
+        return self
 
 
 class RunConfig(Section):
@@ -210,8 +220,8 @@ class RunConfig(Section):
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
     MLflow store. Several machines need a folder that all of them see."""
     name: str | None = None
-    """Name of the run; None derives one from the configuration. A run that was cut off is continued
-    by starting it again under its name."""
+    """Name of the run; None derives one from the configuration. An interrupted run resumes when it
+    is started again under its name."""
     experiment: str = "ramen_ray"
     """MLflow experiment."""
     encoder: EncoderConfig = EncoderConfig()

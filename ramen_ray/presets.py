@@ -17,7 +17,7 @@ from ramen_ray.config import (
 
 
 def foldoc() -> RunConfig:
-    """The built-in dictionary of computing, within six minutes on two cores."""
+    """The built-in dictionary of computing: two and a half minutes on two cores."""
     return RunConfig(
         dataset="datasets/foldoc",
         encoder=EncoderConfig(num_layers=1),
@@ -36,7 +36,7 @@ def foldoc() -> RunConfig:
 
 
 def debian() -> RunConfig:
-    """The built-in package archive."""
+    """The built-in archive of Debian packages."""
     weights = {"sources": 0.2, "depends": 0.0, "tags": 0.0}
     return RunConfig(
         dataset="datasets/debian",
@@ -48,7 +48,7 @@ def debian() -> RunConfig:
 
 
 def foldoc_ramen() -> RunConfig:
-    """The whole method on the dictionary of computing, small enough for jobs/ablate.py."""
+    """The dictionary with the whole method, small enough for jobs/ablate.py."""
     weights = {"links": 0.1, "categories": 0.03}
     return RunConfig(
         dataset="datasets/foldoc",
@@ -70,7 +70,7 @@ def foldoc_ramen() -> RunConfig:
 
 
 def debian_ramen() -> RunConfig:
-    """The whole method on the package archive, small enough for jobs/ablate.py."""
+    """The archive with the whole method, small enough for jobs/ablate.py."""
     weights = {"sources": 0.2, "depends": 0.03}
     changes = {
         "dataset": "datasets/debian",
@@ -86,7 +86,7 @@ def debian_ramen() -> RunConfig:
 
 
 def tiny() -> RunConfig:
-    """A minute's run through every part, for tests and for looking around."""
+    """A run of a minute on the dictionary, for tests and for looking around."""
     weights = {"links": 0.1, "categories": 0.1}
     return RunConfig(
         dataset="datasets/foldoc",
@@ -105,9 +105,10 @@ def tiny() -> RunConfig:
 
 
 def lf_wikiseealsotitles_320k() -> RunConfig:
-    """RAMEN's public benchmark with the values of the paper's Table 10 and of NGAME's code.
+    """RAMEN's public benchmark, as in the paper; the data is not included.
 
-    The paper gives no λ; 1.0 follows OAK, whose analogous weight is 1.
+    Values are those of the paper's Table 10 and of NGAME's code. The paper gives no λ; 1.0 follows
+    OAK, whose analogous weight is 1.
     """
     weights = {"hyper_link": 1.0, "category": 1.0}
     return RunConfig(
@@ -116,7 +117,7 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
             pretrained="sentence-transformers/msmarco-distilbert-base-v4", max_length=32
         ),
         optimizer=OptimizerConfig(lr=2e-4, weight_decay=0.01, warmup_fraction=0.0025),
-        loss=LossConfig(margin=0.3, num_hard_negatives=10, softmax_weighting=True),
+        loss=LossConfig(margin=0.3, num_negatives=10, softmax_weighting=True),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         walk=WalkConfig(enabled=True),
         pruning=PruningConfig(mode="asynchronous"),
@@ -125,7 +126,7 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
 
 
 def ramen_ance() -> RunConfig:
-    """RAMEN (ANCE) on the public benchmark: hard negatives from shortlists of all ads.
+    """The public benchmark with hard negatives from shortlists: RAMEN (ANCE).
 
     Table 10 gives the batch, epochs, learning rate and length; shortlists as in DEXML's code.
     """
@@ -133,7 +134,7 @@ def ramen_ance() -> RunConfig:
 
 
 def ramen_ngame() -> RunConfig:
-    """RAMEN (NGAME) on the public benchmark: batches of similar queries.
+    """The public benchmark with batches of similar queries: RAMEN (NGAME).
 
     Table 10: clusters are made every 5 epochs and doubled after every 25. It gives neither first
     nor last size; from 2 at epoch 10 up to 512 at epoch 200 is where OAK's code begins and NGAME's

@@ -29,13 +29,16 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
+import ray
 import torch
 from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.dataset import Dataset, write_dataset
 from ramen_ray.data.prepared import Prepared
+from ramen_ray.presets import tiny
 
 # Repeatable, and nothing is left outside of tmp_path.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -91,7 +94,7 @@ def _make_links(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that need Ray go first: they take the longest."""
-    items.sort(key=lambda item: not hasattr(getattr(item, "module", None), "ray"))
+    items.sort(key=lambda item: not {"ray", "NUM_CPUS"} & vars(item.module).keys())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -171,6 +174,36 @@ def prepared_bag(
     return prepare_in_process(
         Dataset(dataset_path), folder, str(encoder_path), MAX_LENGTH, add_special_tokens=False
     )
+
+
+@pytest.fixture(scope="module")
+def small_run(
+    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> RunConfig:
+    """A run of seconds on the handmade dataset, in a folder of the module's own."""
+    weights = {"links": 0.1, "topics": 0.2}
+    return overlay(
+        tiny(),
+        {
+            "dataset": str(dataset_path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "encoder.pretrained": str(encoder_path),
+            "regularization.lambda_x": weights,
+            "regularization.lambda_z": weights,
+            "training.epochs": 4,
+            "training.global_batch_size": 8,
+            "workers.cpus_per_worker": 1,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says."""
+    num_cpus = request.module.NUM_CPUS
+    ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

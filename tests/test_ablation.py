@@ -4,11 +4,9 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 from mlflow.tracking import MlflowClient
 
 import jobs.ablate
@@ -22,6 +20,7 @@ from ramen_ray.orchestration.run_directory import RunError, open_run_directory
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 ROOT = Path(__file__).parent.parent
+NUM_CPUS = 3
 ARMS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
@@ -82,28 +81,16 @@ def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
-            "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": {"links": 0.1},
             "regularization.lambda_z": {},
             "training.epochs": 1,
-            "training.global_batch_size": 8,
-            "workers.cpus_per_worker": 1,
             "name": "parts",
         },
     )
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=3, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 ABLATION = AblationConfig(seeds=1, bases=("in_batch",))

@@ -1,7 +1,6 @@
 """The bases: clusters and their batches, shortlists and hard negatives, and whole runs of each."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +29,9 @@ from ramen_ray.method.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.outcome import TrainResult
 from ramen_ray.orchestration.train import fit
-from ramen_ray.presets import PRESETS, tiny
+from ramen_ray.presets import PRESETS
 
+NUM_CPUS = 4
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
 
 
@@ -275,23 +274,10 @@ STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
-    weights = {"links": 0.1, "topics": 0.2}
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
             "base.refresh_every": 2,
             "base.refresh_mode": "synchronous",
             "base.shortlist_size": 10,
@@ -303,9 +289,7 @@ def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfi
             "pruning.warmup_epochs": 1,
             "pruning.every_epochs": 2,
             "training.epochs": NUM_EPOCHS,
-            "training.global_batch_size": 8,
             "training.checkpoint_every_steps": 3,
-            "workers.cpus_per_worker": 1,
         },
     )
 

@@ -12,7 +12,7 @@ from ramen_ray.method.comparison import (
     paired_differences,
     paired_differences_over_seeds,
 )
-from ramen_ray.method.metrics import clicks_on, query_metrics, ranking_metrics, ratio
+from ramen_ray.method.metrics import clicks_on, query_metrics, ratio, ratios
 
 
 def test_intervals_are_those_of_scipys_paired_bootstrap():
@@ -93,7 +93,7 @@ def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts
     if not asked:
         assert all(ratio(values) == 0 for values in found.values())
         return
-    alone = ranking_metrics(topk[asked], csr_of([on_group[q] for q in asked]), inverse, KS)
+    alone = ratios(query_metrics(topk[asked], csr_of([on_group[q] for q in asked]), inverse, KS))
     for name, expected in alone.items():
         share = len(asked) / len(truth) if name.startswith("P@") else 1
         assert ratio(found[name]) == pytest.approx(expected * share)

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ramen_ray.command_line import parse_call, parse_run_config, run_job
+from ramen_ray.command_line import (
+    parse_call,
+    parse_run_config,
+    parse_with_run_config,
+    run_job,
+)
 from ramen_ray.config import (
     ConfigError,
+    LossConfig,
     RunConfig,
     experiment_hash,
     flatten,
@@ -115,6 +123,13 @@ def test_all_wrong_keys_are_named_at_once():
 def test_a_batch_that_the_workers_cannot_share_evenly_is_refused():
     with pytest.raises(ConfigError, match=r"global_batch_size 10 .*num_workers 4"):
         overlay(RunConfig(), {"training.global_batch_size": 10, "workers.num_workers": 4})
+
+
+def test_workers_of_a_run_do_not_share_a_gpu():
+    changes = {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5}
+    overlay(RunConfig(), changes)
+    with pytest.raises(ConfigError, match=r"workers: .*gpus_per_worker 0\.5 .*num_workers 2"):
+        overlay(RunConfig(), changes | {"workers.use_gpu": True})
 
 
 def test_more_hard_negatives_than_a_shortlist_has_are_refused():
@@ -256,11 +271,12 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (["nonesuch"], "nonesuch"),
+        (["nonesuch"], "error: unknown preset 'nonesuch'; presets are foldoc, "),
+        (["-seed", "1"], "error: Unrecognized options: -seed, 1; "),
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
-        (["tiny", "--optimizer.lr", "0"], "greater than 0"),
+        (["tiny", "--optimizer.lr", "0"], "optimizer: lr Input should be greater than 0;"),
         (["tiny", "--encoder.kind", "forest"], "--encoder.kind"),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),
@@ -315,16 +331,22 @@ def test_a_job_runs_after_its_arguments_are_parsed(
     assert call() == "aa"
 
 
-def test_help_lists_the_presets_and_a_presets_flags(capsys: pytest.CaptureFixture[str]):
-    for arguments, fragments in (
-        (["--help"], [*PRESETS, "what it does"]),
-        (["tiny", "--help"], ["--optimizer.lr", "--regularization.lambda-x.links"]),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            _parse(*arguments)
-        assert stop.value.code in (0, None)
-        shown = capsys.readouterr().out
-        assert all(fragment in shown for fragment in fragments)
+@pytest.mark.parametrize("preset", [[], ["tiny"]])
+@pytest.mark.parametrize(
+    "parse",
+    [parse_run_config, partial(parse_with_run_config, LossConfig())],
+    ids=["of a job", "of a job with flags of its own"],
+)
+def test_help_lists_the_presets_and_all_flags(
+    parse: Callable[..., Any], preset: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as stop:
+        parse("what it does", [*preset, "--help"])
+    assert stop.value.code in (0, None)
+    shown = capsys.readouterr().out
+    flags = ("--optimizer.lr", "--regularization.lambda-x.links", "--seed")
+    for fragment in ("[PRESET | --config FILE]", "what it does", *PRESETS, *flags):
+        assert fragment in shown
 
 
 def test_a_job_that_succeeds_ends_with_code_0_and_a_programming_error_is_not_hidden():

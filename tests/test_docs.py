@@ -54,6 +54,7 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None:
     said = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
     assert "wrote mine to" in said
@@ -66,6 +67,7 @@ def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None
         "similar",
     }
     assert (project / "predictions.parquet").exists()
+    assert "| in_batch-ramen-only-links " in said
     for dataset in ("mine", "shop", "mine-again", "mine-novel"):
         assert (project / dataset / "dataset.json").exists()
 

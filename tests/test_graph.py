@@ -4,7 +4,6 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from support import errors_in, prepare_in_process
 
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
-from ramen_ray.config import overlay
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.sources import pieces
 from ramen_ray.method.batches import Batches
@@ -26,14 +24,8 @@ from ramen_ray.method.encoder import build_bag
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training import Objective, TrainState, global_losses, train_steps
 from ramen_ray.orchestration.train import fit
-from ramen_ray.presets import tiny
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
+NUM_CPUS = 2
 
 
 @pytest.fixture
@@ -75,7 +67,7 @@ def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
 def test_a_log_becomes_two_anchor_sets_that_training_uses(
     cluster: None,
     path: Path,
-    encoder_path: Path,
+    small_run: RunConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -117,15 +109,12 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     changes = {
         "name": "co-session",
         "dataset": str(path),
-        "output": str(tmp_path / "outputs"),
-        "encoder.pretrained": str(encoder_path),
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
         "training.epochs": 1,
         "training.global_batch_size": 16,
-        "workers.cpus_per_worker": 1,
     }
-    result = fit(overlay(tiny(), changes))
+    result = fit(overlay(small_run, changes))
     assert result.metrics["trained"]["test"]["P@1"] > 0
 
 

@@ -16,7 +16,8 @@ from ramen_ray.method.metrics import (
     ndcg_at,
     popularity_groups,
     precision_at,
-    ranking_metrics,
+    query_metrics,
+    ratios,
     recall_at,
 )
 
@@ -43,11 +44,15 @@ many_counts = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(np.array
 counts_strategy = st.lists(st.integers(0, 40), min_size=NUM_ADS, max_size=NUM_ADS).map(np.array)
 
 
+def _over_all(*arguments):
+    return ratios(query_metrics(*arguments))
+
+
 def test_hand_worked_example():
     topk = np.array([[2, 0, 1], [3, 2, -1]])
     truth = csr_of([[0, 1], [1]])
     inverse = np.array([1.0, 2.0, 1.0, 1.0])
-    found = ranking_metrics(topk, truth, inverse, [1, 3])
+    found = _over_all(topk, truth, inverse, [1, 3])
     ndcg = (1 / log2(3) + 1 / 2) / (1 + 1 / log2(3)) / 2
     psn = (1 / log2(3) + 2 / 2) / (1 + 1 / log2(3)) / ((2 + 1 / log2(3)) / (1 + 1 / log2(3)) + 2)
     expected = {"P@1": 0, "N@1": 0, "R@1": 0, "PSP@1": 0, "PSN@1": 0}
@@ -76,7 +81,7 @@ def test_precision_recall_and_ndcg_equal_trec_eval(case):
     evaluator = pytrec_eval.RelevanceEvaluator(qrel, {f"{m}.{cuts}" for m in _OF_TREC.values()})
     by_query = evaluator.evaluate(run)
     hits, num_clicks = find_hits(topk, csr_of(truth)), np.array([len(ads) for ads in truth])
-    found = ranking_metrics(topk, csr_of(truth), np.ones(NUM_ADS), KS)
+    found = _over_all(topk, csr_of(truth), np.ones(NUM_ADS), KS)
     for k in KS:
         per_query = {
             "P": precision_at(hits, k),
@@ -96,7 +101,7 @@ _OF_TREC = {"P": "P", "R": "recall", "N": "ndcg_cut"}
 def test_propensity_scores_equal_a_loop(case, counts):
     topk, truth = case
     inverse = inverse_propensities(counts, 100, 0.55, 1.5)
-    found = ranking_metrics(topk, csr_of(truth), inverse, KS)
+    found = _over_all(topk, csr_of(truth), inverse, KS)
     for k in KS:
         gain = best_gain = dcg = best_dcg = 0.0
         for row, ads in zip(topk.tolist(), truth, strict=True):
@@ -116,7 +121,7 @@ def test_propensity_scores_equal_a_loop(case, counts):
 @given(predictions_and_truths())
 def test_equal_propensities_turn_psn_into_n(case):
     topk, truth = case
-    found = ranking_metrics(topk, csr_of(truth), np.full(NUM_ADS, 3.0), KS)
+    found = _over_all(topk, csr_of(truth), np.full(NUM_ADS, 3.0), KS)
     for k in KS:
         assert found[f"PSN@{k}"] == pytest.approx(found[f"N@{k}"])
 
@@ -127,13 +132,13 @@ def test_a_ranking_by_propensity_of_all_clicks_scores_one(case, counts):
     inverse = inverse_propensities(counts, 100, 0.55, 1.5)
     ranked = [sorted(ads, key=lambda ad: -inverse[ad]) for ads in truth]
     perfect = np.array([[*ads, *[-1] * NUM_ADS][:DEPTH] for ads in ranked])
-    found = ranking_metrics(perfect, csr_of(truth), inverse, KS)
+    found = _over_all(perfect, csr_of(truth), inverse, KS)
     for k in KS:
         assert [found[f"{name}@{k}"] for name in ("N", "PSP", "PSN")] == pytest.approx([1, 1, 1])
 
 
 def test_cut_offs_beyond_the_predictions_count_as_misses():
-    found = ranking_metrics(np.array([[0, 1]]), csr_of([[0, 2]]), np.ones(3), [5])
+    found = _over_all(np.array([[0, 1]]), csr_of([[0, 2]]), np.ones(3), [5])
     assert found["P@5"] == pytest.approx(1 / 5)
     assert found["N@5"] == pytest.approx(1 / (1 + 1 / log2(3)))
 
@@ -142,8 +147,8 @@ def test_cut_offs_beyond_the_predictions_count_as_misses():
 def test_group_metrics_add_up_to_precision_and_equal_a_loop(case, counts):
     topk, truth = case
     groups = popularity_groups(counts)
-    found = group_metrics(topk, csr_of(truth), groups, KS)
-    overall = ranking_metrics(topk, csr_of(truth), np.ones(NUM_ADS), KS)
+    found = ratios(group_metrics(topk, csr_of(truth), groups, KS))
+    overall = _over_all(topk, csr_of(truth), np.ones(NUM_ADS), KS)
     for k in KS:
         assert sum(found[f"{name}/P@{k}"] for name in groups) == pytest.approx(overall[f"P@{k}"])
         for name, member in groups.items():

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from conftest import TOPICS
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -22,7 +20,7 @@ from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query
 from jobs import evaluate as evaluate_job
 from jobs import ingest
 from ramen_ray.command_line import run_job
-from ramen_ray.config import overlay
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.novel import make_novel_split
 from ramen_ray.data.predictions import write_predictions
@@ -33,8 +31,8 @@ from ramen_ray.method.encoder import build_transformer
 from ramen_ray.method.evaluation import KS, Propensity, encode_rows, evaluate
 from ramen_ray.orchestration.outcome import TrainResult
 from ramen_ray.orchestration.train import fit
-from ramen_ray.presets import tiny
 
+NUM_CPUS = 3
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
 NAMES = {
@@ -421,23 +419,8 @@ def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_
 
 
 @pytest.fixture(scope="module")
-def trained(
-    split_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TrainResult]:
-    weights = {"links": 0.1, "topics": 0.1}
-    changes = {
-        "dataset": str(split_path),
-        "output": str(tmp_path_factory.mktemp("outputs")),
-        "encoder.pretrained": str(encoder_path),
-        "regularization.lambda_x": weights,
-        "regularization.lambda_z": weights,
-        "training.epochs": 1,
-        "training.global_batch_size": 8,
-        "workers.cpus_per_worker": 1,
-    }
-    ray.init(address="local", num_cpus=3, log_to_driver=False, include_dashboard=False)
-    yield fit(overlay(tiny(), changes))
-    ray.shutdown()
+def trained(cluster: None, split_path: Path, small_run: RunConfig) -> TrainResult:
+    return fit(overlay(small_run, {"dataset": str(split_path), "training.epochs": 1}))
 
 
 def test_training_measures_zero_shot_too(trained: TrainResult):

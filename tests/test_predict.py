@@ -24,6 +24,7 @@ from ramen_ray.orchestration.derived import log_derived, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
+NUM_CPUS = 2
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
@@ -61,13 +62,6 @@ def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
     pq.write_table(table.slice(0, 20), folder / "a.parquet", row_group_size=8)
     pq.write_table(table.slice(20), folder / "b.parquet", row_group_size=11)
     return folder
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
 
 
 def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(

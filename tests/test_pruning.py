@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +34,9 @@ from ramen_ray.orchestration.outcome import TrainResult
 from ramen_ray.orchestration.pruning import GraphPruning
 from ramen_ray.orchestration.run_directory import RunDirectory
 from ramen_ray.orchestration.train import fit
-from ramen_ray.presets import tiny
 
 ROOT = Path(__file__).parent.parent
+NUM_CPUS = 4
 SETS = ["links", "topics"]
 SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset
@@ -104,13 +103,6 @@ def test_it_keeps_what_a_plain_loop_keeps(
     )
     bare = np.array([node for node, row in enumerate(kept) if not row], dtype=int)
     assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
 
 
 def test_each_distinct_text_is_encoded_once(
@@ -249,26 +241,17 @@ def test_a_side_without_weight_is_not_pruned(
 
 
 @pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
-    weights = {"links": 0.1, "topics": 0.2}
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
             "encoder.kind": "transformer",
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
             "optimizer.lr": 1e-3,
             "pruning.mode": "synchronous",
             "pruning.prune_threshold": THRESHOLD,
             "pruning.warmup_epochs": 1,
             "pruning.every_epochs": 1,
-            "training.epochs": 4,
-            "training.global_batch_size": 8,
             "training.checkpoint_every_steps": 3,
-            "workers.cpus_per_worker": 1,
         },
     )
 

@@ -15,7 +15,8 @@ from ramen_ray.method.metrics import (
     group_metrics,
     inverse_propensities,
     popularity_groups,
-    ranking_metrics,
+    query_metrics,
+    ratios,
 )
 from ramen_ray.method.search import drop_filtered, merge_topk, most_filters, search
 
@@ -133,6 +134,6 @@ def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
         assert (np.diff(similarity[query, shown]) < 1e-5).all()
     counts = prepared.train_click_counts
     truth, inverse = prepared.clicks[split], inverse_propensities(counts, 60, 0.6, 2.6)
-    expected = ranking_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
+    expected = query_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
     expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
-    assert metrics == pytest.approx(expected)
+    assert metrics == pytest.approx(ratios(expected))

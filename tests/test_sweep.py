@@ -1,10 +1,12 @@
 """Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import ray
+from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
-from ray.tune.search.sample import Categorical
 from support import node_edges, query_table, text_table, wait_until
 
 from jobs import tune as tune_job
@@ -24,13 +26,13 @@ from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.dataset import Dataset, write_dataset
 from ramen_ray.orchestration import standings
-from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.locks import held_if_free
 from ramen_ray.orchestration.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.search_space import check_space, draws, grid
+from ramen_ray.orchestration.search_space import check_space, grid
 from ramen_ray.orchestration.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import PRESETS, debian, foldoc, tiny
+from ramen_ray.tracking.runs import open_run, read_run, tracking_uri
 from ramen_ray.tracking.sweep_report import SweepTrial
 from tune_spaces import SPACES
 
@@ -57,27 +59,26 @@ def stand_in(tmp_path_factory) -> Path:
 def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
     config = PRESETS[preset]()
     samplers = SPACES[space](config)
-    check_space(config, samplers)
-    here = {"dataset": str(stand_in), "encoder.pretrained": EncoderConfig().pretrained}
-    drawn = draws(samplers, seed=0)
-    for setting in drawn:
-        assert setting.keys() == samplers.keys()
-        check_config(overlay(config, {**setting, **here}), Dataset(stand_in))
-    for key, sampler in samplers.items():
-        if isinstance(sampler, Categorical):
-            assert {setting[key] for setting in drawn} == set(sampler.categories)
+    here = overlay(config, {"encoder.pretrained": EncoderConfig().pretrained})
+    assert check_space(here, samplers, Dataset(stand_in)).keys() == samplers.keys()
 
 
-def test_spaces_that_do_not_fit_are_refused() -> None:
+def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
+    def check(space: dict[str, Any]) -> None:
+        check_space(overlay(tiny(), {"encoder.kind": "transformer"}), space, Dataset(stand_in))
+
     with pytest.raises(ConfigError, match="empty"):
-        check_space(tiny(), {})
+        check({})
     with pytest.raises(ConfigError, match=r"samples optimizer\.lrr, which the configuration lacks"):
-        check_space(tiny(), {"optimizer.lrr": tune.uniform(0, 1)})
+        check({"optimizer.lrr": tune.uniform(0, 1)})
     with pytest.raises(ConfigError, match=r"loss\.margin"):
-        check_space(tiny(), {"loss.margin": tune.uniform(-2, -1)})
+        check({"loss.margin": tune.uniform(-2, 1)})
+    for layers in (tune.choice([1, 2, 3, 4, 5, 7, 6]), tune.randint(1, 8)):
+        with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
+            check({"loss.margin": tune.choice([0.1, 0.2]), "encoder.num_layers": layers})
     for value in (0.3, tune.randn(0.3, 0.1), tune.grid_search([0.3]), tune.sample_from(float)):
         with pytest.raises(ConfigError, match=r"loss\.margin: a search space needs choices, or a"):
-            check_space(tiny(), {"loss.margin": value})
+            check({"loss.margin": value})
 
 
 def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
@@ -102,7 +103,8 @@ def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
         ({"num_workers": 1, "cpus_per_worker": 2}, [{"CPU": 4.0}, {"CPU": 3.0}], 3),
         ({"num_workers": 1, "cpus_per_worker": 3}, [{"CPU": 4.0}] * 3, 3),
         ({"num_workers": 4, "cpus_per_worker": 1}, [{"CPU": 2.0}], 1),
-        ({"gpus_per_worker": 0.2, "num_workers": 3}, [{"CPU": 99.0, "GPU": 3.0}], 5),
+        ({"gpus_per_worker": 0.2}, [{"CPU": 99.0, "GPU": 3.0}, {"CPU": 4.0, "GPU": 1.0}], 17),
+        ({"gpus_per_worker": 1.0, "num_workers": 2}, [{"CPU": 99.0, "GPU": 5.0}], 2),
         ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
     ],
 )
@@ -172,21 +174,15 @@ def test_a_command_gives_back_the_configuration(preset, changes) -> None:
 
 
 @pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
-    weights = {"links": 0.1}
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {"links": 0.1},
             "walk.enabled": True,
             "training.epochs": 2,
-            "training.global_batch_size": 8,
             "training.selection_metric": "R@10",
-            "workers.cpus_per_worker": 1,
             "name": "search",
         },
     )
@@ -223,27 +219,30 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
 
+FIFTH_EPOCH = "checkpoint_000000035"
 LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
-SETTINGS = SweepConfig(space="own", num_samples=5, grace_epochs=1)
+SETTINGS = SweepConfig(space="own", num_samples=6, search="random", grace_epochs=1, at_once=2)
 
 
-def missing_encoder(config: RunConfig) -> str:
-    """Return where there is no encoder at first."""
+def missing_dataset(config: RunConfig) -> str:
+    """Return where there is no dataset at first."""
     return str(Path(config.output) / "nowhere")
 
 
 def search(config: RunConfig) -> SweepResult:
-    """Search with samplers by which some trials cannot load their encoder."""
+    """Search with samplers by which some trials cannot find their dataset."""
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
-    space["encoder.pretrained"] = tune.choice([config.encoder.pretrained, missing_encoder(config)])
-    if not ray.is_initialized():
-        ray.init(address="local", num_cpus=3, log_to_driver=False)
-    return sweep(config, SETTINGS, space, training_command)
+    space["dataset"] = tune.choice([config.dataset, missing_dataset(config)])
+    return sweep(overlay(config, {"seed": 2}), SETTINGS, space, training_command)
 
 
 @pytest.fixture(scope="module")
 def result(config: RunConfig) -> Iterator[SweepResult]:
-    yield search(config)
+    """The first search, of a process that has another MLflow store than the cluster's."""
+    ray.init(address="local", num_cpus=3, log_to_driver=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
+        yield search(config)
     ray.shutdown()
 
 
@@ -252,25 +251,32 @@ def test_a_failing_trial_is_told_and_the_others_go_on(
     result: SweepResult, config: RunConfig
 ) -> None:
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
-    assert {trial.params["encoder.pretrained"] for trial in failed} == {missing_encoder(config)}
+    assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
     assert all("nowhere" in trial.end and trial.value is None for trial in failed)
-    assert failed and len(failed) < len(result.trials) == 5
+    assert len(failed) == 3 and len(result.trials) == 6
 
 
 @pytest.mark.slow
 def test_the_first_trial_has_the_configuration_s_own_values(
     result: SweepResult, config: RunConfig
 ) -> None:
-    own = {**dict.fromkeys(LAMBDAS, 0.1), "encoder.pretrained": config.encoder.pretrained}
+    own = {**dict.fromkeys(LAMBDAS, 0.1), "dataset": config.dataset}
     assert own in [dict(trial.params) for trial in result.trials]
+
+
+def children_of(result: SweepResult) -> list[Run]:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    of_parent = f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}'"
+    return list(client.search_runs([experiment], of_parent))
 
 
 @pytest.mark.slow
 def test_children_and_parent_are_tracked(result: SweepResult) -> None:
+    assert result.tracking_uri.endswith("mine.db")
     client = MlflowClient(tracking_uri=result.tracking_uri)
     parent = client.get_run(result.mlflow_run_id)
-    of_parent = f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}'"
-    children = client.search_runs([parent.info.experiment_id], of_parent)
+    children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
         values
@@ -291,7 +297,7 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
 @pytest.mark.slow
 def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
     table = pd.read_csv(result.report / "trials.csv")
-    assert len(table) == 5
+    assert len(table) == 6
     best = result.trials[0]
     assert table["validation/R@10"].max() == pytest.approx(best.value)
     back = parse_run_config("train", shlex.split(result.command)[2:])
@@ -302,7 +308,7 @@ def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: 
 def test_what_failed_is_tried_again_and_the_rest_is_kept(
     result: SweepResult, config: RunConfig
 ) -> None:
-    shutil.copytree(config.encoder.pretrained, missing_encoder(config))
+    shutil.copytree(config.dataset, missing_dataset(config))
     again = search(config)
     assert again.mlflow_run_id == result.mlflow_run_id
     assert not any(trial.end.startswith("failed: ") for trial in again.trials)
@@ -310,6 +316,9 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(
     assert [trial for trial in again.trials if trial in result.trials] == kept
     assert {trial.name for trial in again.trials} == {trial.name for trial in result.trials}
     assert all(trial.value is not None for trial in again.trials)
+    spans = [(child.info.start_time, child.info.end_time) for child in children_of(again)]
+    at_once = [sum(start <= begun < end for start, end in spans) for begun, _ in spans]
+    assert len(spans) == 6 and max(at_once) == SETTINGS.at_once
 
 
 @pytest.mark.slow
@@ -330,32 +339,40 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
     changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 20}
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
-    command += ["--num-samples", "3", "--no-stop-early"]
-    ends, runs = tmp_path / "sweeps" / "killed" / "ends", tmp_path / "runs"
+    command += ["--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
+    search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
     def facts() -> dict[str, dict[str, Any]]:
         return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
 
-    def is_one_done_and_one_under_way() -> bool:
-        begun = {path.parent.name for path in runs.glob("*/checkpoint_*")}
-        finished = {name for name, run in facts().items() if run.get("finished")}
-        return any(ends.glob("[!.]*")) and bool(begun - finished)
+    def checkpoints_under_way() -> set[str]:
+        of_done = {name for name, run in facts().items() if run.get("finished")}
+        paths = runs.glob("*/checkpoint_0*")
+        return {path.name for path in paths if of_done and path.parent.name not in of_done}
 
-    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT)
-    wait_until(is_one_done_and_one_under_way, "no trial is done while another is under way")
-    first.kill()
-    first.wait()
-    before = facts()
-    trained = _checkpoints_of_finished_runs(runs)
-    assert trained
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    with (tmp_path / "said").open("wb") as said:
+        first = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment)
+        wait_until(lambda: max(checkpoints_under_way(), default="") > FIFTH_EPOCH, "none goes on")
+        first.kill()
+        first.wait()
+        before, known = facts(), checkpoints_under_way()
+        trained = _checkpoints_of_finished_runs(runs)
+        uri, parent = tracking_uri(tmp_path), search.facts["mlflow_run_id"]
+        lost = open_run(uri, config.experiment, "unknown to Tune", tmp_path, None, parent)
+        second, seen = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment), set()
+        while second.poll() is None:
+            seen |= checkpoints_under_way()
+            time.sleep(0.02)
+    assert second.returncode == 0, (tmp_path / "said").read_text()
+    assert min(seen - known) > max(known)
     after = facts()
-    assert len(after) == 3
+    assert len(after) == 2
     assert all(run["finished"] for run in after.values())
-    for name, known in before.items():
-        assert after[name]["mlflow_run_id"] == known["mlflow_run_id"]
+    for name, one in before.items():
+        assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
     assert trained.items() <= _checkpoints_of_finished_runs(runs).items()
+    assert read_run(uri, lost).info.status == "KILLED"
 
 
 def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:

@@ -5,14 +5,12 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
-import ray
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, errors_in, import_in_process, wait_until
@@ -24,6 +22,7 @@ from ramen_ray.data.sources import pieces
 from ramen_ray.orchestration.ingest import import_tables
 
 ROOT = Path(__file__).parent.parent
+NUM_CPUS = 2
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
@@ -289,13 +288,6 @@ def test_edges_name_texts_where_the_clicks_do(tmp_path: Path) -> None:
     expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
     assert _edges_of(normal, "links", "query") == expected
     assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
 
 
 def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch) -> None:

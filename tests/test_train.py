@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from mlflow.tracking import MlflowClient
 from support import wait_until
 
@@ -19,38 +17,23 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.outcome import TrainResult
 from ramen_ray.orchestration.train import fit
-from ramen_ray.presets import tiny
 
 ROOT = Path(__file__).parent.parent
+NUM_CPUS = 4
 MID_EPOCH_CHECKPOINT = "checkpoint_000000009"  # an epoch of the made dataset has 7 steps
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def config(dataset_path: Path, encoder_path: Path, tmp_path_factory) -> RunConfig:
-    weights = {"links": 0.1, "topics": 0.2}
+def config(small_run: RunConfig) -> RunConfig:
     return overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
             "encoder.kind": "transformer",
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
             "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
             "regularization.adaptive": True,
             "regularization.every_steps": 2,
             "optimizer.lr": 1e-3,
-            "training.epochs": 4,
-            "training.global_batch_size": 8,
             "training.checkpoint_every_steps": 3,
-            "workers.cpus_per_worker": 1,
         },
     )
 

@@ -5,22 +5,22 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from support import MAX_LENGTH
 
 from jobs import validate as job
+from ramen_ray.command_line import run_job
 from ramen_ray.data.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration import pipeline
 
 ROOT = Path(__file__).parent.parent
+NUM_CPUS = 4
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def _run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["validate.py", *arguments])
-    code = job.main()
+    code = run_job(job.main)
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -104,13 +104,6 @@ def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(ROOT / "datasets" / name))
     assert code == 0
     assert out.endswith("errors: 0, warnings: 1\n")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
 
 
 def _prepare(path: Path, encoder: Path) -> Prepared:

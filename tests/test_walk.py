@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
 from support import csr_of, rows_of, wait_until
 
-from ramen_ray.config import overlay
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.hashing import keyed_hash
 from ramen_ray.data.prepared import Prepared
@@ -33,9 +32,9 @@ from ramen_ray.orchestration import walks
 from ramen_ray.orchestration.components import build_encoder, build_objective
 from ramen_ray.orchestration.train import fit
 from ramen_ray.orchestration.walks import walked_edges
-from ramen_ray.presets import tiny
 
 Rows = list[list[int]]
+NUM_CPUS = 2
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
 EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
@@ -174,13 +173,6 @@ def test_long_walks_over_many_anchors_lose_no_visit(num_hops: int) -> None:
     assert sum(counts.values()) == num_hops
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
-
-
 def test_each_walk_is_made_once(
     cluster: None,
     prepared: Prepared,
@@ -239,22 +231,16 @@ def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
 
 
 def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
-    cluster: None, dataset_path: Path, encoder_path: Path, tmp_path: Path
+    cluster: None, small_run: RunConfig, tmp_path: Path
 ) -> None:
     config = overlay(
-        tiny(),
+        small_run,
         {
-            "dataset": str(dataset_path),
             "output": str(tmp_path),
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": {"links": 0.1, "topics": 0.2},
-            "regularization.lambda_z": {"links": 0.1, "topics": 0.2},
             "walk.enabled": True,
             "walk.max_anchor_degree": 20,
             "walk.top_k": 6,
             "training.epochs": 1,
-            "training.global_batch_size": 8,
-            "workers.cpus_per_worker": 1,
         },
     )
     result = fit(config)

@@ -11,7 +11,7 @@ def mining(config: RunConfig) -> dict[str, Any]:
     """The margin, how many negatives of a row count, and what the base adds to the batch."""
     space: dict[str, Any] = {
         "loss.margin": tune.uniform(0.1, 0.5),
-        "loss.num_hard_negatives": tune.choice([1, 3, 10, 30]),
+        "loss.num_negatives": tune.choice([1, 3, 10, 30]),
         "loss.softmax_weighting": tune.choice([False, True]),
     }
     if config.base.kind == "ance":

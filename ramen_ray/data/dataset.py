@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.errors import UserError
 
 FORMAT_VERSION = 1
@@ -245,9 +246,8 @@ def write_metadata(
     for name, file in _table_files(folder):
         counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
     content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
-    aside = folder / ".dataset.json"
-    aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    aside.rename(folder / "dataset.json")
+    with whole_file(folder / "dataset.json") as aside:
+        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def required_tables(anchor_sets: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from ramen_ray.data.dataset import Dataset
 
 
 @dataclass(frozen=True)
-class Clicks:
+class ClickCounts:
     """The clicks of a split.
 
     Attributes:
@@ -28,7 +28,7 @@ class Clicks:
 
 
 @dataclass(frozen=True)
-class Edges:
+class EdgeCounts:
     """The edges of an anchor set, counted at both ends; all zero on a side without edges.
 
     Attributes:
@@ -49,7 +49,7 @@ class Edges:
         return self.queries_per_anchor + self.ads_per_anchor
 
 
-def count_clicks(dataset: Dataset, split: str) -> Clicks:
+def count_clicks(dataset: Dataset, split: str) -> ClickCounts:
     """Count the clicks of a split at both ends."""
     table = f"queries/{split}"
     columns = [name for name in ("ad_ids", "weights") if name in dataset.schema(table).names]
@@ -62,10 +62,10 @@ def count_clicks(dataset: Dataset, split: str) -> Clicks:
         np.add.at(per_ad, ad_ids.flatten().to_numpy(), 1)
         if "weights" in columns:
             weight += pc.sum(batch.column("weights").flatten()).as_py() or 0.0
-    return Clicks(np.concatenate(per_query), per_ad, weight if "weights" in columns else None)
+    return ClickCounts(np.concatenate(per_query), per_ad, weight if "weights" in columns else None)
 
 
-def count_edges(dataset: Dataset, anchor_set: str) -> Edges:
+def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
     """Count the edges of an anchor set at both ends."""
     num_anchors = dataset.num_rows(f"anchors/{anchor_set}")
     per_query, queries_per_anchor = _count_side(
@@ -74,7 +74,7 @@ def count_edges(dataset: Dataset, anchor_set: str) -> Edges:
     per_ad, ads_per_anchor = _count_side(
         dataset, f"edges/{anchor_set}/ad", dataset.num_rows("ads"), num_anchors
     )
-    return Edges(per_query, per_ad, queries_per_anchor, ads_per_anchor)
+    return EdgeCounts(per_query, per_ad, queries_per_anchor, ads_per_anchor)
 
 
 def _count_side(

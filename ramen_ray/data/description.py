@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.degrees import Clicks, Edges
+from ramen_ray.data.degrees import ClickCounts, EdgeCounts
 from ramen_ray.data.samples import SampleQuery
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -92,8 +92,8 @@ class Description:
 
     metadata: Mapping[str, Any]
     statistics: Mapping[str, float]
-    clicks: Mapping[str, Clicks]
-    edges: Mapping[str, Edges]
+    clicks: Mapping[str, ClickCounts]
+    edges: Mapping[str, EdgeCounts]
     groups: Mapping[str, NDArray[np.bool_]]
     hubs: Mapping[str, list[Hub]]
     tokens: Mapping[str, TokenLengths]

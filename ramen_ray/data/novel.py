@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.hashing import keyed_hash
+from ramen_ray.data.lists import click_pairs, list_entries
 from ramen_ray.data.schemas import ZERO_SHOT
 from ramen_ray.data.validation import check
 
-Bools = NDArray[np.bool_]
-ChosenClicks = Callable[[Int64s, Int64s], Bools]
+ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids, and flags the clicks that stay."""
 
 _NOVEL, _ONE_SHOT = range(2)
@@ -31,7 +29,7 @@ def make_novel_split(
     one_shot: bool = False,
     seed: int = 0,
 ) -> Dataset:
-    """Make some ads of a dataset directory novel: unclicked in training, asked for in the test.
+    """Make some ads of a dataset novel: not clicked in training, asked for in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
     clicks on the other, seen ads, and those without any are left out; edges and filters follow.
@@ -41,8 +39,8 @@ def make_novel_split(
     is left without edges stays, an anchor set goes.
 
     Args:
-        dataset: The dataset directory to split.
-        output: The dataset directory to write.
+        dataset: Dataset directory to split.
+        output: Dataset directory to write; must not exist.
         novel_fraction: Share of the ads that become novel, drawn uniformly.
         one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
         seed: Another seed draws other ads.
@@ -73,7 +71,7 @@ def make_novel_split(
     return Dataset(output)
 
 
-def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Bools:
+def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Booleans:
     """Flag the ads (ads,) with the lowest draws."""
     num_ads = parent.num_rows("ads")
     if not 0 < novel_fraction < 1:
@@ -89,12 +87,12 @@ def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Bools:
     return novel
 
 
-def _draw_revealed_queries(parent: Dataset, novel: Bools, seed: int) -> Int64s:
+def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64s:
     """Draw one train query (ads,) of each novel ad; -1 for an ad without any, and for seen ads."""
     lowest = np.full(len(novel), np.iinfo(np.uint64).max)
     revealed = np.full(len(novel), -1)
     for rows in parent.batches("queries/train"):
-        queries, ads = _clicks(rows)
+        queries, ads = click_pairs(rows)
         queries, ads = queries[novel[ads]], ads[novel[ads]]
         draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # distinct, as clicks are
         np.minimum.at(lowest, ads, draws)
@@ -139,7 +137,7 @@ class _Split:
         def renumbered() -> Iterator[pa.RecordBatch]:
             first = 0
             for rows in self.parent.batches(table):
-                kept = _keep_clicks(rows, chosen(*_clicks(rows)))
+                kept = _keep_clicks(rows, chosen(*click_pairs(rows)))
                 ids = np.arange(first, first + len(kept))
                 new_ids[kept["query_id"].to_numpy()] = ids
                 first += len(kept)
@@ -153,12 +151,14 @@ class _Split:
             )
         return new_ids
 
-    def write_filters(self, source: str, target: str, new_ids: Int64s, chosen_ads: Bools) -> None:
+    def write_filters(
+        self, source: str, target: str, new_ids: Int64s, chosen_ads: Booleans
+    ) -> None:
         """Write the filter pairs of the queries that stay with ``chosen_ads`` (ads,)."""
         pairs = self._of_queries(self._rows(f"filters/{source}"), new_ids)
         self._write_if_any(f"filters/{target}", self._of_ads(pairs, chosen_ads))
 
-    def write_graph(self, anchor_set: str, new_ids: Int64s, chosen_ads: Bools) -> None:
+    def write_graph(self, anchor_set: str, new_ids: Int64s, chosen_ads: Booleans) -> None:
         """Write an anchor set with the edges of the train queries that stay and ``chosen_ads``."""
         query, ad = f"edges/{anchor_set}/query", f"edges/{anchor_set}/ad"
         has_query = self._write_if_any(query, self._of_queries(self._rows(query), new_ids))
@@ -176,7 +176,9 @@ class _Split:
             yield rows.set_column(0, "query_id", pa.array(ids)).filter(pa.array(ids >= 0))
 
     @staticmethod
-    def _of_ads(batches: Iterable[pa.RecordBatch], chosen_ads: Bools) -> Iterator[pa.RecordBatch]:
+    def _of_ads(
+        batches: Iterable[pa.RecordBatch], chosen_ads: Booleans
+    ) -> Iterator[pa.RecordBatch]:
         for rows in batches:
             yield rows.filter(pa.array(chosen_ads[rows["ad_id"]]))
 
@@ -190,16 +192,9 @@ class _Split:
         return True
 
 
-def _clicks(rows: pa.RecordBatch) -> tuple[Int64s, Int64s]:
-    """Return the query and the ad (clicks,) of each click."""
-    degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-    return np.repeat(rows["query_id"].to_numpy(), degrees), rows["ad_ids"].flatten().to_numpy()
-
-
-def _keep_clicks(rows: pa.RecordBatch, kept: Bools) -> pa.RecordBatch:
+def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
     """Keep the flagged clicks, with their weights, and the queries that have one."""
-    degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-    left = np.bincount(np.repeat(np.arange(len(rows)), degrees)[kept], minlength=len(rows))
+    left = np.bincount(list_entries(rows["ad_ids"])[0][kept], minlength=len(rows))
     offsets = pa.array(np.concatenate([[0], np.cumsum(left)]), pa.int32())
     for column in {"ad_ids", "weights"} & set(rows.column_names):
         entries = rows[column].flatten().filter(pa.array(kept))

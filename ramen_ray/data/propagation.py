@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, vstack
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset, DatasetError, new_dataset
 from ramen_ray.data.hashing import hash_strings, keyed_hash
+from ramen_ray.data.lists import click_pairs, list_entries
 from ramen_ray.data.nodes import Names
 from ramen_ray.data.texts import fold
 from ramen_ray.data.validation import check
@@ -176,19 +176,9 @@ def _edges(parent: Dataset, anchor_set: str, side: str) -> csr_array:
 
 def _clicks(parent: Dataset) -> csr_array:
     """Read the train clicks as (queries, ads), 1 each."""
-    pairs = []
-    for rows in parent.batches(TRAIN):
-        positions, ads = _entries(rows)
-        pairs.append((rows["query_id"].to_numpy()[positions], ads))
-    queries_ads = np.concatenate(pairs, axis=1)
+    queries_ads = np.concatenate([click_pairs(rows) for rows in parent.batches(TRAIN)], axis=1)
     shape = parent.num_rows(TRAIN), parent.num_rows("ads")
     return csr_array((np.ones(queries_ads.shape[1], np.float32), queries_ads), shape=shape)
-
-
-def _entries(rows: pa.RecordBatch) -> tuple[Int64s, Int64s]:
-    """Return the row and the ad (clicks,) of each click."""
-    degrees = pc.list_value_length(rows["ad_ids"]).to_numpy()
-    return np.repeat(np.arange(len(rows)), degrees), rows["ad_ids"].flatten().to_numpy()
 
 
 def _with_added_ads(
@@ -198,7 +188,7 @@ def _with_added_ads(
     num_ads = parent.num_rows("ads")
     for rows in parent.batches(TRAIN):
         queries = rows["query_id"].to_numpy()
-        clicked = _entries(rows)
+        clicked = np.stack(list_entries(rows["ad_ids"]))
         same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
         known = np.concatenate([clicked, same_text], axis=1)
         known = csr_array(
@@ -210,7 +200,7 @@ def _with_added_ads(
         ]
         added_rows, added_ads = np.concatenate(found, axis=1)
         yield _extended(rows, added_rows, added_ads)
-        counts.update(added=len(added_ads), had=len(clicked[0]), queries=len(rows))
+        counts.update(added=len(added_ads), had=clicked.shape[1], queries=len(rows))
         counts["queries with more"] += len(np.unique(added_rows))
 
 
@@ -231,7 +221,7 @@ def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> 
 
 def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa.RecordBatch:
     """Append ads (added,) to the lists of ``rows``; ``added_rows`` (added,) are ascending."""
-    row_of_click, _ = _entries(rows)
+    row_of_click, _ = list_entries(rows["ad_ids"])
     row_of_entry = np.concatenate([row_of_click, added_rows])
     order = np.argsort(row_of_entry, kind="stable")
     lengths = np.bincount(row_of_entry, minlength=len(rows))

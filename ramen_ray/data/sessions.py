@@ -19,13 +19,13 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ramen_ray.data.anchor_sets import Edges
 from ramen_ray.data.arrays import Booleans, Floats, Int64s, UInt64s
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.hashing import hash_strings
 from ramen_ray.data.nodes import HeldOut, Nodes
+from ramen_ray.data.ranking import heaviest
 from ramen_ray.data.sources import Block, as_seconds, as_strings
 
 NO_AD = 0
@@ -304,7 +304,7 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
     pairs = pairs.append_column("node_sessions", pa.array(_own_sessions(pairs, "node")))
     pairs = pairs.filter(pc.not_equal(pairs["node"], pairs["anchor"]))
     node, anchor = pairs["node"].to_numpy(), pairs["anchor"].to_numpy()
-    return pairs.take(pa.array(_heaviest(node, _strength(pairs, settings), anchor, settings.top_k)))
+    return pairs.take(pa.array(heaviest(node, _strength(pairs, settings), anchor, settings.top_k)))
 
 
 def edges_of(
@@ -328,7 +328,7 @@ def edges_of(
     position, node = nodes.by_text.all(pairs["node"].to_numpy())
     hashes, anchor = np.unique(pairs["anchor"].to_numpy()[position], return_inverse=True)
     weights = weights[position]
-    kept = _heaviest(anchor, weights, node, settings.max_anchor_degree)
+    kept = heaviest(anchor, weights, node, settings.max_anchor_degree)
     return Edges(node[kept], anchor[kept], weights[kept]), hashes
 
 
@@ -341,15 +341,6 @@ def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1)
     if settings.weight == "cosine":
         return both / np.sqrt(one * other)
     return both * num_sessions / (one * other)
-
-
-def _heaviest(
-    group: NDArray[np.generic], weight: Floats, tie: NDArray[np.generic], k: int
-) -> Int64s:
-    """Return the rows (kept,) of the k heaviest of each group; the lower ``tie`` goes first."""
-    order = np.lexsort((tie, -weight, group))
-    ordered = group[order]
-    return order[np.arange(len(order)) - np.searchsorted(ordered, ordered) < k]
 
 
 def _summed(pairs: pa.Table) -> pa.Table:

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.degrees import count_clicks
-from ramen_ray.method.evaluation import GROUP_KS, KS, METRICS, Propensity
+from ramen_ray.method.evaluation import KS, Propensity, measure_queries
 from ramen_ray.method.metrics import (
     PerQuery,
-    clicks_on,
     inverse_propensities,
     popularity_groups,
-    query_metrics,
 )
 from ramen_ray.method.search import TopK, drop_filtered, most_filters
 
@@ -60,11 +58,7 @@ class AskedQueries:
         clicked = self._queries["ad_ids"].combine_chunks()
         rows = pc.list_parent_indices(clicked).to_numpy()
         truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
-        metrics = query_metrics(ads, truth, self._inverse, KS)
-        for group, member in self._groups.items():
-            of_group = query_metrics(ads, clicks_on(truth, member), self._inverse, GROUP_KS)
-            metrics |= {f"{group}/{name}": values for name, values in of_group.items()}
-        return {name: metrics[name] for name in METRICS}
+        return measure_queries(ads, truth, self._inverse, self._groups)
 
 
 def _read_filters(dataset: Dataset) -> NDArray[Any]:

@@ -1,6 +1,6 @@
 """Encode, search, filter, measure: one split of a prepared dataset with one encoder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans, Floats
+from ramen_ray.data.csr import Csr
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.distributed import gather_arrays, own_range
@@ -19,17 +21,17 @@ from ramen_ray.method.metrics import (
     inverse_propensities,
     popularity_groups,
     query_metrics,
-    ranking_metrics,
+    ratios,
 )
 from ramen_ray.method.search import TopK, drop_filtered, merge_topk, most_filters, search
-from ramen_ray.method.texts import TokenBatch
+from ramen_ray.method.texts import TextTokenizer, TokenBatch
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
     f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
 ]
-"""The names of what :func:`score` measures."""
+"""The names of what :func:`measure_queries` measures."""
 TEXTS_PER_PASS = 2048
 
 
@@ -61,13 +63,37 @@ def encode_rows(
     return embeddings
 
 
+def encode_texts(
+    encoder: Encoder, tokenize: TextTokenizer, texts: list[str]
+) -> NDArray[np.float32]:
+    """Encode ``texts`` (n,); returns unit-norm embeddings (n, D) float32."""
+    token_ids, lengths = tokenize(texts)
+    no_hashes = np.zeros(len(texts), dtype=np.uint64)
+    table = TokenTable(token_ids, np.append(0, lengths.cumsum()), no_hashes)
+    return encode_rows(encoder, table, np.arange(len(texts)))
+
+
+def measure_queries(
+    topk_ad_ids: NDArray[np.int64], truth: Csr, inverse: Floats, groups: Mapping[str, Booleans]
+) -> dict[str, PerQuery]:
+    """Measure predictions (queries, k) query by query: overall, and by groups of ads.
+
+    Args:
+        topk_ad_ids: best first, -1 where there is no more.
+        truth: queries x ads.
+        inverse: (ads,) inverse propensities.
+        groups: of the ads (:func:`~ramen_ray.method.metrics.popularity_groups`).
+    """
+    overall = query_metrics(topk_ad_ids, truth, inverse, KS)
+    return overall | group_metrics(topk_ad_ids, truth, groups, GROUP_KS)
+
+
 def score(topk: TopK, data: Prepared, split: str, propensity: Propensity) -> dict[str, float]:
     """Measure predictions for all queries of ``split``: overall, and by the ads' popularity."""
     counts = data.train_click_counts
     inverse = inverse_propensities(counts, len(data.query_ids), propensity.a, propensity.b)
-    truth = data.clicks[split]
-    metrics = ranking_metrics(topk[0], truth, inverse, KS)
-    return metrics | group_metrics(topk[0], truth, popularity_groups(counts), GROUP_KS)
+    groups = popularity_groups(counts)
+    return ratios(measure_queries(topk[0], data.clicks[split], inverse, groups))
 
 
 def score_queries(

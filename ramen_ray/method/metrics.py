@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Floats
+from ramen_ray.data.arrays import Booleans, Floats
 from ramen_ray.data.csr import Csr
 
-Bools = NDArray[np.bool_]
 PerQuery = tuple[Floats, Floats]
 """What each query gained, and what it could: (queries,) each."""
 
@@ -29,7 +28,7 @@ def inverse_propensities(
     return np.asarray(1.0 + c * (click_counts + b) ** -a)
 
 
-def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Bools:
+def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     """Mark which predictions are clicks; -1 predicts nothing.
 
     Args:
@@ -49,17 +48,17 @@ def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Bools:
     return (known[place] == asked) & (topk_ad_ids >= 0)
 
 
-def precision_at(hits: Bools, k: int) -> Floats:
+def precision_at(hits: Booleans, k: int) -> Floats:
     """Return P@k (queries,): the share of clicks among the first k predictions."""
     return hits[:, :k].sum(axis=1) / k
 
 
-def recall_at(hits: Bools, num_clicks: NDArray[np.int64], k: int) -> Floats:
+def recall_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
     """Return R@k (queries,): the share of a query's clicks among the first k predictions."""
     return hits[:, :k].sum(axis=1) / np.maximum(num_clicks, 1)
 
 
-def ndcg_at(hits: Bools, num_clicks: NDArray[np.int64], k: int) -> Floats:
+def ndcg_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
     """Return N@k (queries,) with binary gains and 1 / log2(rank + 1) discounts."""
     discounts = 1.0 / np.log2(np.arange(2, k + 2))
     shown = hits[:, :k]
@@ -72,7 +71,7 @@ def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Floats) -> Floats:
 
 
 def propensity_scored(
-    hits: Bools, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, k: int
+    hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, k: int
 ) -> dict[str, PerQuery]:
     """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible ones."""
     gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
@@ -127,22 +126,19 @@ def ratio(values: PerQuery) -> float:
     return float(gained.sum() / possible.sum()) if possible.any() else 0.0
 
 
-def ranking_metrics(
-    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
-) -> dict[str, float]:
-    """Return :func:`query_metrics` over all queries (fractions, not per cent)."""
-    values = query_metrics(topk_ad_ids, truth, inverse, ks)
+def ratios(values: Mapping[str, PerQuery]) -> dict[str, float]:
+    """Return metrics over all queries, by name (fractions, not per cent)."""
     return {name: ratio(of_queries) for name, of_queries in values.items()}
 
 
-def clicks_on(truth: Csr, member: Bools) -> Csr:
+def clicks_on(truth: Csr, member: Booleans) -> Csr:
     """Return the clicks (queries x ads) of ``truth`` on the ads that ``member`` (ads,) marks."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
     kept = member[ads]
     return Csr.from_pairs(rows[kept], ads[kept], truth.num_rows)
 
 
-def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Bools]:
+def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Booleans]:
     """Split ads into head, torso and tail by train clicks, each with about a third of the clicks.
 
     Ads with equally many clicks are in the same group; ads without a train click are tail.
@@ -160,22 +156,22 @@ def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Bools]:
 
 
 def group_metrics(
-    topk_ad_ids: NDArray[Any], truth: Csr, groups: Mapping[str, Bools], ks: Sequence[int]
-) -> dict[str, float]:
-    """Return each group's part of P@k and its own R@k, such as ``tail/P@1``.
+    topk_ad_ids: NDArray[Any], truth: Csr, groups: Mapping[str, Booleans], ks: Sequence[int]
+) -> dict[str, PerQuery]:
+    """Return each group's part of P@k and its own R@k, such as ``tail/P@1``, by query.
 
     A group's P@k counts only hits on its ads, so that the groups' values add up to P@k. Its R@k is
     over the queries that have clicks in the group.
     """
     hits = find_hits(topk_ad_ids, truth)
     rows, ads = truth.gather(np.arange(truth.num_rows))
-    metrics: dict[str, float] = {}
+    ones = np.ones(truth.num_rows)
+    values: dict[str, PerQuery] = {}
     for name, member in groups.items():
         group_hits = hits & member[topk_ad_ids]
         num_clicks = np.bincount(rows[member[ads]], minlength=truth.num_rows)
-        asked = num_clicks > 0
+        asked = (num_clicks > 0).astype(float)
         for k in ks:
-            metrics[f"{name}/P@{k}"] = float(precision_at(group_hits, k).mean())
-            recall = recall_at(group_hits[asked], num_clicks[asked], k)
-            metrics[f"{name}/R@{k}"] = float(recall.mean()) if len(recall) else 0.0
-    return metrics
+            values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
+            values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), asked
+    return values

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.texts import TextTokenizer
 
 PACKAGE_PREFIX = "package:"
@@ -44,7 +44,9 @@ def load_config(name: str) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise EncoderError(f"cannot load an encoder from {name!r}: {_first_line(error)}") from error
+        raise EncoderError(
+            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
+        ) from error
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
@@ -58,7 +60,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise EncoderError(
-            f"cannot load a tokenizer from {name!r}: {_first_line(error)}"
+            f"cannot load a tokenizer from {name!r}: {first_line_of(error)}"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
@@ -79,7 +81,3 @@ def text_tokenizer(
         placeholder=next(token for token in candidates if token is not None),
         vocab_size=len(tokenizer),
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

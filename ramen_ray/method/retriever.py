@@ -27,14 +27,12 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.predictions import users_ids
 from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.tokens import TokenTable
 from ramen_ray.method.compilation import write_onnx
 from ramen_ray.method.encoder import Encoder, TransformerEncoder, load_encoder
-from ramen_ray.method.evaluation import KS, encode_rows, retrieve
+from ramen_ray.method.evaluation import KS, encode_rows, encode_texts, retrieve
 from ramen_ray.method.index import IndexKind, new_index, sample_size
 from ramen_ray.method.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.search import search_index
-from ramen_ray.method.texts import TextTokenizer
 
 ENCODER, INDEX, ADS, SETTINGS = "encoder", "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
@@ -101,7 +99,7 @@ def add_ads(folder: Path, ads: pa.Table) -> int:
     index = faiss.read_index(str(folder / INDEX))
     for start in range(0, len(ads), ADS_PER_BLOCK):
         texts = ads["text"][start : start + ADS_PER_BLOCK].to_pylist()
-        index.add(_encode_texts(encoder, tokenize, texts))
+        index.add(encode_texts(encoder, tokenize, texts))
     faiss.write_index(index, str(folder / INDEX))
     known = pq.read_table(folder / ADS)
     _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
@@ -124,14 +122,6 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     settings["onnx"] = write_onnx(encoder, folder / ENCODER, int8)
     _write_settings(folder, settings)
-
-
-def _encode_texts(encoder: Encoder, tokenize: TextTokenizer, texts: list[str]) -> Embeddings:
-    """Return unit-norm embeddings (texts, D)."""
-    token_ids, lengths = tokenize(texts)
-    offsets = np.append(0, lengths.cumsum())
-    table = TokenTable(token_ids, offsets, np.empty(len(texts), dtype=np.uint64))
-    return encode_rows(encoder, table, np.arange(len(texts)))
 
 
 def _load(encoder_folder: Path) -> Encoder:

@@ -19,10 +19,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from ramen_ray.data.anchor_sets import Edges, add_anchor_set, check_name
 from ramen_ray.data.csr import ragged_positions
 from ramen_ray.data.dataset import Dataset, DatasetError
-from ramen_ray.data.tokens import TokenTable
+from ramen_ray.data.ranking import heaviest
 from ramen_ray.data.validation import check
 from ramen_ray.method.encoder import Encoder, build_transformer, load_encoder
-from ramen_ray.method.evaluation import encode_rows
+from ramen_ray.method.evaluation import encode_texts
 from ramen_ray.method.pretrained import resolve_pretrained, text_tokenizer
 from ramen_ray.method.search import search
 
@@ -102,9 +102,7 @@ def nearest_texts(texts: pa.StringArray, settings: SimilarSettings) -> Edges:
         embeddings = _embed(texts, settings.encoder, settings.max_length)
         parts = list(_by_embeddings(embeddings, folded, settings))
     rows, others, similarities = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.lexsort((others, -similarities, rows))
-    rows, others, similarities = rows[order], others[order], similarities[order]
-    best = np.arange(len(rows)) - np.searchsorted(rows, rows) < settings.top_k
+    best = heaviest(rows, similarities, others, settings.top_k)
     return Edges(rows[best], others[best], similarities[best])
 
 
@@ -156,10 +154,7 @@ def _by_embeddings(
 def _embed(texts: pa.StringArray, name: str, max_length: int) -> NDArray[np.float32]:
     encoder = _load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
-    token_ids, lengths = tokenize(texts.to_pylist())
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    table = TokenTable(token_ids, offsets, np.zeros(len(texts), dtype=np.uint64))
-    return encode_rows(encoder, table, np.arange(len(texts)))
+    return encode_texts(encoder, tokenize, texts.to_pylist())
 
 
 def _load(name: str) -> Encoder:

@@ -17,11 +17,12 @@ from ramen_ray.data.propagation import (
     propagate_clicks,
 )
 from ramen_ray.method.comparison import paired_differences_over_seeds
-from ramen_ray.method.evaluation import Propensity, score_queries
+from ramen_ray.method.evaluation import score_queries
 from ramen_ray.method.metrics import PerQuery, ratio
 from ramen_ray.orchestration.arms import AblationConfig, Arm, arms_of, used_sets
 from ramen_ray.orchestration.checks import check_config
 from ramen_ray.orchestration.cluster import check_resources, start_ray
+from ramen_ray.orchestration.components import build_propensity
 from ramen_ray.orchestration.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.locks import held
 from ramen_ray.orchestration.pipeline import prepare
@@ -104,7 +105,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     asked = {name: str(value) for name, value in ablation.model_dump().items()}
     log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
     with closing_run(uri, run_id):
-        _train(missing, run_id, directory.path)
+        _train(missing, uri, run_id, directory.path)
         figures = _compare(arms, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
@@ -154,8 +155,8 @@ def _missing(
     }
 
 
-def _train(missing: Mapping[str, RunConfig], run_id: str, folder: Path) -> None:
-    errors = run_trials(missing, run_id, folder)
+def _train(missing: Mapping[str, RunConfig], uri: str, run_id: str, folder: Path) -> None:
+    errors = run_trials(missing, uri, run_id, folder)
     if errors:
         told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
         raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")
@@ -192,9 +193,7 @@ def _compare(
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(_directory(run).path / TEST_ADS_FILE)
-    evaluation = run.evaluation
-    propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
-    scores = score_queries(ads, data, "test", propensity)
+    scores = score_queries(ads, data, "test", build_propensity(run))
     return {name: scores[name] for name in MEASURED}
 
 
@@ -204,4 +203,4 @@ def _deviation(values: list[float]) -> float:
 
 
 def _directory(run: RunConfig) -> RunDirectory:
-    return RunDirectory(Path(run.output) / "runs" / str(run.name))
+    return RunDirectory.of(run.output, str(run.name))

@@ -1,6 +1,6 @@
 """What can be known to be wrong with a run before anything is started."""
 
-from ramen_ray.config import ConfigError, RunConfig
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.evaluation import METRICS
@@ -16,9 +16,10 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist, training ends before
-            pruning or the base's hard negatives begin, or clusters outgrow a batch or are to be
-            larger from an epoch on in which none are made.
+        ConfigError: an anchor set or the selection metric does not exist, texts are longer or
+            layers more than the encoder has, training ends before pruning or the base's hard
+            negatives begin, or clusters outgrow a batch or are to be larger from an epoch on in
+            which none are made.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -40,13 +41,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"training.selection_metric {config.training.selection_metric!r} is not one of "
             f"{', '.join(METRICS)}"
         )
-    limit = getattr(load_config(config.encoder.pretrained), "max_position_embeddings", None)
-    too_long = limit is not None and config.encoder.max_length > limit
-    if config.encoder.kind == "transformer" and too_long:
-        raise ConfigError(
-            f"encoder.max_length {config.encoder.max_length} is more than the {limit} positions "
-            f"of {config.encoder.pretrained!r}"
-        )
+    _check_encoder(config.encoder)
     _check_pruning(config)
     _check_base(config)
     if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
@@ -55,6 +50,23 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"{dataset.path} has {num_rows['ads']}, for which flat is best"
         )
     return encoder_tokenizer(config.encoder)
+
+
+def _check_encoder(encoder: EncoderConfig) -> None:
+    known = load_config(encoder.pretrained)
+    if encoder.kind != "transformer":
+        return
+    limit = getattr(known, "max_position_embeddings", None)
+    if limit is not None and encoder.max_length > limit:
+        raise ConfigError(
+            f"encoder.max_length {encoder.max_length} is more than the {limit} positions of "
+            f"{encoder.pretrained!r}"
+        )
+    if encoder.num_layers is not None and encoder.num_layers > known.num_hidden_layers:
+        raise ConfigError(
+            f"encoder.num_layers {encoder.num_layers} is more than the {known.num_hidden_layers} "
+            f"layers of {encoder.pretrained!r}"
+        )
 
 
 def _check_pruning(config: RunConfig) -> None:

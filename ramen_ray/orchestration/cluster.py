@@ -80,6 +80,11 @@ def free_share(num_cpus: int = 1) -> dict[str, float]:
     return {"num_cpus": 0, "num_gpus": 0}
 
 
+def num_cpus() -> int:
+    """Return how many CPUs the cluster has now; at least 1."""
+    return max(int(ray.cluster_resources().get("CPU", 1)), 1)
+
+
 def task_of(function: Callable[..., Any]) -> Any:
     """Return ``function`` as a Ray task of one CPU, also for use within a Tune trial.
 

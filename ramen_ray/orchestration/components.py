@@ -5,6 +5,7 @@ from torch import nn
 from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.method.adaptation import Adaptation
 from ramen_ray.method.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.evaluation import Propensity
 from ramen_ray.method.optimization import build_optimizer, build_schedule
 from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.texts import TextTokenizer
@@ -28,12 +29,17 @@ def build_objective(config: RunConfig) -> Objective:
     """Take the objective's constants out of the configuration."""
     return Objective(
         config.loss.margin,
-        config.loss.num_hard_negatives,
+        config.loss.num_negatives,
         config.loss.softmax_weighting,
         config.regularization.lambda_x,
         config.regularization.lambda_z,
         config.regularization.every_steps,
     )
+
+
+def build_propensity(config: RunConfig) -> Propensity:
+    """Take the propensity model's constants out of the configuration."""
+    return Propensity(config.evaluation.propensity_a, config.evaluation.propensity_b)
 
 
 def build_state(

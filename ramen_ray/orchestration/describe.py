@@ -7,7 +7,7 @@ import numpy as np
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.degrees import Edges, count_clicks, count_edges
+from ramen_ray.data.degrees import EdgeCounts, count_clicks, count_edges
 from ramen_ray.data.description import Description, Hub, TokenLengths
 from ramen_ray.data.samples import sample_queries, sample_texts, texts_of
 from ramen_ray.data.statistics import dataset_statistics
@@ -90,7 +90,7 @@ def log_description(description: Description, page: Path, output: Path) -> tuple
     return uri, run_id
 
 
-def _find_hubs(dataset: Dataset, anchor_set: str, edges: Edges) -> list[Hub]:
+def _find_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts) -> list[Hub]:
     degrees = edges.per_anchor
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
     texts = texts_of(dataset, f"anchors/{anchor_set}", largest)

@@ -24,7 +24,7 @@ from ramen_ray.method.encoder import load_encoder
 from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score
 from ramen_ray.method.search import TopK
 from ramen_ray.orchestration.cluster import check_resources, start_ray
-from ramen_ray.orchestration.components import encoder_tokenizer
+from ramen_ray.orchestration.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.pipeline import prepare
 from ramen_ray.orchestration.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 
@@ -69,8 +69,7 @@ def evaluate_checkpoint(
     shares = Path(tempfile.mkdtemp(prefix=".embeddings-", dir=cache))
     try:
         _encode(checkpoint / ENCODER_FOLDER, data, split, shares, config)
-        evaluation = config.evaluation
-        propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
+        propensity = build_propensity(config)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
         measured, topk = task.remote(data, split, shares, propensity)
         metrics: dict[str, float] = ray.get(measured)

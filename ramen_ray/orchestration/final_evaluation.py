@@ -9,6 +9,7 @@ import ray.train
 import torch
 
 from ramen_ray.config import RunConfig
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.method.checkpoints import ENCODER_FOLDER
 from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, load_encoder
@@ -61,9 +62,8 @@ def evaluate_best(
             if split == "test":
                 topk = found
     if world()[0] == 0:
-        aside = folder / f".{TEST_ADS_FILE}"
-        np.save(aside, topk[0])
-        aside.rename(folder / TEST_ADS_FILE)
+        with whole_file(folder / TEST_ADS_FILE) as aside, aside.open("wb") as file:
+            np.save(file, topk[0])
     return {
         "metrics": metrics,
         "sample": _sample(topk, config.seed),

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.dataset import Dataset, new_folder
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.preparation import (
     ID_TABLES,
@@ -37,7 +36,7 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.texts import TextTokenizer
-from ramen_ray.orchestration.cluster import task_of, user_errors
+from ramen_ray.orchestration.cluster import num_cpus, task_of, user_errors
 from ramen_ray.orchestration.locks import held
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,8 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     cache.mkdir(parents=True, exist_ok=True)
     with held(cache / f".{target.name}.lock"):
         if not target.is_dir():
-            _prepare_once(target, dataset, tokenizer, structure.num_rows)
+            with new_folder(target) as aside, user_errors():
+                _prepare_into(aside, dataset, tokenizer, structure.num_rows)
     prepared = Prepared(target)
     cross = [Finding(**finding) for finding in prepared.metadata["findings"]]
     _log_warnings(dataset, structure.findings + cross)
@@ -73,19 +73,6 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
     """Say whether :func:`prepare` would find its work done."""
     return (cache / _cache_key(dataset, tokenizer)).is_dir()
-
-
-def _prepare_once(
-    target: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
-) -> None:
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    aside.chmod(0o755)
-    try:
-        with user_errors():
-            _prepare_into(aside, dataset, tokenizer, num_rows)
-        aside.rename(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _prepare_into(
@@ -139,7 +126,7 @@ def _run(
         for file in dataset.files(table)
         for row_group in range(pq.read_metadata(file).num_row_groups)
     ]
-    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, _num_cpus()))
+    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
     rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
         _read_checked,
@@ -178,10 +165,6 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
         logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
-
-
-def _num_cpus() -> int:
-    return max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
 
 def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:

@@ -22,7 +22,7 @@ from ramen_ray.config import ConfigError
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.whole_files import whole_file
-from ramen_ray.orchestration.cluster import ClusterError, has_room, start_ray, user_errors
+from ramen_ray.orchestration.cluster import ClusterError, has_room, num_cpus, start_ray, user_errors
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
@@ -203,8 +203,10 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
 def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
     """Return what an actor takes of a machine, by Ray's names; memory is in bytes."""
     offered = ray.cluster_resources()
-    cpus = min(CPUS_PER_ACTOR, max(int(offered.get("CPU", CPUS_PER_ACTOR)), 1))
-    needs = {"CPU": cpus, "memory": BYTES_PER_ACTOR + retriever.num_bytes}
+    needs = {
+        "CPU": min(CPUS_PER_ACTOR, num_cpus()),
+        "memory": BYTES_PER_ACTOR + retriever.num_bytes,
+    }
     if use_gpu or (retriever.uses_gpu and offered.get("GPU", 0) >= 1):
         needs["GPU"] = 1
     return needs

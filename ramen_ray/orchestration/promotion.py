@@ -7,7 +7,7 @@ from typing import Any
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.evaluation import METRICS
-from ramen_ray.method.metrics import ratio
+from ramen_ray.method.metrics import ratios
 from ramen_ray.orchestration.asking import ask, asked_queries
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
@@ -144,7 +144,7 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
         queries.measure(ask(registry.load(one.uri), queries)) for one in (ours, base)
     )
     return {
-        "candidate": {name: ratio(values) for name, values in candidate.items()},
+        "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),
         "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
     }

@@ -17,6 +17,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.locks import held_if_free
 
@@ -33,6 +34,11 @@ class RunDirectory:
     """The folder ``output/runs/NAME``; Ray Train keeps the checkpoints in it too."""
 
     path: Path
+
+    @classmethod
+    def of(cls, output: str, name: str) -> "RunDirectory":
+        """Return the folder of the run ``name``, which need not be there yet."""
+        return cls(Path(output).absolute() / "runs" / name)
 
     @property
     def name(self) -> str:
@@ -58,9 +64,8 @@ class RunDirectory:
 
     def note(self, **facts: Any) -> None:
         """Add to what is noted about the run."""
-        aside = self.path / f".{RUN_FILE}"
-        aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
-        aside.replace(self.path / RUN_FILE)
+        with whole_file(self.path / RUN_FILE) as aside:
+            aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
 
 
 @contextmanager
@@ -74,11 +79,10 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
         RunError: the name is taken by a finished or active run, or by one with another
             configuration; the message lists the keys that differ.
     """
-    runs = Path(config.output).absolute() / "runs"
     identity = experiment_hash(config, dataset.fingerprint)
     names = _numbered(f"{dataset.name}-{identity}") if config.name is None else iter([config.name])
     for name in names:
-        directory = RunDirectory(runs / name)
+        directory = RunDirectory.of(config.output, name)
         directory.create()
         with held_if_free(directory.path / ".lock") as is_ours:
             if not is_ours:
@@ -91,6 +95,7 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
                     yield directory
                 return
         if config.name is not None:
+            runs = directory.path.parent
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
 
 
@@ -100,7 +105,7 @@ def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
     Raises:
         RunError: it has another configuration or other data.
     """
-    directory = RunDirectory(Path(config.output) / "runs" / str(config.name))
+    directory = RunDirectory.of(config.output, str(config.name))
     if not directory.facts.get("finished"):
         return None
     _refuse_another(directory, config, experiment_hash(config, dataset.fingerprint))

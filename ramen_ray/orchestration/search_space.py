@@ -6,26 +6,27 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from ray.tune.search.optuna import OptunaSearch
-from ray.tune.search.sample import Categorical, Domain
+from ray.tune.search.sample import Domain
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
+from ramen_ray.data.dataset import Dataset
+from ramen_ray.orchestration.checks import check_config
 
 Space = Mapping[str, Domain]
 """Samplers by dotted key of the configuration."""
 
 POINTS_OF_A_GRID = 3
-NUM_DRAWS = 5
 
 
-def check_space(config: RunConfig, space: Space) -> dict[str, BaseDistribution]:
-    """See that a search can draw from a space, and that the configuration takes what it draws.
+def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
+    """See that a search can draw from a space, and that training takes every choice and bound.
 
     Returns:
         Optuna's distributions of all settings.
 
     Raises:
-        ConfigError: the space is empty, a key or a value does not fit the configuration, or Optuna
-            does not know a sampler.
+        ConfigError, DatasetError, EncoderError: the space is empty, a key does not fit the
+            configuration, Optuna does not know a sampler, or :func:`check_config` refuses a value.
     """
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")
@@ -34,8 +35,8 @@ def check_space(config: RunConfig, space: Space) -> dict[str, BaseDistribution]:
         if key not in known:
             raise ConfigError(f"the search space samples {key}, which the configuration lacks")
     distributions = {key: _distribution(key, domain) for key, domain in space.items()}
-    for setting in draws(space, config.seed):
-        overlay(config, setting)
+    for setting in _whole_settings(grid(distributions)):
+        check_config(overlay(config, setting), dataset)
     return distributions
 
 
@@ -49,18 +50,10 @@ def _distribution(key: str, domain: Domain) -> BaseDistribution:
         ) from None
 
 
-def draws(space: Space, seed: int) -> list[dict[str, Any]]:
-    """Draw whole settings, few, which together hold every category of every choice."""
-    choices = [len(domain) for domain in space.values() if isinstance(domain, Categorical)]
-    size, generator = max([NUM_DRAWS, *choices]), np.random.default_rng(seed)
-    drawn = {key: _draw(domain, size, generator) for key, domain in space.items()}
-    return [{key: values[row] for key, values in drawn.items()} for row in range(size)]
-
-
-def _draw(domain: Domain, size: int, generator: np.random.Generator) -> list[Any]:
-    if not isinstance(domain, Categorical):
-        return list(domain.sample(size=size, random_state=generator))
-    return [domain[index % len(domain)] for index in generator.permutation(size)]
+def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Return as few settings of all keys as hold every value of each."""
+    size = max(map(len, values.values()))
+    return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from ramen_ray.data.sessions import (
 )
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.validation import check
-from ramen_ray.orchestration.cluster import start_ray, user_errors
+from ramen_ray.orchestration.cluster import num_cpus, start_ray, user_errors
 
 MAX_PARTITIONS = 512
 
@@ -111,8 +111,7 @@ class _Work:
 def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     """Return the strongest pairs of all nodes."""
     num_pieces = len(work.pieces)
-    num_cpus = max(int(ray.cluster_resources().get("CPU", 1)), 1)
-    num_partitions = min(max(num_pieces, num_cpus), MAX_PARTITIONS)
+    num_partitions = min(max(num_pieces, num_cpus()), MAX_PARTITIONS)
     rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
         _read, fn_args=(ray.put(work),), batch_size=1
     )

@@ -93,9 +93,8 @@ class Standings:
         return sorted(trials, key=lambda t: (math.inf if t.value is None else -t.value, t.name))
 
     def _mlflow_run_of(self, name: str) -> str | None:
-        runs = self.directory.path.parent.parent / "runs"
-        facts = RunDirectory(runs / f"{self.directory.name}-{name}").facts
-        return facts.get("mlflow_run_id")
+        directory = RunDirectory.of(self.config.output, f"{self.directory.name}-{name}")
+        return directory.facts.get("mlflow_run_id")
 
     def command_of(self, trial: SweepTrial) -> str:
         """Return the command that trains with the settings of a trial."""

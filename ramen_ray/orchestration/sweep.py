@@ -52,7 +52,13 @@ from ramen_ray.orchestration.trials import (
     train_in_trial,
     trainable,
 )
-from ramen_ray.tracking.runs import closing_run, log_parameters, open_run, tracking_uri
+from ramen_ray.tracking.runs import (
+    close_parts_left_open,
+    closing_run,
+    log_parameters,
+    open_run,
+    tracking_uri,
+)
 from ramen_ray.tracking.sweep_report import SweepTrial
 
 REDUCTION_FACTOR = 3
@@ -76,6 +82,9 @@ class SweepConfig(Section):
     """Epochs that every trial gets before it may be ended."""
     time_budget: PositiveFloat | None = None
     """Seconds after which the search ends."""
+    at_once: Positive | None = None
+    """Trials that train at once; None goes by the machines that are up now, so give it where an
+    autoscaler brings more."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,8 @@ def sweep(
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
-    distributions = check_space(config, space)
     check_config(config, dataset)
+    distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
     name = config.name or f"{dataset.name}-{settings.space}-{_digest(plan)}"
     with _held_directory(output / "sweeps" / name, plan) as directory:
@@ -147,7 +156,7 @@ def _plan(
     plan = {
         **deciding_settings(config),
         "dataset": dataset.fingerprint,
-        **settings.model_dump(),
+        **settings.model_dump(exclude={"at_once"}),
         **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
     }
     return dict(json.loads(json.dumps(plan)))
@@ -191,8 +200,10 @@ class Search:
         ends = Ends(standings.ends, self._num_trials())
         runnable = trainable(
             _train_one,
+            self.settings.at_once or num_at_once(self.config.workers),
             config=self.config,
             sweep=standings.directory.name,
+            uri=standings.tracking_uri,
             parent_run_id=standings.mlflow_run_id,
             ends=ends,
         )
@@ -201,10 +212,10 @@ class Search:
             # a trial that was cut off reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = self._tuner(runnable, ends).fit()
+        close_parts_left_open(standings.tracking_uri, standings.mlflow_run_id)
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
-        for name in ends.out_of_time(Path(one.path).name for one in results):
-            standings.close(name, "KILLED")
+        ends.out_of_time(Path(one.path).name for one in results)
         trials = standings.of_results(results)
         if not trials or trials[0].value is None:
             raise RunError(f"no trial has been validated: {'; '.join(ends.told().values())}")
@@ -251,7 +262,6 @@ class Search:
                 search_alg=self._search_algorithm(decides),
                 scheduler=scheduler if settings.stop_early else None,
                 num_samples=1 if is_grid else settings.num_samples,
-                max_concurrent_trials=num_at_once(self.config.workers),
                 time_budget_s=settings.time_budget,
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,
@@ -292,13 +302,13 @@ class _ReportValidations(TuneReportCallback):
 
 
 def _train_one(
-    params: dict[str, Any], config: RunConfig, sweep: str, parent_run_id: str, ends: Ends
+    params: dict[str, Any], config: RunConfig, sweep: str, uri: str, parent_run_id: str, ends: Ends
 ) -> None:
     name = tune.get_context().get_trial_id()
     metric = config.training.selection_metric
     with ends.kept_of(name):
         run = overlay(config, {**params, "name": f"{sweep}-{name}"})
         callback = _ReportValidations(VALIDATION + metric)
-        told, result = train_in_trial(run, parent_run_id, [callback])
+        told, result = train_in_trial(run, uri, parent_run_id, [callback])
         reached = result.metrics["trained"]["validation"][metric]
         tune.report({TOLD: told, VALIDATION + metric: reached, EPOCH: run.training.epochs})

@@ -37,7 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 def fit(
-    config: RunConfig, parent_run_id: str | None = None, callbacks: Sequence[UserCallback] = ()
+    config: RunConfig,
+    parent_run_id: str | None = None,
+    callbacks: Sequence[UserCallback] = (),
+    uri: str | None = None,
 ) -> TrainResult:
     """Train, or go on with a run that was cut off, and evaluate its best encoder.
 
@@ -45,6 +48,7 @@ def fit(
         config: what to train.
         parent_run_id: the MLflow run that this one is part of; its workers then tell less.
         callbacks: of Ray Train, which hear of every report.
+        uri: the MLflow store; None stands for :func:`tracking_uri`.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -55,7 +59,7 @@ def fit(
     tokenizer = check_config(config, dataset)
     output = Path(config.output)
     with open_run_directory(config, dataset) as directory:
-        uri = tracking_uri(output)
+        uri = uri or tracking_uri(output)
         known = directory.facts.get("mlflow_run_id")
         run_id = open_run(uri, config.experiment, directory.name, output, known, parent_run_id)
         directory.note(mlflow_run_id=run_id)

@@ -25,7 +25,7 @@ from ramen_ray.orchestration.train import fit
 
 logger = logging.getLogger(__name__)
 
-ON_HEAD = {"node:__internal_head__": 0.001}  # a trial only waits for its workers: no CPU is held
+HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
 NAME = "name"
 TOLD = "told"
@@ -35,7 +35,7 @@ FAILED = "failed: "
 
 
 def run_trials(
-    configs: Mapping[str, RunConfig], parent_run_id: str, folder: Path
+    configs: Mapping[str, RunConfig], uri: str, parent_run_id: str, folder: Path
 ) -> dict[str, str]:
     """Train every configuration with :func:`fit`, as parts of one MLflow run.
 
@@ -43,7 +43,8 @@ def run_trials(
 
     Args:
         configs: by the name of the trial; paths are absolute, all ask for the same workers.
-        parent_run_id: the MLflow run that all are part of.
+        uri: the MLflow store.
+        parent_run_id: the run in it that all are part of.
         folder: where Tune keeps its own files meanwhile; several machines all see it.
 
     Returns:
@@ -53,14 +54,18 @@ def run_trials(
         return {}
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
         ends = Ends(Path(storage) / "ends", len(configs))
+        runnable = trainable(
+            _train_one,
+            num_at_once(next(iter(configs.values())).workers),
+            configs=dict(configs),
+            uri=uri,
+            parent_run_id=parent_run_id,
+            ends=ends,
+        )
         tune.Tuner(
-            trainable(_train_one, configs=dict(configs), parent_run_id=parent_run_id, ends=ends),
+            runnable,
             param_space={NAME: tune.grid_search(list(configs))},
-            tune_config=tune.TuneConfig(
-                max_concurrent_trials=num_at_once(next(iter(configs.values())).workers),
-                trial_name_creator=name_of,
-                trial_dirname_creator=name_of,
-            ),
+            tune_config=tune.TuneConfig(trial_name_creator=name_of, trial_dirname_creator=name_of),
             run_config=tune.RunConfig(
                 name="trials", storage_path=storage, callbacks=[ends], verbose=0
             ),
@@ -71,14 +76,18 @@ def run_trials(
 
 
 def _train_one(
-    params: dict[str, Any], configs: Mapping[str, RunConfig], parent_run_id: str, ends: "Ends"
+    params: dict[str, Any],
+    configs: Mapping[str, RunConfig],
+    uri: str,
+    parent_run_id: str,
+    ends: "Ends",
 ) -> None:
     with ends.kept_of(params[NAME]):
-        tune.report({TOLD: train_in_trial(configs[params[NAME]], parent_run_id)[0]})
+        tune.report({TOLD: train_in_trial(configs[params[NAME]], uri, parent_run_id)[0]})
 
 
 def train_in_trial(
-    config: RunConfig, parent_run_id: str, callbacks: Sequence[UserCallback] = ()
+    config: RunConfig, uri: str, parent_run_id: str, callbacks: Sequence[UserCallback] = ()
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
@@ -93,16 +102,25 @@ def train_in_trial(
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config) or fit(config, parent_run_id, callbacks)
+    result = finished_result(config) or fit(config, parent_run_id, callbacks, uri)
     metrics = result.metrics["trained"]["test"]
     figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result
 
 
-def trainable(train: Callable[..., None], **arguments: Any) -> Any:
-    """Return ``train(params, **arguments)`` as what Tune runs; the arguments are shared."""
+def trainable(train: Callable[..., None], at_once: int, **arguments: Any) -> Any:
+    """Return ``train(params, **arguments)`` as what Tune runs, ``at_once`` at a time.
+
+    A trial only waits for its workers, so it holds no CPU but a part of the head node. That also
+    holds back the trials that a restored search runs again, which no searcher's limit does. The
+    arguments are shared.
+    """
+    # Train's own helpers take of HEAD, so this is the same machine's other name.
+    head = next(node for node in ray.nodes() if HEAD in node["Resources"])
+    part = 10_000 // at_once / 10_000  # Ray counts in these, and would round up
+    bundle = {f"node:{head['NodeManagerAddress']}": part}
     with_arguments = tune.with_parameters(train, **arguments)
-    return tune.with_resources(with_arguments, tune.PlacementGroupFactory([ON_HEAD]))
+    return tune.with_resources(with_arguments, tune.PlacementGroupFactory([bundle]))
 
 
 def num_at_once(workers: WorkersConfig) -> int:
@@ -141,6 +159,7 @@ def running_tune() -> Iterator[None]:
     :class:`Ends` tells what matters.
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial long before it can begin
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
@@ -197,12 +216,11 @@ class Ends(tune.Callback):
             (self.folder / name).unlink()
             (self.folder / f".{name}").unlink(missing_ok=True)
 
-    def out_of_time(self, names: Iterable[str]) -> list[str]:
-        """Keep and tell of the trials that have not ended but with the search; returns them."""
-        unended = [name for name in names if not (self.folder / name).exists()]
-        for name in unended:
-            self._end(name, OUT_OF_TIME)
-        return unended
+    def out_of_time(self, names: Iterable[str]) -> None:
+        """Keep and tell of the trials that have not ended but with the search."""
+        for name in names:
+            if not (self.folder / name).exists():
+                self._end(name, OUT_OF_TIME)
 
     def told(self) -> dict[str, str]:
         """Return how trials ended, in one line each, by name."""

@@ -27,7 +27,7 @@ from ramen_ray.method.checkpoints import (
 )
 from ramen_ray.method.distributed import world
 from ramen_ray.method.encoder import Encoder, load_encoder
-from ramen_ray.method.evaluation import Propensity, evaluate
+from ramen_ray.method.evaluation import evaluate
 from ramen_ray.method.search import TopK
 from ramen_ray.method.shortlists import open_shortlists
 from ramen_ray.method.step_figures import Floats, StepLosses
@@ -38,7 +38,12 @@ from ramen_ray.orchestration.bases import (
     build_curriculum,
     mined_shortlists,
 )
-from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
+from ramen_ray.orchestration.components import (
+    build_encoder,
+    build_objective,
+    build_propensity,
+    build_state,
+)
 from ramen_ray.orchestration.entry import WorkerTask
 from ramen_ray.orchestration.final_evaluation import (
     NOT_VALIDATED,
@@ -290,8 +295,7 @@ class Worker:
 
     def evaluate(self, encoder: Encoder, split: str) -> tuple[dict[str, float], TopK]:
         """Measure ``encoder`` on a split; returns the metrics and the best ads of each query."""
-        evaluation = self.config.evaluation
-        propensity = Propensity(evaluation.propensity_a, evaluation.propensity_b)
+        propensity = build_propensity(self.config)
         return evaluate(encoder, self.data, split, propensity, self.use_bf16)
 
     def _tell(self, epoch: int, step: int, losses: Floats, metrics: dict[str, float]) -> None:

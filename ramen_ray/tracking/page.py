@@ -1,7 +1,6 @@
 """Sections of tables and plots, shown in a terminal or as one self-contained HTML page."""
 
 import io
-import tempfile
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
+from ramen_ray.data.whole_files import whole_file
 from ramen_ray.tracking.runs import TrackingError
 
 TEMPLATE = """\
@@ -137,10 +137,8 @@ def write_page(file: Path, title: str, note: str, sections: Sequence[Section]) -
     html = template.render(title=title, note=note, sections=sections, draw=_draw_svg)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{file.name}-", dir=file.parent) as folder:
-            aside = Path(folder) / file.name
+        with whole_file(file) as aside:
             aside.write_text(html, encoding="utf-8")
-            aside.replace(file)
     except OSError as error:
         raise TrackingError(f"cannot write the page {file}: {error.strerror}") from error
 

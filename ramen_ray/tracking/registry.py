@@ -15,8 +15,7 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
-from ramen_ray.data.sources.pieces import first_line_of
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 

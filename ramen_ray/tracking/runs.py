@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlflow.entities import Metric, Param, Run
+from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from numpy.typing import NDArray
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 
 LAST_STEP = "ramen_ray.last_{}_step"
 LAST_LOSSES = LAST_STEP.format("losses")
@@ -66,7 +66,7 @@ def open_run(
         tags = {} if parent_run_id is None else {MLFLOW_PARENT_RUN_ID: parent_run_id}
         return str(client.create_run(experiment_id, run_name=name, tags=tags).info.run_id)
     except (MlflowException, OSError) as error:
-        raise TrackingError(f"cannot use the MLflow store {uri}: {_first_line(error)}") from error
+        raise TrackingError(f"cannot use the MLflow store {uri}: {first_line_of(error)}") from error
 
 
 def log_parameters(
@@ -142,16 +142,20 @@ def close_run_if_open(uri: str, run_id: str, status: str) -> None:
         client.set_terminated(run_id, status)
 
 
+def close_parts_left_open(uri: str, run_id: str) -> None:
+    """End, as KILLED, the parts of a run that still count as running, with no process behind."""
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_run(run_id).info.experiment_id
+    asked = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}' and attributes.status = 'RUNNING'"
+    for part in client.search_runs([experiment], asked):
+        client.set_terminated(part.info.run_id, "KILLED")
+
+
 def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[float]]:
     """Return a metric's steps and values in step order."""
     history = MlflowClient(tracking_uri=uri).get_metric_history(run_id, metric_name(metric))
     points = sorted((point.step, point.value) for point in history)
     return [step for step, _ in points], [value for _, value in points]
-
-
-def read_run(uri: str, run_id: str) -> Run:
-    """Return the MLflow run."""
-    return MlflowClient(tracking_uri=uri).get_run(run_id)
 
 
 def metric_name(name: str) -> str:
@@ -222,7 +226,3 @@ def ui_command(uri: str) -> str:
     if uri.startswith("http"):
         return f"open {uri}"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -65,7 +65,7 @@ def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
             schema=schema_of(f"queries/{split}"),
         )
         if split != "train":
-            tables[f"filters/{split}"] = _own_text_filters(names, split, corpus, ad_ids)
+            tables[f"filters/{split}"] = _own_text_filters(names, split, ad_ids)
     held_out = {
         (corpus.query_texts[query], corpus.ad_texts[ad])
         for split in ("validation", "test")
@@ -82,9 +82,7 @@ def _text_table(table: str, texts: list[str]) -> pa.Table:
     return pa.table({schema.names[0]: range(len(texts)), "text": texts}, schema=schema)
 
 
-def _own_text_filters(
-    names: list[str], split: str, corpus: Corpus, ad_ids: Mapping[str, int]
-) -> pa.Table:
+def _own_text_filters(names: list[str], split: str, ad_ids: Mapping[str, int]) -> pa.Table:
     pairs = [(row, ad_ids[name]) for row, name in enumerate(names) if name in ad_ids]
     columns = {"query_id": [row for row, _ in pairs], "ad_id": [ad for _, ad in pairs]}
     return pa.table(columns, schema=schema_of(f"filters/{split}"))

@@ -56,12 +56,12 @@ class Package:
 
 
 def import_debian(source: str | Path, output: str | Path) -> Dataset:
-    """Build the dataset directory ``output`` from ``Packages`` and ``vocabulary``.
+    """Rebuild the built-in package archive from Packages and vocabulary.
 
     Args:
-        source: folder with an index ``Packages`` (plain, ``.xz`` or ``.gz``), the file
-            ``vocabulary`` of Debian's debtags and, to record suite and date, ``InRelease``.
-        output: dataset directory to write.
+        source: Folder with an index Packages (plain, .xz or .gz), the file vocabulary of Debian's
+            debtags and, to record suite and date, InRelease.
+        output: Dataset directory to write; must not exist.
 
     Raises:
         DatasetError: a source file is missing or broken, or ``output`` exists.

@@ -46,11 +46,11 @@ class Entry:
 
 
 def import_foldoc(source: str | Path, output: str | Path) -> Dataset:
-    """Build the dataset directory ``output`` from ``foldoc.index`` and ``foldoc.dict.dz``.
+    """Rebuild the built-in dictionary from foldoc.index and foldoc.dict.dz.
 
     Args:
-        source: folder with the two dictd files (``/usr/share/dictd`` of Debian's dict-foldoc).
-        output: dataset directory to write.
+        source: Folder with the two files (/usr/share/dictd of Debian's dict-foldoc).
+        output: Dataset directory to write; must not exist.
 
     Raises:
         DatasetError: a source file is missing or ``output`` exists.

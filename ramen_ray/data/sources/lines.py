@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.sources import pieces
-from ramen_ray.data.sources.pieces import Piece, delimiter_of, to_utf8
+from ramen_ray.data.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.utf8 import to_utf8, whole_lines
 
 BYTES_PER_SEARCH = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -28,7 +29,7 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
     compressed = piece.stop < 0
     if compressed:
         with piece.filesystem.open_input_stream(piece.path, compression="detect") as stream:
-            yield from _checked(piece, _whole_lines(stream))
+            yield from _checked(piece, whole_lines(stream, pieces.BYTES_PER_PIECE))
         return
     with piece.filesystem.open_input_file(piece.path) as file:
         first = max(piece.start - 1, 0)  # a line starts in the piece if its line break is before
@@ -51,18 +52,6 @@ def lines_before(piece: Piece) -> int:
             data = file.read(min(left, pieces.BYTES_PER_PIECE))
             count += data.count(b"\n")
     return count + (not data.endswith(b"\n"))
-
-
-def _whole_lines(stream: pa.NativeFile) -> Iterator[bytes]:
-    unfinished: list[bytes] = []
-    while data := stream.read(pieces.BYTES_PER_PIECE):
-        cut = data.rfind(b"\n") + 1
-        if cut:
-            yield b"".join([*unfinished, data[:cut]])
-            unfinished = []
-        unfinished.append(data[cut:])
-    if rest := b"".join(unfinished):
-        yield rest + b"\n"
 
 
 def _rest_of_line(file: pa.NativeFile) -> bytes:

@@ -13,6 +13,8 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.utf8 import to_utf8
+from ramen_ray.errors import first_line_of
 
 BYTES_PER_PIECE = 16 << 20
 FORMATS = {
@@ -177,24 +179,3 @@ def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...
 def delimiter_of(kind: str) -> str:
     """Return what stands between the cells of a format."""
     return "\t" if kind == "tsv" else ","
-
-
-def to_utf8(data: bytes) -> tuple[bytes, int]:
-    """Read lines that are not UTF-8 as latin-1; returns UTF-8 and how many lines those were."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        lines, damaged = data.split(b"\n"), 0
-        for row, line in enumerate(lines):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                lines[row] = line.decode("latin-1").encode()
-                damaged += 1
-        return b"\n".join(lines), damaged
-    return data, 0
-
-
-def first_line_of(error: Exception) -> str:
-    """Say an error in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -20,7 +20,8 @@ from ramen_ray.data.dataset import DatasetError
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.sources.cells import is_number
 from ramen_ray.data.sources.lines import Chunk, lines_before, read_chunks
-from ramen_ray.data.sources.pieces import Piece, delimiter_of, first_line_of
+from ramen_ray.data.sources.pieces import Piece, delimiter_of
+from ramen_ray.errors import first_line_of
 
 BYTES_PER_JSON_SAMPLE = 1 << 20
 ROWS_PER_BLOCK = 65_536

@@ -22,7 +22,7 @@ def check(dataset: Dataset) -> None:
 def validate(
     dataset: Dataset, progress: Callable[[str], None] = lambda stage: None
 ) -> list[Finding]:
-    """Check the whole dataset directory as a stream; returns all findings, none if it is sound.
+    """Check the whole dataset directory as a stream; returns all findings, errors first.
 
     Tables that cannot be read are reported and left out of the checks that follow.
 
@@ -42,4 +42,5 @@ def validate(
         except UnreadableFileError as error:
             findings.append(error.finding)
     progress("tables against each other")
-    return findings + cross_findings(dataset, whole)
+    findings += cross_findings(dataset, whole)
+    return sorted(findings, key=lambda finding: finding.severity)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.findings import Finding
+from ramen_ray.data.utf8 import is_utf8
 
 ROWS_PER_BATCH = 16_384
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -99,19 +100,13 @@ def ids(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(pc.fill_null(column, -1))
 
 
-def list_entries(lists: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """Flatten lists (n,) to the row of each entry and the entries, both (entries,)."""
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
-    return np.repeat(np.arange(len(lists)), lengths), lists.flatten()
-
-
 def undecodable(texts: pa.Array) -> NDArray[np.bool_]:
     """Flag texts (n,) whose bytes are not UTF-8, which parquet readers let through."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
         contents = texts.cast(pa.binary()).to_pylist()
-        return np.array([not _is_utf8(content or b"") for content in contents])
+        return np.array([not is_utf8(content or b"") for content in contents])
     return np.zeros(len(texts), dtype=np.bool_)
 
 
@@ -119,14 +114,6 @@ def readable(texts: pa.Array) -> pa.Array:
     """Return texts (n,) with null in place of those whose bytes are not UTF-8."""
     broken = undecodable(texts)
     return pc.if_else(pa.array(broken), pa.scalar(None, pa.string()), texts)
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def positions(flags: Any) -> NDArray[np.int64]:

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, Tally
+from ramen_ray.data.lists import list_entries
 from ramen_ray.data.validation.batches import (
     Batch,
     ids,
-    list_entries,
     positions,
     readable,
     undecodable,

@@ -72,7 +72,7 @@ def import_xc(
     validation_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Read a folder of the XC repository, in whichever of its layouts, with the graphs beside it.
+    """Import a folder of the XC repository, in any of its layouts, with the graphs beside it.
 
     Queries without ads are left out, and so is what has no text; what is left out, and what was
     repaired, is logged as warnings. The published splits stay as they are; where there is no
@@ -81,7 +81,7 @@ def import_xc(
 
     Args:
         source: Folder with the data set's files.
-        output: Dataset directory to write.
+        output: Dataset directory to write; must not exist.
         name: Name of the data set; by default that of the folder.
         text: What a JSON object's text is; by default its title where the name of the data set
             contains "titles", else its title and content.

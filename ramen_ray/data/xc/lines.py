@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from ramen_ray.data.findings import error_at
+from ramen_ray.data.utf8 import is_utf8, to_utf8, whole_lines
 
 BLOCK_BYTES = 1 << 23
 
@@ -21,16 +22,8 @@ _SPACES = np.isin(np.arange(256), list(b" \t\r\n"))
 
 
 def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    r"""Read blocks of whole lines; each ends with ``\n``, also where the file does not."""
-    pieces: list[bytes] = []
-    while block := stream.read(BLOCK_BYTES):
-        cut = block.rfind(b"\n") + 1
-        if cut:
-            yield b"".join([*pieces, block[:cut]])
-            pieces = []
-        pieces.append(block[cut:])
-    if rest := b"".join(pieces):
-        yield rest + b"\n"
+    """Read the lines of a file of the XC repository, block by block."""
+    return whole_lines(stream, BLOCK_BYTES)
 
 
 def read_texts(file: Path) -> Iterator[pa.Array]:
@@ -40,13 +33,7 @@ def read_texts(file: Path) -> Iterator[pa.Array]:
     """
     with file.open("rb") as stream:
         for block in line_blocks(stream):
-            block = block.replace(b"\r\n", b"\n")
-            texts = _split_lines(block)
-            try:
-                texts.validate(full=True)
-            except pa.ArrowInvalid:
-                texts = pa.array([_decode(line) for line in block[:-1].split(b"\n")], pa.string())
-            yield texts
+            yield _split_lines(to_utf8(block.replace(b"\r\n", b"\n"))[0])
 
 
 def lines_not_utf8(file: Path) -> list[int]:
@@ -54,11 +41,9 @@ def lines_not_utf8(file: Path) -> list[int]:
     found, first = [], 1
     with file.open("rb") as stream:
         for block in line_blocks(stream):
-            try:
-                block.decode()
-            except UnicodeDecodeError:
+            if not is_utf8(block):
                 lines = enumerate(block[:-1].split(b"\n"), start=first)
-                found += [number for number, line in lines if not _is_utf8(line)]
+                found += [number for number, line in lines if not is_utf8(line)]
             first += block.count(b"\n")
     return found
 
@@ -182,7 +167,7 @@ def _is_number(text: bytes, kind: pa.DataType) -> bool:
 
 
 def _split_lines(block: bytes) -> pa.Array:
-    """Make an array of strings, not yet known to be UTF-8, of the lines of a block."""
+    """Make an array of strings of the lines of a block in UTF-8."""
     characters = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(characters == _NEWLINE)
     offsets = np.zeros(len(ends) + 1, dtype=np.int32)
@@ -190,18 +175,3 @@ def _split_lines(block: bytes) -> pa.Array:
     without_breaks = np.delete(characters, ends)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(without_breaks)]
     return pa.Array.from_buffers(pa.string(), len(ends), buffers)
-
-
-def _decode(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        return line.decode("latin-1")
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.findings import Finding
+from ramen_ray.data.hashing import find
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
 from ramen_ray.data.sources import Piece, lines_before, read_cell
@@ -50,10 +51,10 @@ class Numbering:
 
     def of(self, hashes: UInt64s) -> Int64s:
         """Return the numbers (n,) of ids given by their ``hashes`` (n,); -1 for unknown ones."""
-        if not len(self.id_hashes):
-            return np.full(len(hashes), -1, dtype=np.int64)
-        place = np.minimum(np.searchsorted(self.id_hashes, hashes), len(self.id_hashes) - 1)
-        return np.where(self.id_hashes[place] == hashes, self.id_numbers[place], -1)
+        numbers = find(hashes, self.id_hashes)
+        known = numbers >= 0
+        numbers[known] = self.id_numbers[numbers[known]]
+        return numbers
 
     def part_of(self, numbers: Int64s) -> Int64s:
         """Return which part holds each of ``numbers`` (n,)."""

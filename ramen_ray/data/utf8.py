@@ -1,0 +1,37 @@
+"""Text files as bytes: whole lines, and what is not UTF-8."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+
+def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+    r"""Read blocks of whole lines; each ends with ``\n``, also where the file does not."""
+    pieces: list[bytes] = []
+    while block := stream.read(block_bytes):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*pieces, block[:cut]])
+            pieces = []
+        pieces.append(block[cut:])
+    if rest := b"".join(pieces):
+        yield rest + b"\n"
+
+
+def is_utf8(content: bytes) -> bool:
+    """Say whether ``content`` is UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def to_utf8(content: bytes) -> tuple[bytes, int]:
+    """Read lines that are not UTF-8 as latin-1; returns UTF-8 and how many lines those were."""
+    if is_utf8(content):
+        return content, 0
+    lines = content.split(b"\n")
+    damaged = [row for row, line in enumerate(lines) if not is_utf8(line)]
+    for row in damaged:
+        lines[row] = lines[row].decode("latin-1").encode()
+    return b"\n".join(lines), len(damaged)
