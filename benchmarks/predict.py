@@ -22,7 +22,7 @@ from benchmarks.common import alternate, finish, in_fresh_process, medians, prep
 from benchmarks.retriever import DATASET, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.predict import QUERIES_PER_BATCH, predict
+from ramen_ray.orchestration.predict import QUERIES_PER_BATCH, QueryTable, predict
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run, tracking_uri
@@ -86,10 +86,10 @@ def here(folder: Path, model_uri: str) -> dict[str, float]:
 
 def job(folder: Path, model_uri: str) -> dict[str, float]:
     """Return the seconds of the whole job, and those of as many queries once it has started."""
-    registry, queries = Registry(tracking_uri(folder)), str(folder / "queries.parquet")
+    registry, table = Registry(tracking_uri(folder)), QueryTable(str(folder / "queries.parquet"))
     with tempfile.TemporaryDirectory(dir=folder) as answers:
         started = time.monotonic()
-        predict(registry, model_uri, queries, Path(answers), "text", TOP_K)
+        predict(registry, model_uri, table, Path(answers), TOP_K)
         seconds = time.monotonic() - started
         ends = sorted(part.stat().st_mtime for part in Path(answers).glob("*.parquet"))
     return {"all": seconds, "once_started": (ends[-1] - ends[0]) * len(ends) / (len(ends) - 1)}

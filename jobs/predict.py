@@ -12,33 +12,35 @@ import logging
 import sys
 from pathlib import Path
 
+import tyro
+
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.orchestration.predict import predict
+from ramen_ray.orchestration.predict import QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
 
 def answer(
     model: str,
-    queries: str,
+    table: tyro.conf.OmitArgPrefixes[QueryTable],
     answers: Path,
-    column: str = "text",
     top_k: int = 10,
+    use_gpu: bool = False,
     output: Path = Path("outputs"),
 ) -> None:
     """Write each query's best ads.
 
     Args:
         model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
-        queries: Parquet: a file, a folder or a glob.
+        table: Queries.
         answers: Folder to write.
-        column: The column with the queries' texts.
         top_k: Ads per query.
+        use_gpu: Wait for machines with GPUs; without this, those are used that there are by now.
         output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     registry = Registry(tracking_uri(output))
-    done = predict(registry, model, queries, answers.absolute(), column, top_k)
+    done = predict(registry, model, table, answers.absolute(), top_k, use_gpu)
     print(f"answers: {answers} ({done.rows} queries, {done.errors} of them with an error)")
 
 

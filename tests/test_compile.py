@@ -15,6 +15,7 @@ from pathlib import Path
 
 import mlflow
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from conftest import RunHere
@@ -74,7 +75,11 @@ def queries(dataset_path: Path) -> list[str]:
 
 
 def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
-    registry: Registry, job: Compile, queries: list[str], tmp_path: Path
+    registry: Registry,
+    job: Compile,
+    queries: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, said = job("--model", "models:/eager@champion")
     assert code == 0, said
@@ -92,6 +97,15 @@ def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
     needed = (folder / "requirements.txt").read_text()
     assert "onnxruntime==" in needed
     assert "torch" not in needed
+    num_threads: list[int] = []
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda file, options, **_: num_threads.append(options.intra_op_num_threads),
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    registry.load("models:/eager/2")
+    assert num_threads == [3]
     assert registry.restore("eager", "champion") == ("2", "1")
 
 

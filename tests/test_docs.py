@@ -5,6 +5,7 @@ SCREENSHOTS=docs/images, in the environment, renews the pictures of the UI.
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -81,6 +82,9 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
                 said += _run(language, block, project, environment)
                 continue
             port, log = re.findall(r"--port (\d+)", block)[0], project / "server.log"
+            with socket.socket() as probe:
+                taken = not probe.connect_ex(("127.0.0.1", int(port)))
+            assert not taken, f"another server has port {port}, which the guide uses; end it first"
             servers.enter_context(
                 running(["bash", "-ec", block], log, cwd=project, env=environment)
             )

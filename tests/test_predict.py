@@ -21,7 +21,7 @@ from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.prepared import Prepared
 from ramen_ray.orchestration import predict as answering
 from ramen_ray.orchestration.derived import log_derived, take_place
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
 NUM_CPUS = 2
@@ -46,7 +46,7 @@ def store(
 @pytest.fixture
 def run(store: Store, run_here: RunHere) -> Run:
     def call(job: ModuleType, **flags: object) -> tuple[int, str]:
-        words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+        words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
         return run_here(job, *words, "--output", store.output)
 
     return call
@@ -65,15 +65,21 @@ def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
 
 
 def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
-    cluster: None, store: Store, run: Run, asked: Path, tmp_path: Path
+    cluster: None,
+    store: Store,
+    run: Run,
+    asked: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
     answers = tmp_path / "answers"
     flags: dict[str, Any] = {"model": "models:/asked@champion", "queries": asked, "top-k": 3}
     code, said = run(predict, answers=answers, **flags)
     assert code == 0, said
     assert said.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
     parts = sorted(answers.glob("*.parquet"))
-    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 11, 11]
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
     found = pq.read_table(parts)
     assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
     assert found["day"].to_pylist() == list(range(42))
@@ -125,18 +131,24 @@ def test_a_cluster_without_room_is_told(
     monkeypatch.setattr(answering, "PATIENCE_S", 0.1)
     busy = ray.remote(num_cpus=1)(Counter).remote()
     ray.get(busy.total.remote())
-    code, said = run(
-        predict, model="models:/asked@champion", queries=asked, answers=tmp_path / "answers"
-    )
+    flags = {"model": "models:/asked@champion", "queries": asked, "answers": tmp_path / "answers"}
+    code, said = run(predict, **flags)
     ray.kill(busy)
     assert code == 2
-    assert "no machine has had 2 CPU free for 0.1 s; start this again when one has" in said
+    room = "no machine has had 2 CPU{} of memory free for 0.1 s; start this again when one has"
+    assert room.format(" and 1.1 GB") in said
+    monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
+    monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
+    code, said = run(predict, **flags, **{"use-gpu": ""})
+    assert code == 2
+    assert room.format(", 1 GPU and 1000000.0 GB") in said
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"top-k": 41}, "--top-k 41: the retriever has 40 ads to choose from"),
+        ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
         ({"column": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
         ({"queries": "{csv}"}, "queries are read from parquet only"),

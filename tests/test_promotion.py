@@ -93,9 +93,8 @@ def test_what_is_compared_is_what_evaluation_measures(
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
     asked = AskedQueries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
-        expected, (ad_ids, _) = evaluate(store.encoder(noise), store.data, "test", Propensity())
-        answers = [[str(ad) for ad in ads if ad >= 0] for ads in ad_ids.tolist()]
-        measured = {name: ratio(values) for name, values in asked.measure(answers).items()}
+        expected, topk = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
         assert measured == pytest.approx(expected)
 
 
@@ -200,7 +199,38 @@ def test_another_version_of_the_dataset_is_refused(
     assert "was made from another version of the dataset" in said
     code, said = job(newer, "--name", "dated", "--force")
     assert code == 0, said
-    assert said.endswith("is version 2: not compared with version 1, of another dataset\n")
+    assert "is version 2: not compared with version 1: models:/dated/1 was made from" in said
+
+
+@pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
+def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
+    broken: str, store: Store, job: Promote, dataset_path: Path, tmp_path: Path
+) -> None:
+    dataset = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    better, name = store.run(0.0, dataset), f"broken-{broken}"
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
+    version = registry.register(name, run_id, model_id)
+    if broken == "kind":
+        version = store.client.create_model_version(name, f"runs:/{run_id}/other")
+    registry.choose(version, "champion")
+    files = Path(store.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
+    if broken == "files":
+        shutil.rmtree(files)
+    elif broken == "index":
+        next(files.rglob("index.faiss")).unlink()
+    elif broken == "dataset":
+        dataset.rename(tmp_path / "moved")
+    code, said = job(better, "--name", name)
+    assert code == 2
+    told = f"error: cannot compare with the champion, version {version.version}: "
+    assert said.startswith(told)
+    assert said.endswith("; --force chooses without\n")
+    assert said.count("\n") == 1
+    code, said = job(better, "--name", name, "--force")
+    assert code == 0, said
+    assert f"not compared with version {version.version}: " in said
+    assert _champion(store, name) == better
 
 
 @pytest.mark.parametrize(
@@ -224,12 +254,13 @@ def test_bad_input_is_one_clear_line(
     assert message in said
 
 
-def test_unknown_ads_take_no_rank(dataset_path: Path) -> None:
+def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
     asked = AskedQueries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
-    answers = [["new", str(ads[0])] if row % 2 else [] for row, ads in enumerate(clicks)]
-    measured = asked.measure(answers)
+    first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
+    found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
+    measured = asked.measure((found, np.zeros(found.shape, dtype=np.float32)))
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)

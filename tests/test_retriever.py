@@ -33,12 +33,14 @@ from ramen_ray.method.index import (
     choose_kind,
     new_index,
     sample_size,
+    search_first,
 )
 from ramen_ray.method.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
 KINDS = ["transformer", "bag"]
+WRONG = ["empty", "missing", "int, not a text"]
 
 
 @dataclass(frozen=True)
@@ -145,13 +147,16 @@ def test_a_bad_row_is_told_and_the_others_are_answered(logged: Logged, queries: 
     errors = answers["error"].tolist()
     assert [error is None for error in errors] == [True, *[False] * 5, True, True]
     assert errors[1] == errors[4] == "the query is empty"
-    assert errors[2] == "the query is NoneType, not a text"
+    assert errors[2] == "the query is missing"
     assert errors[3] == "the query is int, not a text"
     assert errors[5] == "the query has 10001 characters; at most 10000 are taken"
     assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
     expected = model.predict([queries[1]])["ad_ids"][0]
     assert answers["ad_ids"][7] == expected
+    assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
     assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    nothing = model.predict(pd.DataFrame({"query": []}))
+    assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 41])
@@ -207,10 +212,15 @@ def test_serving_answers_over_http_without_ray_and_the_library(
         assert [row["ad_ids"] for row in said] == expected["ad_ids"].tolist()
         assert [row["ads"] for row in said] == expected["ads"].tolist()
         np.testing.assert_allclose([row["scores"] for row in said], expected["scores"].tolist())
-        split = {"columns": ["query"], "data": [[queries[0]], [""], [None], [7]]}
-        rows = _post(port, {"dataframe_split": split})["predictions"]
-        assert [bool(row["error"]) for row in rows] == [False, True, True, True]
-        assert rows[0]["ad_ids"][:3] == said[0]["ad_ids"]
+        mixed = [queries[0], "", None, 7]
+        split = {"columns": ["query"], "data": [[query] for query in mixed]}
+        for body in ({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}):
+            rows = _post(port, {**body, "params": {"top_k": None}})["predictions"]
+            errors = [None, *(f"the query is {what}" for what in WRONG)]
+            assert [row["error"] for row in rows] == errors, body
+            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
+            assert rows[0]["ad_ids"][:3] == said[0]["ad_ids"]
+        assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
         with pytest.raises(urllib.error.HTTPError) as refused:
             _post(port, {**asked, "params": {"top_k": 1000}})
         assert refused.value.code == 400
@@ -247,18 +257,30 @@ def test_an_index_finds_most_of_what_exact_search_finds(
 ) -> None:
     draw = np.random.default_rng(4)
     centres = draw.normal(size=(300, 32))
-    points = centres[draw.integers(300, size=12_100)] + 0.7 * draw.normal(size=(12_100, 32))
+    points = centres[draw.integers(300, size=24_100)] + 0.7 * draw.normal(size=(24_100, 32))
     points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
-    ads, queries = points[:12_000], points[12_000:]
+    ads, queries, added = points[:12_000], points[12_000:12_100], points[12_100:]
     index = new_index(kind, 32, len(ads))
     if not index.is_trained:
         index.train(ads[: sample_size(len(ads))])
     index.add(ads)
     faiss.write_index(index, str(tmp_path / "index"))
-    _, found = faiss.read_index(str(tmp_path / "index")).search(queries, 100)
+    index = faiss.read_index(str(tmp_path / "index"))
+    _, found = index.search(queries, 100)
     exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
-    shares = [len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]
-    assert np.mean(shares) / 100 >= least
+    assert _share(found, exact) >= least
+    index.add(added)
+    among_first, scores = search_first(index, queries, 100, len(ads))
+    assert among_first.max() < len(ads)
+    assert _share(among_first, exact) >= _share(found, exact) - 0.002
+    if kind != "ivf_pq":
+        np.testing.assert_allclose(scores[0], (queries @ ads.T)[0, among_first[0]], atol=1e-5)
+
+
+def _share(found: np.ndarray, exact: np.ndarray) -> float:
+    """Share of ``exact`` (queries, k) that is found."""
+    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    return float(np.mean([len(set(a) & set(b)) for a, b in pairs])) / exact.shape[1]
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])

@@ -1,25 +1,21 @@
-"""Measure a retriever by what it answers to the test queries, in the users' ids."""
+"""Measure a retriever by what it answers to the test queries."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.csr import Csr
 from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.degrees import count_clicks
-from ramen_ray.data.predictions import users_ids
 from ramen_ray.method.evaluation import KS, Propensity, measure_queries
 from ramen_ray.method.metrics import (
     PerQuery,
     inverse_propensities,
     popularity_groups,
 )
-from ramen_ray.method.search import drop_filtered, most_filters
+from ramen_ray.method.search import TopK, drop_filtered, most_filters
 
 
 class AskedQueries:
@@ -29,7 +25,6 @@ class AskedQueries:
         """Read the split; ``propensity`` has the constants of PSP and PSN."""
         self._queries = dataset.read("queries/test").sort_by("query_id")
         self._filters = _read_filters(dataset)
-        self._known_ads = users_ids(dataset.read("ads").sort_by("ad_id")).combine_chunks()
         counts = count_clicks(dataset, "train").per_ad
         num_queries = dataset.num_rows("queries/train")
         self._inverse = inverse_propensities(counts, num_queries, propensity.a, propensity.b)
@@ -43,40 +38,27 @@ class AskedQueries:
     @property
     def num_ads(self) -> int:
         """How many ads the dataset has."""
-        return len(self._known_ads)
+        return len(self._inverse)
 
     @property
     def num_answers(self) -> int:
         """How many of the dataset's ads are looked at for each query, if there are so many."""
         return max(KS) + most_filters(self._filters)
 
-    def measure(self, answers: Sequence[Sequence[str]]) -> dict[str, PerQuery]:
+    def measure(self, topk: TopK) -> dict[str, PerQuery]:
         """Return the metrics (:data:`~ramen_ray.method.evaluation.METRICS`) query by query.
 
-        Filter pairs are dropped, as in training's evaluation, and so are ads that the dataset does
-        not have: nobody could click them.
+        Filter pairs are dropped, as in training's evaluation.
 
         Args:
-            answers: the users' ids of each query's best ads, best first, in the order of ``texts``.
+            topk: ad ids (queries, ``num_answers`` or all ads), best first, -1 where there is no
+                more, and their scores, in the order of ``texts``.
         """
-        ads = _as_rows(answers, self._known_ads, self.num_answers)
-        ads, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), self._filters, max(KS))
+        ads, _ = drop_filtered(topk, self._filters, max(KS))
         clicked = self._queries["ad_ids"].combine_chunks()
         rows = pc.list_parent_indices(clicked).to_numpy()
         truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
         return measure_queries(ads, truth, self._inverse, self._groups)
-
-
-def _as_rows(answers: Sequence[Sequence[str]], known: pa.Array, width: int) -> Int64s:
-    """Return the rows (queries, width) of the known ads of each answer, -1 after the last."""
-    flat = pa.array([ad for ads in answers for ad in ads], pa.string())
-    found = pc.fill_null(pc.index_in(flat, known), -1).to_numpy()
-    query = np.repeat(np.arange(len(answers)), [len(ads) for ads in answers])[found >= 0]
-    rank = np.arange(len(query)) - np.searchsorted(query, query)
-    shown = rank < width
-    rows = np.full((len(answers), width), -1, dtype=np.int64)
-    rows[query[shown], rank[shown]] = found[found >= 0][shown]
-    return rows
 
 
 def _read_filters(dataset: Dataset) -> NDArray[Any]:

@@ -7,6 +7,10 @@ import math
 from typing import Any, Literal
 
 import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.method.search import TopK
 
 IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 
@@ -54,6 +58,34 @@ def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
 def sample_size(num_ads: int) -> int:
     """How many of ``num_ads`` ads an index of kind ``ivf_pq`` learns its cells and codes from."""
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
+
+
+def search_first(index: Any, query_embeddings: NDArray[np.float32], k: int, num_ads: int) -> TopK:
+    """Find each query's k most similar of the first ``num_ads`` ads of an index.
+
+    It finds about what it would if no ads had been added after these.
+
+    Args:
+        index: of one of the kinds above.
+        query_embeddings: (queries, D) float32.
+        k: ads per query.
+        num_ads: the ads from here on are passed over.
+
+    Returns:
+        ad row numbers (queries, k) int64, -1 where there is no more, and similarities (queries, k)
+        float32, -inf there, best first.
+    """
+    first = faiss.IDSelectorRange(0, num_ads)
+    if isinstance(index, faiss.IndexHNSW):  # ads that are passed over are candidates too
+        candidates = index.hnsw.efSearch * index.ntotal // num_ads
+        how = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
+    elif isinstance(index, faiss.IndexIVF):
+        how = faiss.SearchParametersIVF(sel=first, nprobe=index.nprobe)
+    else:
+        how = faiss.SearchParameters(sel=first)
+    scores, ads = index.search(np.ascontiguousarray(query_embeddings), k, params=how)
+    scores[ads < 0] = -np.inf
+    return ads, scores
 
 
 def _num_cells(num_ads: int) -> int:

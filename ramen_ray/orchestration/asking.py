@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.method.answers import AskedQueries
 from ramen_ray.method.evaluation import Propensity
+from ramen_ray.method.index import search_first
+from ramen_ray.method.search import TopK
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
-ADS_PER_PASS = 1 << 17
+QUERIES_PER_PASS = 4096
 UNTIMED_QUERIES = 10
 
 
@@ -32,22 +33,27 @@ def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQuerie
     return AskedQueries(dataset, Propensity(*constants))
 
 
-def ask(model: Any, retriever: LoggedRetriever, queries: AskedQueries) -> pd.DataFrame:
-    """Return ``ad_ids`` and ``scores`` for all ``queries``, as many as their metrics look at.
+def ask(model: Any, queries: AskedQueries) -> TopK:
+    """Return each query's best ads of the dataset (queries, k), as many as the metrics look at.
 
-    Ads that the dataset does not have, which were added since, come on top.
+    The model's own encoder and index answer; ads that were added since are passed over.
 
     Args:
         model: the retriever, as MLflow loads it.
-        retriever: what is kept with it.
         queries: what is asked.
+
+    Returns:
+        ad ids int64, best first, -1 where the index finds no more, and their scores.
     """
-    num_ads, texts = retriever.facts["num_ads"], queries.texts
-    top_k = min(queries.num_answers + num_ads - queries.num_ads, num_ads)
-    at_once = max(ADS_PER_PASS // top_k, 1)
-    passes = (texts[start : start + at_once] for start in range(0, len(texts), at_once))
-    answers = (model.predict(asked, params={"top_k": top_k}) for asked in passes)
-    return pd.concat([found[["ad_ids", "scores"]] for found in answers], ignore_index=True)
+    retriever, texts = model.unwrap_python_model(), queries.texts
+    k = min(queries.num_answers, queries.num_ads)
+    passes = (
+        retriever.encode(texts[start : start + QUERIES_PER_PASS])
+        for start in range(0, len(texts), QUERIES_PER_PASS)
+    )
+    found = [search_first(retriever.index, asked, k, queries.num_ads) for asked in passes]
+    ads, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return ads, scores
 
 
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:

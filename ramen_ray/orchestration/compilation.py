@@ -2,11 +2,10 @@
 
 import tempfile
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.metrics import ratio
@@ -72,16 +71,15 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         changes = {"compiled": "int8" if int8 else "float32"}
         derived = log_derived(registry, original, folder, example, changes, output)
     after, before = (registry.load(one.uri, "cpu") for one in (derived, original))
-    answers = ask(after, derived, queries)
-    answers_before = ask(before, original, queries)
-    ours, base = (queries.measure(one["ad_ids"].tolist()) for one in (answers, answers_before))
+    answers, answers_before = (ask(model, queries) for model in (after, before))
+    ours, base = (queries.measure(topk) for topk in (answers, answers_before))
     timed = queries.texts[:TIMED_QUERIES]
     milliseconds, milliseconds_before = time_alone((after, before), timed)
     compiled = Compiled(
         derived.uri,
         milliseconds,
         milliseconds_before,
-        _largest_difference(answers["scores"], answers_before["scores"]),
+        _largest_difference(answers[1], answers_before[1]),
         {name: ratio(values) for name, values in ours.items()},
         paired_differences(ours, base),
     )
@@ -95,10 +93,10 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     return replace(compiled, model_uri=take_place(registry, derived, original, model_uri))
 
 
-def _largest_difference(ours: pd.Series, base: pd.Series) -> float:
-    """Compare lists of scores rank by rank; a score that one side lacks counts as 0 there."""
-    ranks = np.array(list(zip_longest(*ours, *base, fillvalue=0.0)))
-    return float(np.abs(np.diff(np.split(ranks, 2, axis=1), axis=0)).max())
+def _largest_difference(ours: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """Compare scores (queries, k) rank by rank; one that a side lacks counts as 0 there."""
+    shown, shown_base = (np.where(np.isfinite(scores), scores, 0) for scores in (ours, base))
+    return float(np.abs(shown - shown_base).max())
 
 
 def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:

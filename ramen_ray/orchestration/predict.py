@@ -1,7 +1,11 @@
-"""Answer a table of queries of any size with a retriever, partition by partition."""
+"""Answer a table of queries of any size with a retriever, partition by partition.
+
+A partition is a row group of the source, or some of its rows where it has many.
+"""
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,26 @@ ANSWERS = pa.schema(
     ]
 )
 QUERIES_PER_BATCH = 4096
+QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 CPUS_PER_ACTOR = 2
+BYTES_PER_ACTOR = 1 << 30
+"""What a process takes beside the retriever's files, with torch and a batch of answers."""
 MOMENT_S, PATIENCE_S = 2, 600
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueryTable:
+    """A table of queries.
+
+    Attributes:
+        queries: Parquet: a file, a folder or a glob.
+        column: The column with the queries' texts.
+    """
+
+    queries: str
+    column: str = "text"
 
 
 @dataclass(frozen=True)
@@ -48,26 +68,51 @@ class Answered:
     done_before: int
 
 
+@dataclass(frozen=True)
+class _Partition:
+    """Rows ``start`` to ``stop`` of a row group."""
+
+    group: Piece
+    start: int
+    stop: int
+
+    def read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """Read the rows batch by batch; those before them are read over."""
+        first = 0
+        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.start]):
+            begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
+            if begin < end:
+                yield rows.slice(begin, end - begin)
+            first += len(rows)
+            if first >= self.stop:
+                return
+
+
 def predict(
-    registry: Registry, model_uri: str, queries: str, output: Path, column: str, top_k: int
+    registry: Registry,
+    model_uri: str,
+    table: QueryTable,
+    output: Path,
+    top_k: int,
+    use_gpu: bool = False,
 ) -> Answered:
     """Write each query's best ads beside it; a call that was cut off goes on where it was.
 
-    A partition is a row group of the source. Its file in ``output`` has the source's columns and
-    those of ANSWERS, and appears whole. A row that cannot be answered says so in ``error``.
+    A partition's file in ``output`` has the source's columns and those of ANSWERS, and appears
+    whole. A row that cannot be answered says so in ``error``.
 
     Args:
         registry: of the store that the retriever is in.
         model_uri: the retriever, such as ``models:/NAME@champion``.
-        queries: parquet: a file, a folder or a glob, on any file system that pyarrow knows.
+        table: on any file system that pyarrow knows.
         output: folder that all machines see; made if it is missing.
-        column: of the queries' texts.
         top_k: ads per query.
+        use_gpu: wait for a machine with GPUs; else those are used that the cluster has by now.
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, or ``output`` is of another call or of
-            queries that have changed since.
+        ConfigError: ``top_k`` is more than there are ads, the retriever has no use for a GPU, or
+            ``output`` is of another call or of queries that have changed since.
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
@@ -75,26 +120,34 @@ def predict(
     num_ads = retriever.facts["num_ads"]
     if not 1 <= top_k <= num_ads:
         raise ConfigError(f"--top-k {top_k}: the retriever has {num_ads} ads to choose from")
-    pieces = _parquet_pieces(queries, column)
+    if use_gpu and not retriever.uses_gpu:
+        raise ConfigError(
+            f"--use-gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
+        )
+    pieces = _parquet_pieces(table)
+    partitions = _partitions(pieces)
     plan = {
         "model": retriever.uri,
         "top_k": top_k,
-        "column": column,
+        "column": table.column,
         "queries": _contents(pieces),
-        "partitions": [[piece.path, piece.start] for piece in pieces],
+        "partitions": [[one.group.path, one.group.start, one.start] for one in partitions],
     }
     _claim(output, plan)
-    missing = [n for n in range(len(pieces)) if not (output / PART.format(n)).exists()]
-    logger.info("%d of %d partitions to answer with %s", len(missing), len(pieces), retriever.uri)
+    missing = [n for n in range(len(partitions)) if not (output / PART.format(n)).exists()]
+    logger.info(
+        "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
+    )
     if missing:
         start_ray()
+        answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
         with user_errors():
-            _answer(registry.uri, retriever, missing, pieces, plan, output)
-    return _count(output, len(pieces), len(pieces) - len(missing))
+            _answer(missing, _needs(retriever, use_gpu), answerer)
+    return _count(output, len(partitions), len(partitions) - len(missing))
 
 
-def _parquet_pieces(queries: str, column: str) -> list[Piece]:
-    pieces = find_pieces(queries, [column])
+def _parquet_pieces(table: QueryTable) -> list[Piece]:
+    pieces = find_pieces(table.queries, [table.column])
     for piece in pieces:
         if piece.format != "parquet":
             raise DatasetError(f"{piece.path}: queries are read from parquet only")
@@ -104,6 +157,21 @@ def _parquet_pieces(queries: str, column: str) -> list[Piece]:
                 f"have; rename it"
             )
     return pieces
+
+
+def _partitions(pieces: list[Piece]) -> list[_Partition]:
+    """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
+    partitions = []
+    files = {piece.path: piece.filesystem for piece in pieces}
+    footers = {path: pq.read_metadata(path, filesystem=files[path]) for path in files}
+    for piece in pieces:
+        num_rows = footers[piece.path].row_group(piece.start).num_rows
+        starts = range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
+        partitions += [
+            _Partition(piece, start, min(start + QUERIES_PER_PARTITION, num_rows))
+            for start in starts
+        ]
+    return partitions
 
 
 def _contents(pieces: list[Piece]) -> dict[str, list[int]]:
@@ -132,32 +200,45 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
         )
 
 
-def _answer(
-    uri: str,
-    retriever: LoggedRetriever,
-    missing: list[int],
-    pieces: list[Piece],
-    plan: dict[str, Any],
-    output: Path,
-) -> None:
-    num_gpus = int(ray.cluster_resources().get("GPU", 0)) if retriever.uses_gpu else 0
-    cpus = min(CPUS_PER_ACTOR, num_cpus())
-    most = num_gpus or num_cpus() // cpus
-    _wait_for_room({"CPU": cpus, "GPU": 1} if num_gpus else {"CPU": cpus})
+def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
+    """Return what an actor takes of a machine, by Ray's names; memory is in bytes."""
+    offered = ray.cluster_resources()
+    needs = {
+        "CPU": min(CPUS_PER_ACTOR, num_cpus()),
+        "memory": BYTES_PER_ACTOR + retriever.num_bytes,
+    }
+    if use_gpu or (retriever.uses_gpu and offered.get("GPU", 0) >= 1):
+        needs["GPU"] = 1
+    return needs
+
+
+def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]) -> None:
+    told = _told(needs)
+    _wait_for_room(needs, told)
+    offered = ray.cluster_resources()
+    fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
+    num_actors = min(fit, len(missing))
+    logger.info("answering in %d processes, each with %s", num_actors, told)
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Answerer,
-        fn_constructor_args=(uri, retriever.uri, pieces, plan["column"], plan["top_k"], output),
+        fn_constructor_args=answerer,
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=min(most, len(items))),
-        num_cpus=cpus,
-        num_gpus=1 if num_gpus else 0,
+        compute=ray.data.ActorPoolStrategy(size=num_actors),
+        num_cpus=needs["CPU"],
+        num_gpus=needs.get("GPU", 0),
+        memory=needs["memory"],
     ).materialize()
 
 
-def _wait_for_room(asked: dict[str, float]) -> None:
-    """Wait until a machine has ``asked`` free, and say so if it takes longer than a moment."""
-    told = " and ".join(f"{count} {name}" for name, count in asked.items())
+def _told(needs: dict[str, int]) -> str:
+    processors = ", ".join(f"{needs[name]} {name}" for name in ("CPU", "GPU") if name in needs)
+    return f"{processors} and {needs['memory'] / 1e9:.1f} GB of memory"
+
+
+def _wait_for_room(needs: dict[str, int], told: str) -> None:
+    """Wait until a machine has what an actor takes, and say so if it takes longer than a moment."""
+    asked: dict[str, float] = {**needs}
     if has_room([asked], MOMENT_S):
         return
     logger.info("waiting for a machine with %s free", told)
@@ -171,22 +252,30 @@ class _Answerer:
     """Holds the retriever in an actor and answers one partition after the other."""
 
     def __init__(
-        self, uri: str, model_uri: str, pieces: list[Piece], column: str, top_k: int, output: Path
+        self,
+        uri: str,
+        model_uri: str,
+        partitions: list[_Partition],
+        column: str,
+        top_k: int,
+        output: Path,
     ) -> None:
         self.model: Any = Registry(uri).load(model_uri)
-        self.pieces, self.column, self.top_k, self.output = pieces, column, top_k, output
+        self.partitions, self.output = partitions, output
+        self.column, self.top_k = column, top_k
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
-        piece = self.pieces[number]
-        with piece.filesystem.open_input_file(piece.path) as source:
+        partition = self.partitions[number]
+        group = partition.group
+        with group.filesystem.open_input_file(group.path) as source:
             parquet = pq.ParquetFile(source)
             schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
             with (
                 whole_file(self.output / PART.format(number)) as aside,
                 pq.ParquetWriter(aside, schema, compression="zstd") as writer,
             ):
-                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[piece.start]):
+                for rows in partition.read(parquet):
                     columns = [*rows.columns, *self._answer(rows[self.column]).columns]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         return {"partition": np.array([number])}

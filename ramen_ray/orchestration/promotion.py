@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ramen_ray.data.dataset import DatasetError
 from ramen_ray.method.comparison import Difference, paired_differences
 from ramen_ray.method.evaluation import METRICS
 from ramen_ray.method.metrics import ratios
 from ramen_ray.orchestration.asking import ask, asked_queries
 from ramen_ray.orchestration.run_directory import RUN_FILE, RunDirectory
-from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
+from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"
 
@@ -27,6 +29,7 @@ class Promotion:
         candidate: its metrics on the test split; none where nothing was compared.
         differences: by how much they exceed the champion's.
         num_lost_ads: how many ads the champion has more, added since it was trained.
+        obstacle: why it was not compared with the champion, but chosen by force.
     """
 
     version: str
@@ -37,14 +40,15 @@ class Promotion:
     candidate: dict[str, float] = field(default_factory=dict)
     differences: dict[str, Difference] = field(default_factory=dict)
     num_lost_ads: int = 0
+    obstacle: str | None = None
 
     @property
     def verdict(self) -> str:
         """Say what decided, in one line."""
         if self.champion is None:
             return "the first of its name"
-        if not self.differences:
-            return f"not compared with version {self.champion}, of another dataset"
+        if self.obstacle is not None:
+            return f"not compared with version {self.champion}: {self.obstacle}"
         by, low, high = (100 * value for value in self.differences[self.metric])
         found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
         found += " on the test split"
@@ -74,11 +78,11 @@ def promote(
         name: registered model.
         alias: what to give it, such as ``champion`` or ``challenger``.
         metric: such as ``R@10``; None takes the one that chose the run's best checkpoint.
-        force: give the alias whatever comes out, even where the champion is of another dataset.
+        force: give the alias whatever comes out, even where the champion cannot be compared.
 
     Raises:
-        RegistryError: there is no retriever, it is the champion already, or the champion is of
-            another version of the dataset.
+        RegistryError: there is no retriever, it is the champion already, or the champion is no
+            retriever or of another version of the dataset.
         DatasetError: the dataset that the run was trained on is gone, or has changed since.
     """
     if metric is not None and metric not in METRICS:
@@ -93,7 +97,16 @@ def promote(
             raise RegistryError(
                 f"this retriever is the champion already: version {champion.version}"
             )
-        compared = _compare(registry, model_id, f"models:/{name}/{champion.version}", force)
+        ours = registry.look_up(uri_of(model_id))
+        try:
+            compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
+        except (RegistryError, TrackingError, DatasetError) as error:
+            if not force:
+                raise RegistryError(
+                    f"cannot compare with the champion, version {champion.version}: {error}; "
+                    f"--force chooses without"
+                ) from error
+            compared = {"obstacle": str(error)}
     version = registry.register(name, source, model_id)
     promotion = Promotion(
         str(version.version),
@@ -118,19 +131,18 @@ def _mlflow_run_id(run: str) -> str:
     return str(found)
 
 
-def _compare(registry: Registry, model_id: str, champion_uri: str, force: bool) -> dict[str, Any]:
-    """Measure both on the test split; nothing if they are of different datasets, by force."""
-    ours, base = (registry.look_up(uri) for uri in (uri_of(model_id), champion_uri))
+def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
+    """Measure both on the test split."""
+    base = registry.look_up(champion_uri)
     if ours.facts["dataset_fingerprint"] != base.facts["dataset_fingerprint"]:
-        if force:
-            return {}
         raise RegistryError(
-            f"{champion_uri} was made from another version of the dataset than this retriever, so "
-            f"they cannot be compared; train it again on the present one, or give --force"
+            f"{champion_uri} was made from another version of the dataset than this retriever; "
+            f"train it again on the present one"
         )
     queries = asked_queries(registry, ours)
-    answers = (ask(registry.load(one.uri), one, queries) for one in (ours, base))
-    candidate, champion = (queries.measure(one["ad_ids"].tolist()) for one in answers)
+    candidate, champion = (
+        queries.measure(ask(registry.load(one.uri), queries)) for one in (ours, base)
+    )
     return {
         "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),

@@ -11,11 +11,11 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.models import Model, get_model_info
+from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
@@ -36,11 +36,13 @@ class LoggedRetriever:
         model_id: of the logged model.
         run_id: the run that logged it.
         facts: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
+        num_bytes: the size of its files, most of which are loaded whole.
     """
 
     model_id: str
     run_id: str
     facts: dict[str, Any]
+    num_bytes: int
 
     @property
     def uri(self) -> str:
@@ -202,11 +204,11 @@ class Registry:
             RegistryError: it is another kind of model.
         """
         with _registry_errors(self.uri):
-            info = get_model_info(model_uri)
-        facts = info.metadata or {}
+            model = Model.load(model_uri)
+        facts = model.metadata or {}
         if "dataset_fingerprint" not in facts:
             raise RegistryError(f"{model_uri} is no retriever of this project")
-        return LoggedRetriever(str(info.model_id), info.run_id, facts)
+        return LoggedRetriever(str(model.model_id), model.run_id, facts, model.model_size_bytes)
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever, to let it answer.
@@ -214,11 +216,17 @@ class Registry:
         Args:
             model_uri: see :meth:`look_up`.
             device: torch's name of where a transformer computes; None is a GPU if there is one.
+
+        Raises:
+            RegistryError: its files are damaged, or need what is not installed.
         """
-        with _registry_errors(self.uri):
-            return mlflow.pyfunc.load_model(
-                model_uri, model_config={DEVICE: device} if device else None
-            )
+        try:
+            with _registry_errors(self.uri):
+                return mlflow.pyfunc.load_model(
+                    model_uri, model_config={DEVICE: device} if device else None
+                )
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""

@@ -12,14 +12,14 @@ from mlflow.models import Model, ModelSignature
 from mlflow.pyfunc import save_model
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-from mlflow.types.schema import Array
+from mlflow.types.schema import AnyType, Array
 
 NAME = "retriever"
 DEVICE = "device"  # of the model's configuration
 RUNTIME = "runtime"  # of a model's metadata: what computes its embeddings
 CODE = Path(__file__).with_name("retriever_model.py")
 SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec(DataType.string)]),
+    inputs=Schema([ColSpec(AnyType())]),  # as strings, null would come as the query "None"
     outputs=Schema(
         [
             ColSpec(Array(DataType.string), "ad_ids"),

@@ -6,6 +6,8 @@ transformer that was not compiled.
 """
 
 import json
+import math
+import os
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+DEFAULT_TOP_K = 10
 MAX_CHARACTERS = 10_000
 TEXTS_PER_PASS = 64
 FEW_QUERIES = 8  # one thread answers so few the fastest: several wait for each other
@@ -67,7 +70,9 @@ class Retriever(PythonModel):
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
             length with the best first, and ``error``: None, or why this query has no answer.
         """
-        top_k = (params or {}).get("top_k", 10)
+        top_k = (params or {}).get("top_k")
+        if top_k is None:
+            top_k = DEFAULT_TOP_K
         if not 1 <= top_k <= len(self.ad_ids):
             raise MlflowException.invalid_parameter_value(
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
@@ -81,8 +86,8 @@ class Retriever(PythonModel):
             embeddings = self.encode([queries[row] for row in answered])
             for row, answer in zip(answered, self.search(embeddings, top_k), strict=True):
                 answers[row] = answer
-        columns = dict(zip(("ad_ids", "ads", "scores"), zip(*answers, strict=True), strict=True))
-        return pd.DataFrame({**columns, "error": pd.Series(errors, dtype=object)})
+        found = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
+        return found.assign(error=pd.Series(errors, dtype=object))
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm embeddings (texts, D)."""
@@ -116,6 +121,8 @@ class Retriever(PythonModel):
 
 
 def _find_error(query: object) -> str | None:
+    if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas has NaN for null
+        return "the query is missing"
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}, not a text"
     if not query.strip():
@@ -179,9 +186,14 @@ def _load_torch(folder: Path, settings: dict[str, Any]) -> StatesOf:
 
 
 def _load_onnx(folder: Path, settings: dict[str, Any]) -> StatesOf:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession, SessionOptions
 
-    session = InferenceSession(folder / settings["onnx"], providers=["CPUExecutionProvider"])
+    options = SessionOptions()
+    num_threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    options.intra_op_num_threads = int(num_threads or 0)  # 0: all cores
+    session = InferenceSession(
+        folder / settings["onnx"], options, providers=["CPUExecutionProvider"]
+    )
 
     def states_of(token_ids: TokenMatrix, mask: TokenMatrix) -> Embeddings:
         inputs = dict(zip(INPUTS, (token_ids, mask), strict=True))
