@@ -31,13 +31,13 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, write_dataset
 from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
 # Repeatable, and nothing is left outside of tmp_path.
