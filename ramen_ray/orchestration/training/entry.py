@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramen_ray.config import RunConfig
+from ramen_ray.tracking.runs import Run
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,7 @@ class WorkerTask:
     prepared: str
     edges: str
     run_directory: str
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
     is_part: bool = False
     """Whether the run is one of many, whose workers tell only of trouble."""
 

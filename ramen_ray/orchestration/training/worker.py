@@ -126,9 +126,7 @@ class Worker:
         self.total_steps = self.batches.steps_per_epoch * config.training.epochs
         self.renewals = self._renewals()
         self._restore_or_start()
-        self.logger = (
-            StepLogger(self.task.tracking_uri, self.task.mlflow_run_id) if world()[0] == 0 else None
-        )
+        self.logger = StepLogger(self.task.run) if world()[0] == 0 else None
 
     def _renewals(self) -> list[Renewal]:
         prune = GraphPruning(
