@@ -14,7 +14,7 @@ SHOWN_TEXTS = 10
 PLOTTED_VALUES = 100
 
 
-def dataset_sections(description: Description) -> list[Section]:
+def dataset_tables(description: Description) -> list[Section]:
     """Lay out a description, the summary first; what needs anchors is left out without them."""
     sections = [
         _summary(description),

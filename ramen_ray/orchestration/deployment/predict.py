@@ -125,10 +125,10 @@ def predict(
     retriever = registry.look_up(model_uri)
     num_ads = retriever.facts["num_ads"]
     if not 1 <= top_k <= num_ads:
-        raise ConfigError(f"--top-k {top_k}: the retriever has {num_ads} ads to choose from")
+        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
     if use_gpu and not retriever.uses_gpu:
         raise ConfigError(
-            f"--use-gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
+            f"use_gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
         )
     pieces = _parquet_pieces(table)
     partitions = _partitions(pieces)
@@ -197,11 +197,11 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         before = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--answers {output}: {error.strerror}") from error
+        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
     differ = [key for key in plan if before.get(key) != plan[key]]
     if differ:
         raise ConfigError(
-            f"--answers {output} has predictions of another call ({', '.join(differ)} "
+            f"{output} has predictions of another call ({', '.join(differ)} "
             f"differ); choose another folder"
         )
 

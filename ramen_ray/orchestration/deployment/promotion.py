@@ -16,6 +16,10 @@ from ramen_ray.tracking.runs import TrackingError
 CHAMPION = "champion"
 
 
+class IncomparableError(RegistryError):
+    """A candidate cannot be compared with the champion; it can be chosen by force."""
+
+
 @dataclass(frozen=True)
 class Promotion:
     """What came of a candidate.
@@ -81,12 +85,13 @@ def promote(
         force: give the alias whatever comes out, even where the champion cannot be compared.
 
     Raises:
-        RegistryError: there is no retriever, it is the champion already, or the champion is no
-            retriever or of another version of the dataset.
+        RegistryError: there is no such metric or no retriever, or it is the champion already.
+        IncomparableError: the champion is no retriever or of another version of the dataset, and
+            ``force`` is not given.
         DatasetError: the dataset that the run was trained on is gone, or has changed since.
     """
     if metric is not None and metric not in METRICS:
-        raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
+        raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
     asked = _mlflow_run_id(run)
     source, model_id = registry.find_logged(asked, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
@@ -102,9 +107,8 @@ def promote(
             compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
         except (RegistryError, TrackingError, DatasetError) as error:
             if not force:
-                raise RegistryError(
-                    f"cannot compare with the champion, version {champion.version}: {error}; "
-                    f"--force chooses without"
+                raise IncomparableError(
+                    f"cannot compare with the champion, version {champion.version}: {error}"
                 ) from error
             compared = {"obstacle": str(error)}
     version = registry.register(name, source, model_id)

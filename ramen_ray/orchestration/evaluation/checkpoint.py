@@ -60,7 +60,7 @@ def evaluate_checkpoint(
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
-        raise ConfigError(f"--predictions {predictions} must be a file in a folder that exists")
+        raise ConfigError(f"predictions {predictions} must be a file in a folder that exists")
     name_list = None if names is None else read_names(names)
     start_ray()
     check_resources(config.workers)

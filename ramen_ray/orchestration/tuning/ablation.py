@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
@@ -19,7 +20,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.evaluation import score_queries
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_config
@@ -115,7 +115,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
     folder.parent.mkdir(exist_ok=True)
-    with held(folder.parent / f".{folder.name}.lock"):
+    with FileLock(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():
             try:
                 propagate_clicks(dataset.path, folder, settings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
@@ -31,7 +32,6 @@ from ramen_ray.config import (
     with_absolute_paths,
 )
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.final_evaluation import VALIDATION
@@ -167,12 +167,14 @@ def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
     """
     directory = RunDirectory(path)
     directory.create()
-    with held_if_free(path / ".lock") as is_ours:
-        if not is_ours:
-            raise RunError(f"the search {path} is being worked on by another process")
+    try:
+        held = FileLock(path / ".lock").acquire(blocking=False)
+    except Timeout:
+        raise RunError(f"the sweep {path} is being worked on by another process") from None
+    with held:
         changed = differences(directory.facts.get("plan", plan), plan)
         if changed:
-            raise RunError(f"{path} holds another search: {changed}; choose another --name")
+            raise RunError(f"{path} holds another sweep: {changed}; choose another name")
         yield directory
 
 

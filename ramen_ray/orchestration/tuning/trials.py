@@ -1,4 +1,4 @@
-"""Runs as Ray Tune trials: each trains as jobs/train.py does, as many at once as there is room."""
+"""Runs as Ray Tune trials, as many at once as there is room."""
 
 import logging
 import os

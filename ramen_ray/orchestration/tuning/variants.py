@@ -21,7 +21,7 @@ class AblationConfig(Section):
     """What is compared."""
 
     seeds: Positive = 3
-    """Each arm is trained with this many seeds, from --seed on."""
+    """Each arm is trained with this many seeds, from the configuration's on."""
     bases: tuple[Base, ...] = ("ance", "ngame")
     """Bases that the graph is added to; on the first one, its parts are taken away one by one."""
 

@@ -107,7 +107,7 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert f"{answers} has predictions of another call (top_k differ)" in said
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
@@ -147,7 +147,7 @@ def test_a_cluster_without_room_is_told(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top-k": 41}, "--top-k 41: the retriever has 40 ads to choose from"),
+        ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
         ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
         ({"column": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),

@@ -238,7 +238,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     [
         (["--name", "shop"], "name the run to promote, or give --restore"),
         (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
-        (["{good}", "--name", "shop", "--metric", "P@2"], "--metric 'P@2' is not one of P@1"),
+        (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
         (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
         (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
     ],

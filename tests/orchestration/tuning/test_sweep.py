@@ -16,6 +16,7 @@ import mlflow.entities
 import pandas as pd
 import pytest
 import ray
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
@@ -25,7 +26,6 @@ from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.tuning import progress as standings
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
@@ -186,18 +186,18 @@ def config(small_run: RunConfig) -> RunConfig:
     )
 
 
-def test_a_name_stands_for_one_search(config: RunConfig) -> None:
+def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
     directory.create()
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
     with (
-        held_if_free(directory.path / ".lock"),
+        FileLock(directory.path / ".lock"),
         pytest.raises(RunError, match="taken is being worked on by another process"),
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
-    said = r"taken holds another search: .*sampler of loss\.margin \('another' there, 'FloatDist"
-    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
+    said = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
     with pytest.raises(RunError, match=said):
         sweep(mine, SETTINGS, space, training_command)
 
