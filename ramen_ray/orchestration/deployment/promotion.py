@@ -6,7 +6,7 @@ from typing import Any
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.evaluation import METRICS
+from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries
 from ramen_ray.orchestration.training.run_directory import RUN_FILE, RunDirectory

@@ -17,7 +17,7 @@ from ramen_ray.data.splits.propagation import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import score_queries
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
@@ -193,7 +193,9 @@ def _compare(
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(_directory(run).path / TEST_ADS_FILE)
-    scores = score_queries(ads, data, "test", build_propensity(run))
+    judgement = Judgement.from_prepared(data, "test", build_propensity(run))
+    tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
+    scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
 
 
