@@ -18,7 +18,13 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 
-from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
 from ramen_ray.data.edge_lists import made_by
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.importers.tables.edges import write_edges
@@ -67,7 +73,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
         for source, names in edge_list.tables.values():
             find_pieces(source, names)  # says at once what is missing
     metadata = {
-        "name": name or output.name,
+        "name": dataset_name(name, output),
         "source": tables.clicks,
         "licence": "",
         "imported": asdict(tables),

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.hashing import uniforms
 from ramen_ray.data.schemas import ZERO_SHOT
@@ -95,7 +101,7 @@ def import_xc(
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")
     source = source.absolute()
-    name = name or source.name
+    name = dataset_name(name, source)
     with_content = text == "title+content" if text else "titles" not in name.lower()
     files = find_files(source, with_content)
     ads = _read_nodes(files.ads, "ads")
