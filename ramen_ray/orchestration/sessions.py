@@ -88,8 +88,8 @@ def add_co_session(
         raise DatasetError(
             f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
         )
-    for name, (texts, edges) in made_sets.items():
-        summary |= add_anchor_set(dataset.path, name, texts, edges, made, replace)
+    for name, anchor_set in made_sets.items():
+        summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)
     if replace:
         for name in {settings.query_set, settings.ad_set}.difference(made_sets):
             remove_anchor_set(dataset.path, name)

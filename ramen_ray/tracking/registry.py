@@ -1,5 +1,7 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
+import hashlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,10 +143,10 @@ class Registry:
             RegistryError: no new model or alias may be called so.
         """
         if fault := naming_fault(alias, dots=False):
-            raise RegistryError(f"the alias: {fault}")
+            raise RegistryError(f"--name, behind the @: {fault}")
         fault = naming_fault(name)
         if fault and self._registered(name) is None:
-            raise RegistryError(f"the registered model: {fault}")
+            raise RegistryError(f"--name: {fault}")
 
     def _registered(self, name: str) -> RegisteredModel | None:
         with _registry_errors(self.uri):
@@ -253,6 +255,18 @@ class Registry:
                 )
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
+
+    def fingerprint(self, model_uri: str) -> str:
+        """Hash the content of all files of a retriever, which are copied here meanwhile."""
+        digest = hashlib.sha256()
+        with tempfile.TemporaryDirectory() as aside:
+            with _registry_errors(self.uri):
+                copied = Path(download_artifacts(model_uri, dst_path=aside))
+            for file in sorted(path for path in copied.rglob("*") if path.is_file()):
+                digest.update(f"{file.relative_to(copied)}\0".encode())
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""
