@@ -277,7 +277,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my links.parquet: an anchor set cannot be called so: 'my links' is "
-                "no valid name"
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
             )
         ],
     ),
@@ -286,7 +287,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my/links.parquet: an anchor set cannot be called so: 'my/links' is "
-                "no valid name"
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
             ),
             (
                 "error: anchors/my/links.parquet: anchor set 'my/links' has no edges (no "
