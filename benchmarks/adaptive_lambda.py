@@ -20,8 +20,8 @@ import torch
 from benchmarks.common import NUM_THREADS, finish, prepared
 from benchmarks.regularization import SPLITS, Outcome, figures_of, shown, train
 from ramen_ray.config import RegularizationConfig, RunConfig
-from ramen_ray.data.csr import Csr
-from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.presets import debian, foldoc_ramen
 
 NOISE = 0.5

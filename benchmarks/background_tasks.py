@@ -54,7 +54,7 @@ def run(config: RunConfig) -> dict[str, float]:
     """Train once; returns the seconds trained and waited, and of the last background tasks."""
     from mlflow.tracking import MlflowClient
 
-    from ramen_ray.orchestration.train import fit
+    from ramen_ray.orchestration.training.run import fit
 
     result = fit(config)
     logged = MlflowClient(tracking_uri=result.tracking_uri).get_run(result.mlflow_run_id)

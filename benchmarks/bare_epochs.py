@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from ramen_ray.config import RunConfig, read_config
-from ramen_ray.data.csr import Csr
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.batches import Batches, Pool
-from ramen_ray.method.distinct import distinct_texts, gather_tokens
-from ramen_ray.method.encoder import Encoder
-from ramen_ray.method.losses import triplet_loss
-from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.sampling import Regularizer
-from ramen_ray.method.texts import TokenBatch
-from ramen_ray.orchestration.components import build_encoder, build_objective
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.model.encoder import Encoder
+from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.objectives.losses import triplet_loss
+from ramen_ray.method.sampling.batches import Batches, Pool
+from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
+from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.orchestration.training.components import build_encoder, build_objective
 
 
 @dataclass

@@ -22,7 +22,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.common import alternate, finish, in_fresh_process, medians
-from ramen_ray.method.clustering import MAX_ITERATIONS, Clusters, balanced_clusters, count_levels
+from ramen_ray.method.sampling.clustering import (
+    MAX_ITERATIONS,
+    Clusters,
+    balanced_clusters,
+    count_levels,
+)
 
 DIM = 384
 ROWS_PER_CENTRE = 40

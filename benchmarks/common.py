@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import psutil
 
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 
 ROOT = Path(__file__).parent.parent
 NUM_THREADS = 2
@@ -130,9 +130,9 @@ def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:
 
 
 def _prepare(dataset: str, encoder: EncoderConfig) -> Path:
-    from ramen_ray.orchestration.cluster import start_ray
-    from ramen_ray.orchestration.components import encoder_tokenizer
-    from ramen_ray.orchestration.pipeline import prepare
+    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.preparation.pipeline import prepare
+    from ramen_ray.orchestration.training.components import encoder_tokenizer
 
     start_ray()
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from benchmarks.common import finish, in_fresh_process, sampled_memory
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 
 WORDS = np.array(
     [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("ana", "elo", "iru", "osta", "umi")]
@@ -87,9 +87,9 @@ def _edges(draw: np.random.Generator, id_column: str, num_nodes: int, num_anchor
 
 def measure(folder: Path) -> dict[str, float]:
     """Prepare ``folder/dataset`` and sample the memory of this process and of those below it."""
-    from ramen_ray.orchestration.cluster import start_ray
-    from ramen_ray.orchestration.components import encoder_tokenizer
-    from ramen_ray.orchestration.pipeline import prepare
+    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.preparation.pipeline import prepare
+    from ramen_ray.orchestration.training.components import encoder_tokenizer
 
     tokenizer = encoder_tokenizer(ENCODER)
     start_ray()

@@ -18,7 +18,7 @@ import torch
 from benchmarks.common import NUM_THREADS, finish, prepared
 from benchmarks.regularization import MEASURED, Outcome, figures_of, shown, train
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.method.comparison import paired_differences_over_seeds
+from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.presets import PRESETS
 
 TRAINED = ("foldoc", "foldoc-ramen", "debian-ramen")

@@ -16,14 +16,14 @@ import torch
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians
-from ramen_ray.data.csr import Csr
-from ramen_ray.data.hashing import hash_texts
-from ramen_ray.data.tokens import TokenTable
-from ramen_ray.method.batches import Batches
-from ramen_ray.method.distinct import distinct_texts, gather_tokens
-from ramen_ray.method.encoder import TransformerEncoder
-from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training import Objective, TrainState, train_steps
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.hashing import hash_texts
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.model.encoder import TransformerEncoder
+from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import Objective, TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)

@@ -27,13 +27,13 @@ from transformers.utils.logging import set_verbosity_error
 
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
 from ramen_ray.config import EncoderConfig, RunConfig
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.batches import Batches
-from ramen_ray.method.distinct import distinct_texts
-from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.training import Objective, TrainState, train_steps
-from ramen_ray.orchestration.components import build_encoder
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.sampling.distinct import distinct_texts
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import Objective, TrainState, train_steps
+from ramen_ray.orchestration.training.components import build_encoder
 from ramen_ray.presets import debian, foldoc
 
 WARMUP_STEPS = 4

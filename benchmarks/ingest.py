@@ -76,8 +76,8 @@ def _ids(kind: str, numbers: np.ndarray) -> pa.Array:
 def measure(folder: Path, num_clicks: int) -> dict[str, float]:
     """Import the tables in ``folder``, sampling the memory of this process and of those below."""
     from ramen_ray.data.importers.tables.settings import Columns, UserTables
-    from ramen_ray.orchestration.cluster import start_ray
-    from ramen_ray.orchestration.ingest import import_tables
+    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.preparation.tables import import_tables
 
     start_ray()
     tables = UserTables(

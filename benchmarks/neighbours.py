@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from benchmarks.common import NUM_THREADS, finish, prepared
 from ramen_ray.config import RegularizationConfig, RunConfig
-from ramen_ray.data.csr import Csr
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.batches import Batches
-from ramen_ray.method.comparison import paired_differences_over_seeds
-from ramen_ray.method.encoder import Encoder
-from ramen_ray.method.evaluation import Propensity, encode_rows, retrieve, score_queries
-from ramen_ray.method.metrics import PerQuery, ratio
-from ramen_ray.method.search import TopK
-from ramen_ray.method.training import train_steps
-from ramen_ray.orchestration.components import build_encoder, build_objective, build_state
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
+from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, retrieve, score_queries
+from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.method.model.encoder import Encoder
+from ramen_ray.method.retrieval.search import TopK
+from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.orchestration.training.components import build_encoder, build_objective, build_state
 from ramen_ray.presets import foldoc_ramen
 
 ANCHOR_SET = "links"

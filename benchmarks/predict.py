@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from benchmarks.common import alternate, finish, in_fresh_process, medians, prepared
 from benchmarks.retriever import DATASET, make_retriever
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.predict import QUERIES_PER_BATCH, QueryTable, predict
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.deployment.predict import QUERIES_PER_BATCH, QueryTable, predict
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run, tracking_uri

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from benchmarks.common import NUM_THREADS, ROOT, finish, in_fresh_process, prepared
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import build_transformer
-from ramen_ray.method.evaluation import encode_rows
-from ramen_ray.method.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retriever import compile_retriever, write_retriever
-from ramen_ray.method.search import search
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
+from ramen_ray.method.retrieval.search import search
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 

@@ -34,13 +34,13 @@ from transformers import TrainerCallback
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
 from datasets import Dataset as Pairs
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.method.batches import Batches
-from ramen_ray.method.distinct import distinct_texts, gather_tokens
-from ramen_ray.method.encoder import build_transformer
-from ramen_ray.method.optimization import build_optimizer, build_schedule
-from ramen_ray.method.pretrained import resolve_pretrained
-from ramen_ray.method.training import Objective, TrainState, train_steps
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.pretrained import resolve_pretrained
+from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import Objective, TrainState, train_steps
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 2

@@ -24,7 +24,7 @@ import pyarrow.csv
 
 from benchmarks.common import finish, in_fresh_process, sampled_memory
 from benchmarks.data_scale import texts
-from ramen_ray.data.dataset import write_dataset
+from ramen_ray.data.store.dataset import write_dataset
 
 ROWS_PER_FILE = 500_000
 EVENTS_PER_SESSION, ROWS_PER_QUERY, QUERIES_PER_AD, HELD_OUT = 6, 10, 2, 100
@@ -95,9 +95,9 @@ def _write_dataset(path: Path, queries: pa.Array, num_ads: int, draw: np.random.
 
 def measure(folder: Path, num_rows: int) -> dict[str, float]:
     """Make the graphs, sampling the memory of this process and of those below it."""
-    from ramen_ray.data.sessions import SessionLog, SessionSettings
-    from ramen_ray.orchestration.cluster import start_ray
-    from ramen_ray.orchestration.sessions import add_co_session
+    from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
+    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.preparation.sessions import add_co_session
 
     start_ray()
     before = psutil.Process().memory_info().rss

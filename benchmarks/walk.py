@@ -32,10 +32,10 @@ import psutil
 
 from benchmarks.common import alternate, finish, in_fresh_process
 from ramen_ray.config import WalkConfig
-from ramen_ray.data.csr import Csr, cumulative_sum
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.sampling import Regularizer
-from ramen_ray.method.walk import WalkGraph, WalkSettings, most_visited
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
+from ramen_ray.method.sampling.draws import Regularizer
 
 NODES = {"query": 693_082, "ad": 312_330}
 ANCHORS = {"hyper_link": (2_458_399, 38.9), "category": (656_086, 4.7)}
@@ -97,7 +97,7 @@ def walk_all(folder: Path) -> dict[str, float]:
     """Make the walked graph as a run does; Ray runs already."""
     import ray
 
-    from ramen_ray.orchestration.walks import walked_edges
+    from ramen_ray.orchestration.preparation.walks import walked_edges
 
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)

@@ -16,9 +16,9 @@ import logging
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
-from ramen_ray.orchestration.ablation import ablate
-from ramen_ray.orchestration.arms import AblationConfig
-from ramen_ray.tracking.ablation_report import ablation_tables
+from ramen_ray.orchestration.tuning.ablation import ablate
+from ramen_ray.orchestration.tuning.variants import AblationConfig
+from ramen_ray.reports.ablation import ablation_tables
 from ramen_ray.tracking.runs import ui_command
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.orchestration.compilation import compile_for_cpus
+from ramen_ray.orchestration.deployment.compilation import compile_for_cpus
+from ramen_ray.reports.run import difference_table
 from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.report import difference_table
 from ramen_ray.tracking.runs import tracking_uri
 
 

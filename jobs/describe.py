@@ -14,10 +14,10 @@ from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.config import EncoderConfig
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.orchestration.describe import describe, log_description
-from ramen_ray.tracking.dataset_page import dataset_note, dataset_sections
-from ramen_ray.tracking.page import terminal_table, write_page
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.preparation.description import describe, log_description
+from ramen_ray.reports.dataset import dataset_note, dataset_sections
+from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
 
 

@@ -15,8 +15,8 @@ from typing import Literal
 from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job, write_json
-from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.tracking.report import bad_match_table, metrics_table
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.reports.run import bad_match_table, metrics_table
 
 
 def evaluate(

@@ -11,9 +11,9 @@ from pathlib import Path
 import tyro
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.importers.xc.exporting import export_xc
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation import check
-from ramen_ray.data.xc.exporting import export_xc
 
 
 def export(dataset: tyro.conf.Positional[Path], output: Path) -> None:

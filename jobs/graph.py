@@ -15,10 +15,10 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_call, run_job, train_command
-from ramen_ray.data.edge_lists import EdgeList, add_edge_list
-from ramen_ray.data.sessions import SessionLog, SessionSettings
-from ramen_ray.method.similar import SimilarSettings, add_similar
-from ramen_ray.orchestration.sessions import add_co_session
+from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
+from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.orchestration.preparation.sessions import add_co_session
 
 Directory = Annotated[
     Positional[Path], arg(metavar="DATASET", help="Dataset directory that the set is added to.")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.orchestration.new_ads import extend_retriever
+from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

@@ -26,14 +26,14 @@ from typing import Annotated
 import tyro
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.novel import make_novel_split
-from ramen_ray.data.propagation import PropagationSettings, propagate_clicks
-from ramen_ray.data.xc.importing import import_xc
-from ramen_ray.orchestration.ingest import import_tables
+from ramen_ray.data.importers.xc.importing import import_xc
+from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.preparation.tables import import_tables
 
 
 def ingest_tables(

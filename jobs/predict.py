@@ -15,7 +15,7 @@ from pathlib import Path
 import tyro
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.orchestration.predict import QueryTable, predict
+from ramen_ray.orchestration.deployment.predict import QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job
 from ramen_ray.config import ConfigError
-from ramen_ray.orchestration.promotion import CHAMPION, promote
+from ramen_ray.orchestration.deployment.promotion import CHAMPION, promote
+from ramen_ray.reports.run import difference_table
 from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.report import difference_table
 from ramen_ray.tracking.runs import tracking_uri
 
 

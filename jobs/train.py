@@ -19,8 +19,8 @@ import sys
 from rich.console import Console
 
 from ramen_ray.command_line import parse_run_config, run_job
-from ramen_ray.orchestration.train import fit
-from ramen_ray.tracking.report import metrics_table
+from ramen_ray.orchestration.training.run import fit
+from ramen_ray.reports.run import metrics_table
 from ramen_ray.tracking.runs import ui_command
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ramen_ray.command_line import parse_call, run_job, write_json
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.structure import inspect_structure
 

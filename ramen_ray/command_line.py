@@ -17,7 +17,7 @@ import tyro
 from pydantic import ValidationError
 
 from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
-from ramen_ray.data.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.presets import PRESETS
 

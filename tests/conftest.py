@@ -36,8 +36,8 @@ from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.dataset import Dataset, write_dataset
-from ramen_ray.data.prepared import Prepared
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
 # Repeatable, and nothing is left outside of tmp_path.
@@ -90,6 +90,11 @@ def _make_links(
     degrees = [0 if n % 7 == 3 else int(draw.integers(1, 5)) for n in range(len(topics))]
     links = [_pick(draw, range(t, NUM_LINKS, 6), d) for t, d in zip(topics, degrees, strict=True)]
     return links, [draw.uniform(0.5, 4.0, size=degree).tolist() for degree in degrees]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--record`` makes test_record.py write down what it finds."""
+    parser.addoption("--record", action="store_true")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

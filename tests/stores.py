@@ -8,10 +8,10 @@ import torch
 from mlflow.tracking import MlflowClient
 from support import MAX_LENGTH
 
-from ramen_ray.data.dataset import Dataset
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.method.encoder import Encoder, build_bag
-from ramen_ray.method.retriever import write_retriever
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.encoder import Encoder, build_bag
+from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import close_run, log_metrics, log_parameters, open_run
 

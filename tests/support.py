@@ -17,16 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.csr import Csr
-from ramen_ray.data.dataset import Dataset, DatasetWriter, new_dataset
+from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.importers.sources import find_pieces
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
 from ramen_ray.data.importers.tables.writing import write_ads, write_queries
-from ramen_ray.data.preparation import (
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.stages import (
     ID_TABLES,
     edge_rows,
     join_parts,
@@ -34,15 +36,14 @@ from ramen_ray.data.preparation import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.prepared import Prepared
-from ramen_ray.data.sources import find_pieces
-from ramen_ray.data.statistics import dataset_statistics
+from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import check_structure, read_tables
-from ramen_ray.method.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
+ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
 PATIENCE_S = 300.0  # a busy machine is waited for
 

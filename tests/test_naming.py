@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import ablate, ingest, train, tune
-from ramen_ray.data.dataset import Dataset, DatasetError, dataset_name, write_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError, dataset_name, write_dataset
 from ramen_ray.naming import BadNameError, checked_name, joined_name, name_like
 
 GOOD = ["foldoc", "a", "7", "_x", "run-1.2_b", "naïve", "日本語", "x" * 100]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.dataset import DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 
 MAX_EXAMPLES = 3
 MAX_LISTED = 20

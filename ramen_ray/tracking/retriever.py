@@ -40,7 +40,7 @@ def log_retriever(
     Args:
         uri: the MLflow store.
         run_id: the run.
-        folder: what :func:`ramen_ray.method.retriever.write_retriever` wrote.
+        folder: what :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote.
         example: a few queries, which MLflow shows as the model's input example.
         metadata: what is kept with the model, such as the dataset that it was made from.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -156,6 +157,19 @@ def read_history(uri: str, run_id: str, metric: str) -> tuple[list[int], list[fl
     history = MlflowClient(tracking_uri=uri).get_metric_history(run_id, metric_name(metric))
     points = sorted((point.step, point.value) for point in history)
     return [step for step, _ in points], [value for _, value in points]
+
+
+def read_histories(uri: str, run_id: str, prefix: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Return the steps and values of all metrics whose names start with ``prefix``, by name."""
+    metrics = MlflowClient(tracking_uri=uri).get_run(run_id).data.metrics
+    names = sorted(name for name in metrics if name.startswith(prefix))
+    return {name: read_history(uri, run_id, name) for name in names}
+
+
+def log_predictions(uri: str, run_id: str, columns: Mapping[str, list[object]]) -> None:
+    """Log sample predictions as a table that the MLflow UI shows."""
+    table = pd.DataFrame(columns, dtype=object)  # MLflow trips over pandas' own strings
+    MlflowClient(tracking_uri=uri).log_table(run_id, table, "sample_predictions.json")
 
 
 def metric_name(name: str) -> str:

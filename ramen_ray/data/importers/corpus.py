@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ramen_ray.data.schemas import SPLITS, schema_of
+from ramen_ray.data.store.schemas import SPLITS, schema_of
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables, split_by_hash
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 LICENCE = "Package descriptions: the free licence of each package; tag texts: GPL-2"
 SOURCE = "Debian package index (Packages) and the vocabulary of Debian's package debtags"

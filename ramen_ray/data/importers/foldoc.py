@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen_ray.data.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.importers.corpus import (
     AnchorSet,
     Corpus,
@@ -19,6 +18,7 @@ from ramen_ray.data.importers.corpus import (
     hash_fraction,
     split_by_hash,
 )
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 LICENCE = "GNU Free Documentation License, version 1.1 or later"
 SOURCE = "Debian package dict-foldoc 20230119-1 (The Free On-line Dictionary of Computing)"

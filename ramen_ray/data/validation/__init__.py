@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation.batches import UnreadableFileError, table_batches
 from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings

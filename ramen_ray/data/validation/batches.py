@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.dataset import Dataset, DatasetError
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.utf8 import is_utf8
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.utf8 import is_utf8
 
 ROWS_PER_BATCH = 16_384
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Finding, Severity, Tally
-from ramen_ray.data.hashing import find, hash_strings
-from ramen_ray.data.lists import list_entries
-from ramen_ray.data.schemas import ZERO_SHOT, schema_of
-from ramen_ray.data.texts import fold
+from ramen_ray.data.prepared.hashing import find, hash_strings
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.lists import list_entries
+from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
+from ramen_ray.data.store.texts import fold
 from ramen_ray.data.validation.batches import ids, positions, readable, table_batches
 from ramen_ray.data.validation.repeats import (
     id_keys,

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.dataset import Dataset
 from ramen_ray.data.findings import Tally
-from ramen_ray.data.hashing import find, hash_strings
+from ramen_ray.data.prepared.hashing import find, hash_strings
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation.batches import ids, readable, table_batches
 
 Keys = tuple[NDArray[np.int64], NDArray[np.uint64]]

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, Tally
-from ramen_ray.data.lists import list_entries
+from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.validation.batches import (
     Batch,
     ids,

@@ -7,14 +7,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.anchor_sets import write_anchor_set
-from ramen_ray.data.dataset import DatasetWriter
-from ramen_ray.data.edge_lists import Named, read_edge_list
-from ramen_ray.data.hashing import hash_strings
+from ramen_ray.data.graphs.anchor_sets import write_anchor_set
+from ramen_ray.data.graphs.edge_lists import Named, read_edge_list
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.texts import normalized
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.dataset import DatasetWriter
+from ramen_ray.data.store.texts import normalized
 
 LEFT_OUT = -1
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, UInt64s
-from ramen_ray.data.dataset import DatasetError
-from ramen_ray.data.hashing import uniforms
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.settings import Splits, UserTables
 from ramen_ray.data.importers.tables.staging import read_part
-from ramen_ray.data.schemas import SPLITS
+from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.schemas import SPLITS
 
 Int8s = NDArray[np.int8]
 

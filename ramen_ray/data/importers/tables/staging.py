@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.hashing import hash_strings
-from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.sources import (
+from ramen_ray.data.importers.sources import (
     Block,
     Piece,
     as_numbers,
@@ -23,7 +21,9 @@ from ramen_ray.data.sources import (
     as_strings,
     read_piece,
 )
-from ramen_ray.data.texts import fold, normalized
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.texts import fold, normalized
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # sums of them are float32
 NODES = pa.schema(

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.dataset import DatasetWriter, conform
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import Plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part
-from ramen_ray.data.schemas import SPLITS
+from ramen_ray.data.store.dataset import DatasetWriter, conform
+from ramen_ray.data.store.schemas import SPLITS
 
 
 def write_ads(folder: Path, part: int, writer: DatasetWriter) -> None:

@@ -1,0 +1,205 @@
+"""Add an anchor set, whole or not at all, to a dataset directory that is there already."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.data.store.dataset import (
+    UNFINISHED,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    write_metadata,
+)
+from ramen_ray.naming import naming_fault
+
+SIDES = ("query", "ad")
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The edges of one side: ``nodes`` and ``anchors`` (edges,) int64, ``weights`` (edges,)."""
+
+    nodes: NDArray[np.int64]
+    anchors: NDArray[np.int64]
+    weights: NDArray[Any]
+
+    @classmethod
+    def none(cls) -> "Edges":
+        """No edges: the side is left out."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+
+    def __len__(self) -> int:
+        """Return the number of edges."""
+        return len(self.nodes)
+
+
+def check_spelling(name: str) -> None:
+    """Check that an anchor set may have this name.
+
+    Raises:
+        DatasetError: the name is unusable.
+    """
+    if fault := naming_fault(name, dots=False):
+        raise DatasetError(f"an anchor set cannot be called so: {fault}")
+
+
+def check_name(dataset: Dataset, name: str, replace: bool) -> None:
+    """Check that an anchor set called ``name`` may be added; cheap, so ask before the work.
+
+    Raises:
+        DatasetError: the name is unusable, or taken and not to be replaced.
+    """
+    check_spelling(name)
+    if name in dataset.anchor_sets and not replace:
+        raise DatasetError(
+            f"{dataset.path} has an anchor set {name!r} already; give another name, or --replace"
+        )
+
+
+def add_anchor_set(
+    dataset_path: Path,
+    name: str,
+    texts: pa.Array,
+    edges: Mapping[str, Edges],
+    made: Mapping[str, Any],
+    replace: bool = False,
+) -> dict[str, int]:
+    """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
+
+    Anchors without edges are left out, and the others numbered in their order. An interruption
+    leaves the dataset as it was, or, in the instant when a set is being replaced, without the set.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: the anchor set.
+        texts: (anchors,) strings.
+        edges: the edges of sides ``query`` (train queries) and ``ad``; an empty side is left out.
+        made: how the set was made, for ``dataset.json``.
+        replace: whether a set of this name may be replaced.
+
+    Returns:
+        The row count of every table written, and how many nodes of each side have no edge.
+
+    Raises:
+        DatasetError: the name is unusable or taken, also by another process meanwhile; or there are
+            no edges at all.
+    """
+    dataset = Dataset(dataset_path)
+    check_name(dataset, name, replace)
+    if not any(map(len, edges.values())):
+        raise DatasetError(f"anchor set {name!r} would have no edges; {dataset.path} is unchanged")
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
+    try:
+        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
+        if not replace:
+            _check_room(dataset.path, name)
+        with _hidden(dataset.path, name):
+            _move_in(aside, dataset.path, name)
+            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
+            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return written | _without_edges(dataset, edges)
+
+
+def remove_anchor_set(dataset_path: Path, name: str) -> None:
+    """Take an anchor set out of a dataset directory, if it is there."""
+    dataset = Dataset(dataset_path)
+    if name not in dataset.anchor_sets:
+        return
+    with _hidden(dataset.path, name):
+        made_by = {**dataset.metadata.get("anchor_sets", {})}
+        made_by.pop(name, None)
+        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by})
+        _delete(dataset.path, name)
+
+
+def write_anchor_set(
+    writer: DatasetWriter, name: str, texts: pa.Array, edges: Mapping[str, Edges]
+) -> dict[str, int]:
+    """Write ``anchors/<name>`` and ``edges/<name>/...``; see :func:`add_anchor_set`.
+
+    Returns:
+        The row count of every table written.
+    """
+    linked = np.unique(np.concatenate([side.anchors for side in edges.values()]))
+    tables = {
+        f"anchors/{name}": pa.table(
+            {"anchor_id": np.arange(len(linked)), "text": texts.take(pa.array(linked))}
+        )
+    }
+    for side in SIDES:
+        if side in edges and len(edges[side]):
+            tables[f"edges/{name}/{side}"] = _edge_table(side, edges[side], linked)
+    for table, rows in tables.items():
+        writer.write(table, rows)
+    return {table: rows.num_rows for table, rows in tables.items()}
+
+
+def _without_edges(dataset: Dataset, edges: Mapping[str, Edges]) -> dict[str, int]:
+    nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
+    return {
+        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0])
+        - len(np.unique(edges[side].nodes))
+        for side in edges
+    }
+
+
+def _edge_table(side: str, edges: Edges, linked: NDArray[np.int64]) -> pa.Table:
+    anchors = np.searchsorted(linked, edges.anchors)
+    order = np.lexsort((anchors, edges.nodes))
+    return pa.table(
+        {
+            f"{side}_id": edges.nodes[order],
+            "anchor_id": anchors[order],
+            "weight": edges.weights[order].astype(np.float32),
+        }
+    )
+
+
+@contextmanager
+def _hidden(folder: Path, name: str) -> Iterator[None]:
+    """Hide the set from readers until all its tables are in place: one unlink shows it whole."""
+    marker = folder / f"{UNFINISHED}{name}"
+    marker.touch()
+    yield
+    marker.unlink()
+
+
+def _check_room(folder: Path, name: str) -> None:
+    """Check that nothing would be overwritten but what an interruption left half in place."""
+    if (folder / f"{UNFINISHED}{name}").exists():
+        return
+    for path in _places(folder, name):
+        if path.exists():
+            raise DatasetError(
+                f"{path} is there already; move it away, give another name, or --replace"
+            )
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / "edges" / name, folder / "anchors" / f"{name}.parquet"
+
+
+def _delete(folder: Path, name: str) -> None:
+    edges, anchors = _places(folder, name)
+    shutil.rmtree(edges, ignore_errors=True)
+    if anchors.is_dir():
+        shutil.rmtree(anchors)
+    anchors.unlink(missing_ok=True)
+
+
+def _move_in(aside: Path, folder: Path, name: str) -> None:
+    _delete(folder, name)
+    for made, place in zip(_places(aside, name), _places(folder, name), strict=True):
+        place.parent.mkdir(exist_ok=True)
+        made.rename(place)

@@ -1,0 +1,167 @@
+"""Find the queries and ads that a user's cells name, by the user's ids or by text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.prepared.hashing import find, hash_strings, keyed_hash
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
+from ramen_ray.data.store.texts import fold
+
+HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Which nodes bear a name: ``hashes`` (names,) ascending, ``nodes`` (names,) beside them."""
+
+    hashes: UInt64s
+    nodes: Int64s
+
+    @classmethod
+    def of(cls, hashes: UInt64s) -> "Names":
+        """Index the names of nodes 0, 1, ..."""
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], order)
+
+    def first(self, hashes: UInt64s) -> Int64s:
+        """Return the first node (n,) of each of ``hashes`` (n,), or -1."""
+        place = find(hashes, self.hashes)
+        node = np.full(len(hashes), -1)
+        node[place >= 0] = self.nodes[place[place >= 0]]
+        return node
+
+    def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return all nodes of ``hashes`` (n,) as (position in ``hashes``, node) pairs."""
+        starts = np.searchsorted(self.hashes, hashes)
+        counts = np.searchsorted(self.hashes, hashes, side="right") - starts
+        found = self.nodes[ragged_positions(starts, counts)]
+        return np.repeat(np.arange(len(hashes)), counts), found
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The train queries or the ads of a dataset: 24 bytes a node, 40 with ids of the user's.
+
+    Attributes:
+        key: sets the hashes of this side apart from those of the other.
+        text_hashes: (nodes,) uint64, equal for nodes of equal text (spaces around it aside).
+        by_text: the nodes by ``text_hashes``.
+        by_id: the nodes by the user's own ids; empty where the dataset has none.
+    """
+
+    key: int
+    text_hashes: UInt64s
+    by_text: Names
+    by_id: Names
+
+    @classmethod
+    def of(cls, dataset: Dataset, table: str) -> "Nodes":
+        """Read the names of ``table``'s rows, as a stream."""
+        key = int(table == "ads")
+        texts = keyed_hash((key,), _column_hashes(dataset, table, "text"))
+        by_id = Names.of(_column_hashes(dataset, table, "source_id"))
+        return cls(key, texts, Names.of(texts), by_id)
+
+    def identify(self, cells: pa.StringArray, by_number: bool = False) -> tuple[UInt64s, Int64s]:
+        """Return each cell's text hash (n,) and the first node (n,) that it names, or -1.
+
+        A cell that is the id of no node is taken for a text, and then, with ``by_number``, where
+        the dataset has no ids of the user, for a node's number.
+        """
+        hashes = hash_strings(cells)
+        texts = keyed_hash((self.key,), hashes)
+        node = self.by_id.first(hashes)
+        node = np.where(node >= 0, node, self.by_text.first(texts))
+        if by_number:
+            node = np.where(node >= 0, node, self._numbered(cells))
+        texts[node >= 0] = self.text_hashes[node[node >= 0]]
+        return texts, node
+
+    def named(self, cells: pa.StringArray) -> tuple[Int64s, Int64s]:
+        """Return all nodes that cells (n,) name, as (position, node) pairs.
+
+        A cell names a node by the user's id; or else all nodes of its text; or else, where the
+        dataset has no ids of the user, a node by its number.
+        """
+        hashes = hash_strings(cells)
+        node = self.by_id.first(hashes)
+        texts = np.flatnonzero(node < 0)
+        position, with_text = self.by_text.all(keyed_hash((self.key,), hashes[texts]))
+        position = texts[position]
+        node = np.where(node >= 0, node, self._numbered(cells))
+        node[position] = -1
+        single = np.flatnonzero(node >= 0)
+        return np.concatenate([single, position]), np.concatenate([node[single], with_text])
+
+    def _numbered(self, cells: pa.StringArray) -> Int64s:
+        if len(self.by_id.hashes):
+            return np.full(len(cells), -1)
+        digits = pc.if_else(pc.match_substring_regex(cells, r"^\d{1,18}$"), cells, "-1")
+        numbers = digits.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return np.where(numbers < len(self.text_hashes), numbers, -1)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The validation and test queries, by folded text and by the user's id.
+
+    Attributes:
+        texts: (texts,) uint64, ascending, hashes of folded texts.
+        ids: (ids,) uint64, ascending.
+        train: (train queries,) bool, whether a train query has such a text too.
+    """
+
+    texts: UInt64s
+    ids: UInt64s
+    train: Booleans
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "HeldOut":
+        """Read the queries of all held-out splits, as a stream."""
+        tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
+        texts = [_column_hashes(dataset, table, "text", fold) for table in tables]
+        ids = [_column_hashes(dataset, table, "source_id") for table in tables]
+        folded = np.unique(np.concatenate(texts))
+        train = _column_hashes(dataset, "queries/train", "text", fold)
+        return cls(folded, np.unique(np.concatenate(ids)), np.isin(train, folded))
+
+    def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
+        """Say which cells (n,), naming the train queries ``nodes`` (n,) or -1, are held out."""
+        by_node = (nodes >= 0) & self.train[np.maximum(nodes, 0)]
+        return by_node | self.has_texts(cells) | self.has_ids(cells)
+
+    def has_texts(self, cells: pa.StringArray) -> Booleans:
+        """Say which cells (n,) are the text of a held-out query but for case and white space."""
+        return contains(self.texts, hash_strings(fold(cells)))
+
+    def has_ids(self, cells: pa.StringArray) -> Booleans:
+        """Say which cells (n,) are the user's id of a held-out query."""
+        return contains(self.ids, hash_strings(cells))
+
+
+def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
+    """Say which of ``hashes`` (n,) are among ``ascending``."""
+    return find(hashes, ascending) >= 0
+
+
+def _column_hashes(
+    dataset: Dataset,
+    table: str,
+    column: str,
+    normalize: Callable[[pa.StringArray], pa.StringArray] = pc.utf8_trim_whitespace,
+) -> UInt64s:
+    """Hash a column (rows,) by id, or return nothing where the table does not have it."""
+    names = dataset.schema(table).names
+    if column not in names:
+        return np.empty(0, dtype=np.uint64)
+    hashes = np.empty(dataset.num_rows(table), dtype=np.uint64)
+    for ids, values in dataset.batches(table, [names[0], column]):
+        hashes[ids.to_numpy()] = hash_strings(normalize(values))
+    return hashes

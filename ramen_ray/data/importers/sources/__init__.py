@@ -1,0 +1,21 @@
+"""A user's own tables: CSV, TSV, JSON lines or parquet; files, folders or globs; any file system.
+
+A source is cut into pieces that tasks read apart, block by block.
+"""
+
+from ramen_ray.data.importers.sources.cells import as_numbers, as_seconds, as_strings
+from ramen_ray.data.importers.sources.lines import lines_before
+from ramen_ray.data.importers.sources.pieces import Piece, find_pieces
+from ramen_ray.data.importers.sources.reading import Block, read_cell, read_piece
+
+__all__ = [
+    "Block",
+    "Piece",
+    "as_numbers",
+    "as_seconds",
+    "as_strings",
+    "find_pieces",
+    "lines_before",
+    "read_cell",
+    "read_piece",
+]

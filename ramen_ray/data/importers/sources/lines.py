@@ -1,0 +1,101 @@
+"""Read the lines of a text file's piece, a bounded number of bytes at a time, as UTF-8."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ramen_ray.data.findings import Finding, error_at
+from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.importers.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.store.utf8 import to_utf8, whole_lines
+
+BYTES_PER_SEARCH = 1 << 16
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of a text file, as UTF-8; ``first_line`` counts from 1 in the piece."""
+
+    data: bytes
+    first_line: int
+    findings: list[Finding]
+
+
+def read_chunks(piece: Piece) -> Iterator[Chunk]:
+    """Read the lines that start within a piece, a bounded number of bytes at a time."""
+    compressed = piece.stop < 0
+    if compressed:
+        with piece.filesystem.open_input_stream(piece.path, compression="detect") as stream:
+            yield from _checked(piece, whole_lines(stream, pieces.BYTES_PER_PIECE))
+        return
+    with piece.filesystem.open_input_file(piece.path) as file:
+        first = max(piece.start - 1, 0)  # a line starts in the piece if its line break is before
+        data = file.read_at(piece.stop - first, first)
+        if piece.start:
+            data = data[data.find(b"\n") + 1 or len(data) :]
+        if data and not data.endswith(b"\n"):
+            file.seek(piece.stop)
+            data += _rest_of_line(file)
+    yield from _checked(piece, [data])
+
+
+def lines_before(piece: Piece) -> int:
+    """Count the lines before a piece of a text file; only ever needed to name a wrong one."""
+    if piece.format == "parquet" or piece.start == 0:
+        return 0
+    count, data = 0, b""
+    with piece.filesystem.open_input_file(piece.path) as file:
+        while (left := piece.start - file.tell()) > 0:
+            data = file.read(min(left, pieces.BYTES_PER_PIECE))
+            count += data.count(b"\n")
+    return count + (not data.endswith(b"\n"))
+
+
+def _rest_of_line(file: pa.NativeFile) -> bytes:
+    parts: list[bytes] = []
+    while data := file.read(BYTES_PER_SEARCH):
+        rest, line_break, _ = data.partition(b"\n")
+        parts.append(rest)
+        if line_break:
+            break
+    return b"".join(parts) + b"\n"
+
+
+def _checked(piece: Piece, parts: Iterable[bytes]) -> Iterator[Chunk]:
+    line = 1
+    for data in parts:
+        if data.count(b'"') % 2 and piece.format != "jsonl":
+            _refuse_open_quote(piece, data, line)
+        text, damaged = to_utf8(data)
+        if not piece.start and line == 1:
+            text = text.removeprefix(BYTE_ORDER_MARK)
+        if data.strip():
+            yield Chunk(text, line, [_latin1(piece, damaged)] if damaged else [])
+        line += data.count(b"\n")
+
+
+def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
+    """Refuse a cell that starts with a quote and has no other; within a cell a quote is a letter.
+
+    Raises:
+        DatasetError: there is one.
+    """
+    start = rf'(?:\A|[{delimiter_of(piece.format)}\n])"[^"]*+(?:""[^"]*+)*+("?)'
+    for cell in re.finditer(start.encode(), data):
+        if not cell[1]:
+            line += data[: cell.start() + 1].count(b"\n")
+            message = "a quote is not closed, or its cell goes across several megabytes"
+            advice = "close it, or write such texts as parquet or JSON lines"
+            raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
+
+
+def _latin1(piece: Piece, damaged: int) -> Finding:
+    return Finding(
+        "warning",
+        piece.path,
+        f"{damaged} lines are not UTF-8 and were read as latin-1",
+        "save the file as UTF-8 if they look wrong",
+    )

@@ -1,0 +1,231 @@
+"""Read a piece block by block, whatever its format."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.findings import Finding, error_at
+from ramen_ray.data.importers.sources.cells import is_number
+from ramen_ray.data.importers.sources.lines import Chunk, lines_before, read_chunks
+from ramen_ray.data.importers.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.errors import first_line_of
+
+BYTES_PER_JSON_SAMPLE = 1 << 20
+ROWS_PER_BLOCK = 65_536
+MAX_EXAMPLES = 3
+
+Converted = TypeVar("Converted")
+
+
+@dataclass
+class Block:
+    """Some rows of a piece.
+
+    Attributes:
+        rows: the asked columns; text files' cells are strings (CSV, TSV) or JSON's types.
+        row_numbers: (rows,) int64: in parquet within the file, from 0; in text files the line,
+            counted from 1 at the start of the piece.
+        findings: lines that could not be read, and damaged encoding.
+    """
+
+    piece: Piece
+    rows: pa.Table
+    row_numbers: NDArray[np.int64]
+    findings: list[Finding] = field(default_factory=list)
+
+    def cells(self, column: str, convert: Callable[[pa.ChunkedArray], Converted]) -> Converted:
+        """Convert a column by :func:`as_strings`, :func:`as_numbers` or :func:`as_seconds`.
+
+        Raises:
+            DatasetError: the column is of a kind that has no such cells.
+        """
+        try:
+            return convert(self.rows[column])
+        except (pa.ArrowException, ValueError) as error:
+            message = f"{self.rows[column].type} cannot be read: {first_line_of(error)}"
+            raise error_at(self.piece.path, message, column=column) from error
+
+    def finding(self, column: str, bad: Booleans, message: str, advice: str) -> Finding:
+        """Describe the rows that ``bad`` (rows,) marks in ``column`` as one error."""
+        rows = np.flatnonzero(bad)
+        values = self.rows[column].take(pa.array(rows[:MAX_EXAMPLES])).to_pylist()
+        shown = ", ".join("nothing" if value is None else repr(value) for value in values)
+        more = f" and {len(rows) - MAX_EXAMPLES} more" if len(rows) > MAX_EXAMPLES else ""
+        row = lines_before(self.piece) + int(self.row_numbers[rows[0]])
+        return Finding(
+            "error", self.piece.path, f"{message}: {shown}{more}", advice, row=row, column=column
+        )
+
+
+def read_piece(piece: Piece) -> Iterator[Block]:
+    """Read a piece block by block.
+
+    Raises:
+        DatasetError: the file cannot be parsed; lines with too many or too few cells are findings
+            of their block instead.
+    """
+    try:
+        match piece.format:
+            case "parquet":
+                yield from _read_parquet(piece)
+            case "jsonl":
+                yield from _read_json(piece)
+            case _:
+                yield from _read_csv(piece)
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, EOFError) as error:
+        place = f"from byte {piece.start}" if piece.start else "from the start"
+        raise DatasetError(
+            f"{piece.path}: cannot be read as {piece.format} ({place}): {first_line_of(error)}"
+        ) from error
+
+
+def read_cell(piece: Piece, column: str, row_number: int) -> object:
+    """Read a piece again for one cell, to show it; ``row_number`` is that of its block."""
+    for block in read_piece(piece):
+        found = np.flatnonzero(block.row_numbers == row_number)
+        if len(found):
+            return block.rows[column][int(found[0])].as_py()
+    raise ValueError(f"{piece.path} has no row {row_number} in this piece")
+
+
+def _read_parquet(piece: Piece) -> Iterator[Block]:
+    with piece.filesystem.open_input_file(piece.path) as file:
+        parquet = pq.ParquetFile(file)
+        first_row = sum(parquet.metadata.row_group(g).num_rows for g in range(piece.start))
+        batches = parquet.iter_batches(
+            ROWS_PER_BLOCK, row_groups=[piece.start], columns=list(piece.columns)
+        )
+        for batch in batches:
+            rows = pa.Table.from_batches([batch]).select(piece.columns)
+            yield Block(piece, rows, first_row + np.arange(len(batch)))
+            first_row += len(batch)
+
+
+def _read_csv(piece: Piece) -> Iterator[Block]:
+    for chunk in read_chunks(piece):
+        names_columns = not piece.start and chunk.first_line == 1
+        skipped: list[pa.csv.InvalidRow] = []
+        rows = pa.csv.read_csv(
+            pa.BufferReader(chunk.data),
+            pa.csv.ReadOptions(
+                use_threads=False,
+                block_size=len(chunk.data),
+                column_names=piece.header,
+                skip_rows=int(names_columns),
+            ),
+            pa.csv.ParseOptions(
+                delimiter=delimiter_of(piece.format),
+                newlines_in_values=True,
+                invalid_row_handler=partial(_skip, skipped),
+                ignore_empty_lines=False,
+            ),
+            pa.csv.ConvertOptions(
+                include_columns=piece.columns,
+                column_types={name: pa.string() for name in piece.columns},
+            ),
+        )
+        lines = chunk.first_line + names_columns + np.arange(len(rows) + len(skipped))
+        lines = np.setdiff1d(lines, [chunk.first_line - 1 + row.number for row in skipped])
+        findings = chunk.findings + [_skipped_line(piece, row, chunk.first_line) for row in skipped]
+        filled = _filled(rows)
+        if filled.any() or findings:
+            yield Block(piece, rows.filter(pa.array(filled)), lines[filled], findings)
+
+
+def _filled(rows: pa.Table) -> Booleans:
+    """Mark the rows that are no blank lines."""
+    cells = [pc.not_equal(column, "").to_numpy() for column in rows.columns]
+    return np.any(cells, axis=0)
+
+
+def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
+    skipped.append(row)
+    return "skip"
+
+
+def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Finding:
+    return Finding(
+        "error",
+        piece.path,
+        f"{row.actual_columns} cells instead of {row.expected_columns}: {row.text[:80]!r}",
+        "quote cells that hold the delimiter",
+        row=lines_before(piece) + first_line - 1 + row.number,
+    )
+
+
+def _read_json(piece: Piece) -> Iterator[Block]:
+    for chunk in read_chunks(piece):
+        if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
+            line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
+            raise _bad_line(piece, line, "is not a JSON object; write one object a line")
+        rows = _parse_json(piece, chunk)
+        lines = chunk.first_line + np.arange(len(rows))
+        yield Block(piece, rows.select(piece.columns), lines, chunk.findings)
+
+
+def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
+    """Take each column as the first lines of ``chunk`` have it, or else as most of its lines do."""
+    whole = pa.json.ReadOptions(use_threads=False, block_size=len(chunk.data) + 1)
+    start = chunk.data[: chunk.data.find(b"\n", BYTES_PER_JSON_SAMPLE) + 1] or chunk.data
+    for sample in (start, chunk.data):
+        try:
+            found = pa.json.read_json(pa.BufferReader(sample), whole).schema
+            parse = pa.json.ParseOptions(
+                explicit_schema=_json_schema(piece, found), unexpected_field_behavior="ignore"
+            )
+            return pa.json.read_json(pa.BufferReader(chunk.data), whole, parse)
+        except pa.ArrowInvalid as error:
+            problem = error
+    raise _bad_json(piece, chunk) or problem
+
+
+def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
+    """Take numbers as numbers and all else as text."""
+    missing = [name for name in piece.columns if name not in found.names]
+    if missing:
+        raise DatasetError(
+            f"{piece.path}: the lines have no {', '.join(map(repr, missing))}; "
+            f"they have {', '.join(found.names)}"
+        )
+    kinds = {name: found.field(name).type for name in piece.columns}
+    return pa.schema(
+        [(name, kind if is_number(kind) else pa.string()) for name, kind in kinds.items()]
+    )
+
+
+def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
+    """Find the first line that is no JSON, or has a cell of another kind than the lines before."""
+    kinds: dict[str, str] = {}
+    for line, content in enumerate(chunk.data.split(b"\n"), start=chunk.first_line):
+        try:
+            found = json.loads(content) if content.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return _bad_line(piece, line, f"is not a JSON object: {error}")
+        for name in piece.columns:
+            cell = found.get(name)
+            kind = _KINDS.get(type(cell), "neither text nor a number")
+            if cell is None or kind == kinds.setdefault(name, kind) in _KINDS.values():
+                continue
+            before = f"; above it is {kinds[name]}" if kind != kinds[name] else ""
+            return _bad_line(piece, line, f"{repr(cell)[:60]} is {kind}{before}", name)
+    return None
+
+
+_KINDS = {str: "text", int: "a number", float: "a number"}
+
+
+def _bad_line(piece: Piece, line: int, message: str, column: str | None = None) -> DatasetError:
+    return error_at(piece.path, message, row=lines_before(piece) + line, column=column)

@@ -1,0 +1,177 @@
+"""Lines of text files, block by block: texts to Arrow arrays and back, integers to numpy arrays."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import csv
+
+from ramen_ray.data.findings import error_at
+from ramen_ray.data.store.utf8 import is_utf8, to_utf8, whole_lines
+
+BLOCK_BYTES = 1 << 23
+
+_NEWLINE = ord("\n")
+_ONE_TOKEN_A_LINE = bytes.maketrans(b" \t\r", b"\n\n\n")
+_SPACES = np.isin(np.arange(256), list(b" \t\r\n"))
+
+
+def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Read the lines of a file of the XC repository, block by block."""
+    return whole_lines(stream, BLOCK_BYTES)
+
+
+def read_texts(file: Path) -> Iterator[pa.Array]:
+    r"""Read one text a line; lines end with ``\n`` or ``\r\n`` and with nothing else.
+
+    Lines that are not UTF-8 are read as latin-1, the encoding that some published files have.
+    """
+    with file.open("rb") as stream:
+        for block in line_blocks(stream):
+            yield _split_lines(to_utf8(block.replace(b"\r\n", b"\n"))[0])
+
+
+def lines_not_utf8(file: Path) -> list[int]:
+    """List the numbers (from 1) of the lines that are not UTF-8."""
+    found, first = [], 1
+    with file.open("rb") as stream:
+        for block in line_blocks(stream):
+            if not is_utf8(block):
+                lines = enumerate(block[:-1].split(b"\n"), start=first)
+                found += [number for number, line in lines if not is_utf8(line)]
+            first += block.count(b"\n")
+    return found
+
+
+class LineBreakError(ValueError):
+    """A text has a line break within; ``line`` is its number, from 0."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+def write_texts(file: Path, batches: Iterator[pa.ChunkedArray]) -> None:
+    """Write one text a line.
+
+    Raises:
+        LineBreakError: a text has a line break within.
+    """
+    written = 0
+    with file.open("wb") as stream:
+        for texts in batches:
+            broken = pc.match_substring_regex(texts, "[\r\n]").to_numpy()
+            if broken.any():
+                raise LineBreakError(written + int(broken.argmax()))
+            write_lines(stream, texts.combine_chunks())
+            written += len(texts)
+
+
+def write_lines(stream: BinaryIO, lines: pa.Array) -> None:
+    """Write strings, each followed by a line break."""
+    if len(lines):
+        together = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+        stream.write(pc.binary_join(together, "\n")[0].as_buffer())
+        stream.write(b"\n")
+
+
+def read_ids(file: Path, limits: tuple[int, ...]) -> NDArray[np.int64]:
+    """Read one tuple of ids a line, such as the pairs of a filter file; empty lines are passed.
+
+    Args:
+        file: integers separated by spaces; it may be empty.
+        limits: how many ids there are, one a column.
+
+    Returns:
+        (lines, len(limits)) int64.
+
+    Raises:
+        DatasetError: a line has another form, or an id is out of range.
+    """
+    parts, line = [np.empty((0, len(limits)), dtype=np.int64)], 1
+    with file.open("rb") as stream:
+        for block in line_blocks(stream):
+            counts, columns = parse_tokens(file, block, line, pa.schema([("id", pa.int64())]))
+            wrong = np.flatnonzero((counts != 0) & (counts != len(limits)))
+            if len(wrong):
+                message = f"{counts[wrong[0]]} numbers where {len(limits)} are expected"
+                raise error_at(file, message, row=line + int(wrong[0]))
+            ids = columns["id"].to_numpy().reshape(-1, len(limits))
+            outside = np.argwhere((ids < 0) | (ids >= limits))
+            if len(outside):
+                which, column = outside[0]
+                row = line + int(np.flatnonzero(counts)[which])
+                message = f"id {ids[which, column]} is outside 0..{limits[column] - 1}"
+                raise error_at(file, message, row=row, column=str(column + 1))
+            parts.append(ids)
+            line += len(counts)
+    return np.concatenate(parts)
+
+
+def parse_tokens(
+    file: Path, block: bytes, first_line: int, fields: pa.Schema
+) -> tuple[NDArray[np.int64], pa.Table]:
+    """Parse numbers that are separated by white space, in groups joined by ``:``.
+
+    Args:
+        file: named in errors.
+        block: whole lines.
+        first_line: number of the block's first line, counted from 1.
+        fields: names and types of a token's numbers.
+
+    Returns:
+        How many tokens each line has, (lines,) int64, and a row of numbers for each token.
+
+    Raises:
+        DatasetError: a token has another form.
+    """
+    characters = np.frombuffer(block, dtype=np.uint8)
+    is_space = _SPACES[characters]
+    starts = np.flatnonzero(~is_space & np.concatenate([[True], is_space[:-1]]))
+    ends = np.flatnonzero(characters == _NEWLINE)
+    counts = np.diff(np.searchsorted(starts, ends), prepend=0)
+    if not len(starts):
+        return counts, fields.empty_table()
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(block.translate(_ONE_TOKEN_A_LINE)),
+            csv.ReadOptions(column_names=fields.names, block_size=BLOCK_BYTES),
+            csv.ParseOptions(delimiter=":", quote_char=False),
+            csv.ConvertOptions(column_types=fields, null_values=[]),
+        )
+    except pa.ArrowInvalid as error:
+        raise _bad_token(file, block, first_line, fields) from error
+    return counts, table
+
+
+def _bad_token(file: Path, block: bytes, first_line: int, fields: pa.Schema) -> ValueError:
+    """Find the token that could not be parsed, one at a time."""
+    for number, line in enumerate(block.split(b"\n"), start=first_line):
+        for token in line.split():
+            parts = token.split(b":")
+            if len(parts) != len(fields) or not all(map(_is_number, parts, fields.types)):
+                shown = token[:40].decode(errors="replace")
+                form = ":".join(fields.names)
+                return error_at(file, f"{shown!r} is not {form!r} in numbers", row=number)
+    return error_at(file, "a number is too large or badly written", row=first_line)
+
+
+def _is_number(text: bytes, kind: pa.DataType) -> bool:
+    pattern = rb"-?\d{1,18}" if pa.types.is_integer(kind) else rb"-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
+    return bool(re.fullmatch(pattern, text, re.IGNORECASE))
+
+
+def _split_lines(block: bytes) -> pa.Array:
+    """Make an array of strings of the lines of a block in UTF-8."""
+    characters = np.frombuffer(block, dtype=np.uint8)
+    ends = np.flatnonzero(characters == _NEWLINE)
+    offsets = np.zeros(len(ends) + 1, dtype=np.int32)
+    offsets[1:] = ends - np.arange(len(ends))
+    without_breaks = np.delete(characters, ends)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(without_breaks)]
+    return pa.Array.from_buffers(pa.string(), len(ends), buffers)

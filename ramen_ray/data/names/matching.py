@@ -1,0 +1,137 @@
+"""Names of brands, places and the like, and the texts that name them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.sparse import csr_array
+
+from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.graphs.nodes import Names
+from ramen_ray.data.prepared.hashing import find, hash_strings, mix
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.store.texts import fold
+
+NO_PART_OF_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
+SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
+SIGNS_BEHIND_A_WORD = r"[+#]+"
+
+
+@dataclass(frozen=True)
+class NameList:
+    """Names and whom they name: brands, places; several names may be those of one.
+
+    A text names someone if the words of a name stand in it in a row. Words are runs of letters
+    and digits, with ``+`` or ``#`` behind (``c++``), whatever their case and Unicode form. A name
+    within a longer name, of whichever kind, does not count: "new york times" names no "york".
+
+    Attributes:
+        kinds: of names.
+        kind_of: (named,) int64, the place in ``kinds`` of each one who is named.
+        named_by: (names,) int64, whom each name names.
+        whole: the names by the hash of their words.
+        prefixes: (prefixes,) uint64, ascending, hashes of the first one, two, ... words of names.
+    """
+
+    kinds: list[str]
+    kind_of: Int64s
+    named_by: Int64s
+    whole: Names
+    prefixes: UInt64s
+
+    @classmethod
+    def of(cls, kinds: pa.StringArray, names: pa.StringArray, meant: UInt64s) -> "NameList":
+        """Build from kinds and names (names,); equal ``meant`` (names,) name the same one."""
+        encoded = kinds.dictionary_encode()
+        _, first, named_by = np.unique(meant, return_index=True, return_inverse=True)
+        phrases, prefixes = hash_phrases(names)
+        return cls(
+            encoded.dictionary.to_pylist(),
+            encoded.indices.to_numpy()[first].astype(np.int64),
+            named_by,
+            Names.of(phrases),
+            prefixes,
+        )
+
+    @cached_property
+    def _is_whole(self) -> Booleans:
+        return find(self.prefixes, self.whole.hashes) >= 0
+
+    def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
+        """Find whom the rows of a table name, as a stream.
+
+        Args:
+            dataset: the dataset directory.
+            table: of queries, ads or anchors.
+            ids: (n,) the rows to look at, by id; default all.
+
+        Returns:
+            (rows, named) bool, the rows by id.
+        """
+        id_column = schema_of(table).names[0]
+        wanted = None if ids is None else pa.array(ids, pa.int64())
+        rows, named = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for batch in dataset.batches(table, [id_column, "text"]):
+            looked_at = batch if wanted is None else batch.filter(pc.is_in(batch[0], wanted))
+            positions, found = self.find(looked_at["text"])
+            rows.append(looked_at[0].to_numpy()[positions])
+            named.append(found)
+        pairs = np.concatenate(rows), np.concatenate(named)
+        shape = (dataset.num_rows(table), len(self.kind_of))
+        return csr_array((np.ones(len(pairs[0]), dtype=np.bool_), pairs), shape=shape)
+
+    def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
+        """Return whom texts (n,) name, as distinct (position, named) pairs, ascending."""
+        words, lengths = _words(texts)
+        text_of_word = np.repeat(np.arange(len(texts)), lengths)
+        end_of_text = np.repeat(np.cumsum(lengths), lengths)
+        names = np.zeros(len(words), dtype=np.uint64)  # the longest one that starts at each word
+        ends = np.zeros(len(words), dtype=np.int64)
+        starts, phrases, length = np.arange(len(words)), np.zeros_like(words), 0
+        while len(starts):
+            phrases = mix(phrases ^ words[starts + length])
+            places = find(phrases, self.prefixes)
+            length += 1
+            is_whole = (places >= 0) & self._is_whole[places]
+            names[starts[is_whole]] = phrases[is_whole]
+            ends[starts[is_whole]] = starts[is_whole] + length
+            goes_on = (places >= 0) & (starts + length < end_of_text[starts])
+            starts, phrases = starts[goes_on], phrases[goes_on]
+        reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1]
+        counted = np.flatnonzero(ends > reached)  # the others lie within a name that starts before
+        positions, found = self.whole.all(names[counted])
+        pairs = text_of_word[counted[positions]] * len(self.kind_of) + self.named_by[found]
+        return np.divmod(np.unique(pairs), len(self.kind_of))
+
+
+def hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
+    """Return the hash of each text's words (n,), 0 if it has none, and those of all first words.
+
+    Hashes of one, two, ... first words are distinct and ascending, the whole texts among them.
+    """
+    words, lengths = _words(texts)
+    firsts = np.cumsum(lengths) - lengths
+    phrases = np.zeros(len(texts), dtype=np.uint64)
+    prefixes = [phrases[:0]]
+    for length in range(lengths.max(initial=0)):
+        goes_on = lengths > length
+        phrases[goes_on] = mix(phrases[goes_on] ^ words[firsts[goes_on] + length])
+        prefixes.append(phrases[goes_on])
+    return phrases, np.unique(np.concatenate(prefixes))
+
+
+def _words(texts: pa.StringArray) -> tuple[UInt64s, Int64s]:
+    """Return the hashes of all words (words,) and how many of them each text (n,) has."""
+    spaced = pc.replace_substring_regex(fold(texts), NO_PART_OF_A_WORD, " ")
+    spaced = pc.replace_substring_regex(spaced, SIGNS_BEFORE_A_WORD, " ")
+    spaced = pc.replace_substring_regex(spaced, SIGNS_BEHIND_A_WORD, r"\0 ")
+    lists = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(spaced))
+    words = lists.flatten().dictionary_encode()
+    hashes = hash_strings(words.dictionary)[words.indices.to_numpy()]
+    is_word = pc.not_equal(words, "").to_numpy(zero_copy_only=False)  # an empty text has "" for one
+    lengths = pc.list_value_length(lists).to_numpy().astype(np.int64)
+    text_of_word = np.repeat(np.arange(len(texts)), lengths)[is_word]
+    return hashes[is_word], np.bincount(text_of_word, minlength=len(texts))

@@ -1,0 +1,82 @@
+"""Read a user's list of names."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.data.arrays import Booleans, UInt64s
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.importers.sources import Block, as_strings, find_pieces, read_piece
+from ramen_ray.data.names.matching import NameList, hash_phrases
+from ramen_ray.data.prepared.hashing import hash_strings, mix
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.texts import fold
+
+COLUMNS = ["kind", "name"]
+ALIAS_COLUMN = "same_as"
+ADVICE = "correct these rows"
+
+
+def read_names(source: str) -> NameList:
+    """Read a list of names: columns ``kind``, ``name`` and, if it is there, ``same_as``.
+
+    ``same_as`` holds another name of that kind, for the same one: ``place,nyc,new york``.
+
+    Args:
+        source: CSV, TSV or parquet.
+
+    Raises:
+        DatasetError: the list is missing or empty, lacks a column, or has rows that are wrong.
+    """
+    header = find_pieces(source, COLUMNS)[0].header
+    if not header:
+        raise DatasetError(f"{source}: a list of names has to be CSV, TSV or parquet")
+    columns = [*COLUMNS, ALIAS_COLUMN] if ALIAS_COLUMN in header else COLUMNS
+    blocks = [block for piece in find_pieces(source, columns) for block in read_piece(piece)]
+    if not blocks:
+        raise DatasetError(f"{source} holds no names")
+    rows = _Rows(blocks, [finding for block in blocks for finding in block.findings])
+    (kinds, no_kind), (names, _) = rows.cells("kind"), rows.cells("name")
+    kinds = fold(kinds)
+    of_kind, phrases = hash_strings(kinds), hash_phrases(names)[0]
+    meant = own = mix(phrases ^ of_kind)
+    if ALIAS_COLUMN in columns:
+        aliases, no_alias = rows.cells(ALIAS_COLUMN)
+        meant = np.where(no_alias, own, mix(hash_phrases(aliases)[0] ^ of_kind))
+    is_known = np.isin(meant, own[meant == own])
+    rows.report("kind", no_kind, "the cell is empty")
+    rows.report("name", phrases == 0, "a name needs a letter or a digit")
+    rows.report(ALIAS_COLUMN, ~is_known, "this is no name of the kind, or has a same_as itself")
+    rows.report("name", is_known & _differ(own, meant), "the name is there with another same_as")
+    raise_errors(f"the list of names {source}", rows.findings)
+    return NameList.of(kinds, names, meant)
+
+
+@dataclass
+class _Rows:
+    """The rows of all blocks together, and what is wrong with them."""
+
+    blocks: list[Block]
+    findings: list[Finding]
+
+    def cells(self, column: str) -> tuple[pa.StringArray, Booleans]:
+        """Return a column (rows,), and which of its cells are empty."""
+        parts = [block.cells(column, as_strings) for block in self.blocks]
+        strings, empty = zip(*parts, strict=True)
+        return pa.concat_arrays(strings), np.concatenate(empty)
+
+    def report(self, column: str, bad: Booleans, message: str) -> None:
+        """Report the rows that ``bad`` (rows,) marks."""
+        start = 0
+        for block in self.blocks:
+            part = bad[start : start + block.rows.num_rows]
+            start += block.rows.num_rows
+            if part.any():
+                self.findings.append(block.finding(column, part, message, ADVICE))
+
+
+def _differ(keys: UInt64s, values: UInt64s) -> Booleans:
+    """Mark the rows (n,) whose key stands beside several values."""
+    distinct = np.unique(np.stack([keys, values]), axis=1)[0]
+    return np.isin(keys, distinct[1:][distinct[1:] == distinct[:-1]])

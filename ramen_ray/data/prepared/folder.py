@@ -1,0 +1,92 @@
+"""A dataset prepared for training: token tables, clicks and edges as memory-mapped arrays."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A folder of prepared arrays; each is mapped when first used and shared by a node's workers.
+
+    Train queries lie in globally shuffled order: ``query_ids`` maps their rows to ids. The other
+    splits' queries, ads and anchors lie in the order of their ids.
+    """
+
+    path: Path
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """What ``prepared.json`` says: dataset name and statistics, anchor sets, tokenizer."""
+        content: dict[str, Any] = json.loads((self.path / "prepared.json").read_text())
+        return content
+
+    @property
+    def anchor_sets(self) -> list[str]:
+        """Names of the anchor sets."""
+        return list(self.metadata["anchor_sets"])
+
+    @cached_property
+    def splits(self) -> list[str]:
+        """The splits that there are: train, validation, test and, at times, zero_shot."""
+        folder = self.path / "tokens" / "queries"
+        return [split for split in (*SPLITS, ZERO_SHOT) if (folder / split).is_dir()]
+
+    @cached_property
+    def query_ids(self) -> NDArray[np.int64]:
+        """(train queries,) int64, the id of each train query row."""
+        return np.asarray(np.load(self.path / "query_ids.npy", mmap_mode="r"))
+
+    @cached_property
+    def queries(self) -> dict[str, TokenTable]:
+        """Token tables of the queries by split."""
+        folder = self.path / "tokens" / "queries"
+        return {split: TokenTable.open(folder / split) for split in self.splits}
+
+    @cached_property
+    def ads(self) -> TokenTable:
+        """Token table of the ads."""
+        return TokenTable.open(self.path / "tokens" / "ads")
+
+    @cached_property
+    def clicks(self) -> dict[str, Csr]:
+        """Clicks by split, query rows x ads."""
+        return {split: Csr.open(self.path / "clicks" / split) for split in self.splits}
+
+    def filters(self, split: str) -> NDArray[np.int64]:
+        """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""
+        return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
+
+    def candidates(self, split: str) -> NDArray[np.int64]:
+        """(candidates,) int64, the ads that are searched for a split's queries, ascending.
+
+        ``zero_shot`` asks for novel ads among themselves; ``validation`` leaves them out, because
+        it stands for the time before they come; ``test`` asks among all ads.
+        """
+        novel = np.load(self.path / "novel_ads.npy")[:, 0]
+        if split == ZERO_SHOT:
+            return np.sort(novel)
+        ads = np.arange(len(self.ads))
+        return np.setdiff1d(ads, novel) if split == "validation" else ads
+
+    def anchors(self, anchor_set: str) -> TokenTable:
+        """Token table of an anchor set."""
+        return TokenTable.open(self.path / "tokens" / "anchors" / anchor_set)
+
+    def edges(self, anchor_set: str, side: str) -> Csr:
+        """Edges of an anchor set: train query rows x anchors, or, on side ``ad``, ads x anchors."""
+        return Csr.open(self.path / "edges" / anchor_set / side)
+
+    @cached_property
+    def train_click_counts(self) -> NDArray[np.int64]:
+        """(ads,) int64, how many train clicks each ad has."""
+        return np.asarray(np.load(self.path / "train_click_counts.npy", mmap_mode="r"))

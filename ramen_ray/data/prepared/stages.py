@@ -1,0 +1,265 @@
+"""The stages between a dataset directory and its prepared arrays, as functions of Arrow tables.
+
+Texts and edges are brought into one form each, sorted by (table, key), written as parts and joined.
+A train query's key is a hash of its id, so that the sort is a global shuffle; all other rows keep
+the order of their ids. Where the sort runs is the caller's business.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from ramen_ray.data.prepared.hashing import hash_texts, mix
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
+
+Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
+
+SHUFFLED = "queries/train"
+ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
+"""Tables without texts or edges, which are small enough to be read whole."""
+
+_SIGN = np.uint64(1 << 63)
+
+
+def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Hash ids (n,) to distinct int64 keys whose order is a fixed random order."""
+    return (mix(query_ids) ^ _SIGN).view(np.int64)
+
+
+def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
+    """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids."""
+    ids = rows[0].to_numpy()
+    token_ids, lengths = tokenize(rows["text"].to_pylist())
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    no_ads = pa.array([[]] * len(ids), pa.list_(pa.int64()))
+    return pa.table(
+        {
+            "table": [table] * len(ids),
+            "key": shuffle_keys(ids) if table == SHUFFLED else ids,
+            "id": ids,
+            "tokens": pa.ListArray.from_arrays(offsets, pa.array(token_ids)),
+            "ad_ids": rows["ad_ids"] if "ad_ids" in rows.column_names else no_ads,
+        }
+    )
+
+
+def edge_rows(table: str, rows: pa.Table) -> pa.Table:
+    """Bring a batch of an edge table into columns table, key, anchor_id, weight."""
+    nodes = rows[0].to_numpy()
+    return pa.table(
+        {
+            "table": [table] * len(nodes),
+            "key": shuffle_keys(nodes) if table.endswith("/query") else nodes,
+            "anchor_id": rows["anchor_id"],
+            "weight": rows["weight"],
+        }
+    )
+
+
+def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
+    """Write sorted rows as one part per table that they hold; returns the parts' descriptions.
+
+    A part's name follows from its first row, so a repeated task writes the same file again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [
+        _write_part(table, rows.filter(pc.equal(rows["table"], table)).combine_chunks(), folder)
+        for table in pc.unique(rows["table"]).to_pylist()
+    ]
+    return pa.Table.from_pylist(parts, schema=PART_SCHEMA)
+
+
+PART_SCHEMA = pa.schema(
+    [
+        ("table", pa.string()),
+        ("first_key", pa.int64()),
+        ("first_anchor", pa.int64()),
+        ("num_rows", pa.int64()),
+        ("num_tokens", pa.int64()),
+        ("num_clicks", pa.int64()),
+        ("weight_range", pa.list_(pa.float64())),
+        ("file", pa.string()),
+    ]
+)
+
+
+def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
+    is_text = "tokens" in rows.column_names
+    arrays = _text_arrays(rows) if is_text else _edge_arrays(rows)
+    first_key = int(arrays["key"][0])
+    first_anchor = 0 if is_text else int(arrays["anchor_id"][0])
+    file = folder / f"{table.replace('/', '-')}_{first_key}_{first_anchor}.npz"
+    with file.open("wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
+    weights = arrays.get("weight", np.ones(1))
+    return {
+        "table": table,
+        "first_key": first_key,
+        "first_anchor": first_anchor,
+        "num_rows": len(arrays["key"]),
+        "num_tokens": len(arrays.get("tokens", ())),
+        "num_clicks": len(arrays.get("ad_ids", ())),
+        "weight_range": [float(weights.min()), float(weights.max())],
+        "file": str(file),
+    }
+
+
+def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
+    tokens, ad_ids = rows["tokens"].combine_chunks(), rows["ad_ids"].combine_chunks()
+    ads, degrees = ad_ids.flatten().to_numpy(), pc.list_value_length(ad_ids).to_numpy()
+    return {
+        "key": rows["key"].to_numpy(),
+        "id": rows["id"].to_numpy(),
+        "tokens": tokens.flatten().to_numpy(),
+        "lengths": pc.list_value_length(tokens).to_numpy(),
+        "ad_ids": ads[np.lexsort((ads, np.repeat(np.arange(len(degrees)), degrees)))],
+        "degrees": degrees,
+    }
+
+
+def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
+    return {name: rows[name].to_numpy() for name in ("key", "anchor_id", "weight")}
+
+
+def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_size: int) -> None:
+    """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
+
+    Args:
+        parts: descriptions that :func:`write_parts` returned, in any order.
+        folder: where to write.
+        num_rows: row count of every table of the dataset.
+        vocab_size: number of token ids; decides between uint16 and int32.
+
+    Raises:
+        DatasetError: an id or an edge stands there twice.
+    """
+    token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
+    by_table = {
+        table: parts.filter(pc.equal(parts["table"], table)).sort_by(
+            [("first_key", "ascending"), ("first_anchor", "ascending")]
+        )
+        for table in pc.unique(parts["table"]).to_pylist()
+    }
+    texts = [table for table in by_table if not table.startswith("edges/")]
+    keys = {table: _join_texts(table, by_table[table], folder, token_type) for table in texts}
+    for table in texts:
+        if table.startswith("queries/"):
+            _join_clicks(table, by_table[table], folder, num_rows)
+    for anchors in (table for table in num_rows if table.startswith("anchors/")):
+        for side, node_table in (("query", SHUFFLED), ("ad", "ads")):
+            table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
+            edges = by_table.get(table, parts.slice(0, 0))
+            _join_edges(table, edges, folder, keys[node_table])
+
+
+def _join_texts(
+    table: str, parts: pa.Table, folder: Path, token_type: type[np.generic]
+) -> NDArray[np.int64]:
+    """Write a text table's tokens; returns its keys (rows,) in order."""
+    target = folder / "tokens" / table
+    target.mkdir(parents=True)
+    num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
+    token_ids = open_memmap(target / "token_ids.npy", "w+", token_type, (num_tokens,))
+    offsets = open_memmap(target / "offsets.npy", "w+", np.int64, (num_texts + 1,))
+    hashes = open_memmap(target / "hashes.npy", "w+", np.uint64, (num_texts,))
+    ids = np.empty(num_texts, dtype=np.int64)
+    keys = np.empty(num_texts, dtype=np.int64)
+    row = token = 0
+    for part in _open(parts):
+        rows = slice(row, row + len(part["key"]))
+        lengths = part["lengths"]
+        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        token_ids[token : token + starts[-1]] = part["tokens"]
+        offsets[row + 1 : rows.stop + 1] = token + starts[1:]
+        hashes[rows] = hash_texts(part["tokens"], starts)
+        keys[rows] = part["key"]
+        ids[rows] = part["id"]
+        row, token = rows.stop, token + int(starts[-1])
+    repeated = ids[1:][keys[1:] == keys[:-1]]
+    if len(repeated):
+        raise DatasetError(f"{table}: id {repeated[0]} stands there more than once")
+    if table == SHUFFLED:
+        np.save(folder / "query_ids.npy", ids)
+    return keys
+
+
+def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, int]) -> None:
+    target = folder / "clicks" / table.removeprefix("queries/")
+    target.mkdir(parents=True)
+    num_clicks = pc.sum(parts["num_clicks"]).as_py()
+    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
+    indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
+    counts = np.zeros(num_rows["ads"], dtype=np.int64)
+    row = entry = 0
+    for part in _open(parts):
+        ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
+        ads = part["ad_ids"]
+        indptr[row + 1 : row + 1 + len(ends)] = ends
+        indices[entry : entry + len(ads)] = ads
+        counts += np.bincount(ads, minlength=len(counts))
+        row, entry = row + len(ends), entry + len(ads)
+    if table == SHUFFLED:
+        np.save(folder / "train_click_counts.npy", counts)
+
+
+def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np.int64]) -> None:
+    target = folder / table
+    target.mkdir(parents=True)
+    num_edges = pc.sum(parts["num_rows"]).as_py() or 0
+    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (len(node_keys) + 1,))
+    if not num_edges:  # a side without edges; an empty file cannot be mapped
+        np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
+        return
+    indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
+    low, high = pc.min_max(pc.list_flatten(parts["weight_range"])).values()
+    cumulative = None
+    if high.as_py() > low.as_py():
+        file = target / "cumulative_weights.npy"
+        cumulative = open_memmap(file, "w+", np.float64, (num_edges + 1,))
+    entry, last = 0, (-1, -1)
+    for part in _open(parts):
+        nodes = np.searchsorted(node_keys, part["key"])
+        anchors, stop = part["anchor_id"], entry + len(nodes)
+        twice = (np.diff(nodes, prepend=last[0]) == 0) & (np.diff(anchors, prepend=last[1]) == 0)
+        if twice.any():
+            raise DatasetError(f"{table}: one node has two edges to anchor_id {anchors[twice][0]}")
+        last = int(nodes[-1]), int(anchors[-1])
+        span = slice(nodes[0] + 1, nodes[-1] + 2)
+        indptr[span] += np.bincount(nodes - nodes[0])
+        indices[entry:stop] = anchors
+        if cumulative is not None:
+            cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(
+                part["weight"], dtype=np.float64
+            )
+        entry = stop
+    np.cumsum(indptr, out=indptr)
+
+
+def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
+    """Write a table of ids, filter pairs or novel ads, as (rows, columns) int64.
+
+    A table that the dataset lacks (None) has no rows.
+    """
+    columns = schema_of(table).names
+    empty = np.empty((0, len(columns)), dtype=np.int64)
+    array = empty if rows is None else np.stack([rows[name].to_numpy() for name in columns], axis=1)
+    file = folder / f"{table}.npy"
+    file.parent.mkdir(exist_ok=True)
+    np.save(file, array)
+
+
+def _open(parts: pa.Table) -> Iterator[dict[str, NDArray[Any]]]:
+    for file in parts["file"].to_pylist():
+        with np.load(file) as arrays:
+            yield dict(arrays)
+
+
+def _id_type(limit: int) -> type[np.generic]:
+    return np.int32 if limit <= np.iinfo(np.int32).max else np.int64

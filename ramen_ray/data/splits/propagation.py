@@ -1,0 +1,239 @@
+"""Clicks propagated over shared anchors: "AugGT" of the RAMEN paper (section 4, Table 8).
+
+The paper adds an edge between a train query and every ad that has a neighbour, so an anchor, in
+common with it in the metadata graph, and trains on these pairs as if they were clicks. It says no
+more. Here, of these ads those are added that share most; hubs, which tie everything to everything,
+are left out; and no query gets the ad that has its own text.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack, vstack
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.graphs.nodes import Names
+from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
+from ramen_ray.data.store.dataset import Dataset, DatasetError, new_dataset
+from ramen_ray.data.store.lists import click_pairs, list_entries
+from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation import check
+from ramen_ray.naming import joined_name
+
+TRAIN = "queries/train"
+PRODUCTS_AT_ONCE = 1 << 22
+INFINITY = 0x7F800000
+"""Bits of a float32; those of smaller positive numbers are smaller numbers."""
+
+logger = logging.getLogger(__name__)
+
+
+class NothingPropagatedError(DatasetError):
+    """No query shares an anchor with an ad that it does not have already."""
+
+
+@dataclass(frozen=True)
+class PropagationSettings:
+    """Which ads become ads of a query.
+
+    Attributes:
+        via: What an anchor leads to: ad-edges, the ads that have an edge to it (the paper's words);
+            or clicks, the ads of the train queries that have an edge to it.
+        anchor_sets: Anchor sets whose anchors count; default all.
+        max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
+        top_k: Ads that a query gets at most: those it shares most anchors with, each counted by the
+            product of its two edges' weights (with clicks: summed over the queries between).
+        seed: Of the draw among ads that share equally much.
+    """
+
+    via: Literal["ad-edges", "clicks"] = "ad-edges"
+    anchor_sets: tuple[str, ...] = ()
+    max_anchor_degree: int = 500
+    top_k: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that leave nothing."""
+        if self.top_k < 1 or self.max_anchor_degree < 2:
+            raise DatasetError("top_k has to be 1 or more, and max_anchor_degree 2 or more")
+
+
+def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings) -> Dataset:
+    """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
+
+    Only train queries and their edges take part, so that no held-out click is added for being one.
+    All other tables stay as they are. Where clicks have weights, an added one weighs as much as the
+    query's lightest.
+
+    Args:
+        dataset: the dataset directory to start from.
+        output: the dataset directory to write; must not exist.
+        settings: which ads are added.
+
+    Raises:
+        DatasetError: the dataset is not usable; nothing is left at ``output``.
+        NothingPropagatedError: nothing would be added; nothing is left at ``output`` either.
+    """
+    parent = Dataset(dataset)
+    check(parent)
+    graph = _Graph.of(parent, settings)
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
+    named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
+    counts = Counter[str]()
+    with new_dataset(output, **{**parent.metadata, **named}) as writer:
+        writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))
+        if not counts["added"]:
+            raise NothingPropagatedError(
+                f"no train query of {parent.path} shares an anchor of at most "
+                f"{settings.max_anchor_degree} edges with an ad that it does not have already"
+            )
+        for table in parent.tables:
+            if table != TRAIN:
+                writer.write(table, parent.batches(table))
+    logger.info(
+        "added %s clicks to %s of %s train queries, which had %s",
+        *(f"{counts[what]:,}" for what in ("added", "queries with more", "queries", "had")),
+    )
+    return Dataset(output)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What ties train queries to ads, over the anchors of all sets.
+
+    Attributes:
+        query_anchors: (train queries, anchors) float32 weights.
+        anchor_ads: (anchors, ads) float32 weights.
+        ads_by_text: the ads by the hashes of their folded texts.
+    """
+
+    query_anchors: csr_array
+    anchor_ads: csr_array
+    ads_by_text: Names
+
+    @classmethod
+    def of(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
+        """Read the anchor sets that count, without hubs."""
+        chosen = settings.anchor_sets or parent.anchor_sets
+        if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
+            raise DatasetError(
+                f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "
+                f"it has {', '.join(map(repr, parent.anchor_sets)) or 'none'}"
+            )
+        if not chosen:
+            raise DatasetError(f"{parent.path} has no anchor sets to propagate clicks over")
+        clicks = _clicks(parent) if settings.via == "clicks" else None
+        queries, ads = [], []
+        for name in sorted(set(chosen)):
+            sides = {side: _edges(parent, name, side) for side in ("query", "ad")}
+            degrees = sum(np.bincount(e.indices, minlength=e.shape[1]) for e in sides.values())
+            kept = np.flatnonzero(degrees <= settings.max_anchor_degree)
+            of_query, of_ad = sides["query"][:, kept], sides["ad"][:, kept]
+            queries.append(of_query)
+            ads.append(of_ad.T if clicks is None else of_query.T @ clicks)
+        texts = np.empty(parent.num_rows("ads"), dtype=np.uint64)
+        for batch in parent.batches("ads", ["ad_id", "text"]):
+            texts[batch["ad_id"]] = hash_strings(fold(batch["text"]))
+        return cls(hstack(queries, format="csr"), vstack(ads, format="csr"), Names.of(texts))
+
+    def scores(self, queries: Int64s, known: csr_array) -> Iterator[tuple[slice, csr_array]]:
+        """Score the ads that share anchors with ``queries`` (n,), a bounded number at a time.
+
+        Args:
+            queries: ids of train queries.
+            known: (n, ads), pairs that are not asked for.
+
+        Yields:
+            a range of the queries, and the weights (queries of the range, ads) of what they share;
+            known pairs weigh minus infinity.
+        """
+        anchors = self.query_anchors[queries]
+        num_products = np.diff(self.anchor_ads.indptr)[anchors.indices]
+        products = np.concatenate([[0], np.cumsum(num_products)])[anchors.indptr]
+        start = 0
+        while start < len(queries):
+            stop = int(np.searchsorted(products, products[start] + PRODUCTS_AT_ONCE, side="right"))
+            part = slice(start, max(stop - 1, start + 1))
+            yield part, anchors[part] @ self.anchor_ads + known[part]
+            start = part.stop
+
+
+def _edges(parent: Dataset, anchor_set: str, side: str) -> csr_array:
+    """Read the edges of train queries or ads as (nodes, anchors) float32 weights."""
+    table, nodes = f"edges/{anchor_set}/{side}", {"query": TRAIN, "ad": "ads"}[side]
+    shape = parent.num_rows(nodes), parent.num_rows(f"anchors/{anchor_set}")
+    if not parent.has(table):
+        return csr_array(shape, dtype=np.float32)
+    rows, anchors, weights = (column.to_numpy() for column in parent.read(table).columns)
+    return csr_array((weights, (rows, anchors)), shape=shape)
+
+
+def _clicks(parent: Dataset) -> csr_array:
+    """Read the train clicks as (queries, ads), 1 each."""
+    queries_ads = np.concatenate([click_pairs(rows) for rows in parent.batches(TRAIN)], axis=1)
+    shape = parent.num_rows(TRAIN), parent.num_rows("ads")
+    return csr_array((np.ones(queries_ads.shape[1], np.float32), queries_ads), shape=shape)
+
+
+def _with_added_ads(
+    parent: Dataset, graph: _Graph, settings: PropagationSettings, counts: Counter[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the train queries with more ads, those with most in common first behind their own."""
+    num_ads = parent.num_rows("ads")
+    for rows in parent.batches(TRAIN):
+        queries = rows["query_id"].to_numpy()
+        clicked = np.stack(list_entries(rows["ad_ids"]))
+        same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
+        known = np.concatenate([clicked, same_text], axis=1)
+        known = csr_array(
+            (np.full(known.shape[1], -np.inf, np.float32), known), shape=(len(rows), num_ads)
+        )
+        found = [
+            _best(scores, queries[part], settings) + np.array([[part.start], [0]])
+            for part, scores in graph.scores(queries, known)
+        ]
+        added_rows, added_ads = np.concatenate(found, axis=1)
+        yield _extended(rows, added_rows, added_ads)
+        counts.update(added=len(added_ads), had=clicked.shape[1], queries=len(rows))
+        counts["queries with more"] += len(np.unique(added_rows))
+
+
+def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> Int64s:
+    """Return the (row, ad) pairs (2, pairs) of each row's highest scores, best first."""
+    shared = scores.tocoo()
+    positive = shared.data > 0
+    rows, ads = shared.row[positive].astype(np.int64), shared.col[positive].astype(np.int64)
+    draws = keyed_hash((settings.seed,), queries[rows] * scores.shape[1] + ads)
+    # one number by which to sort: 17 bits of the row, 31 of the score, 16 of the draw
+    falling = np.uint64(INFINITY) - shared.data[positive].view(np.uint32).astype(np.uint64)
+    keys = (rows.astype(np.uint64) << np.uint64(47)) | (falling << np.uint64(16))
+    order = np.argsort(keys | (draws >> np.uint64(48)), kind="stable")
+    first = np.searchsorted(rows, np.arange(scores.shape[0]))
+    best = order[np.arange(len(rows)) - first[rows] < settings.top_k]
+    return np.stack([rows[best], ads[best]])
+
+
+def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa.RecordBatch:
+    """Append ads (added,) to the lists of ``rows``; ``added_rows`` (added,) are ascending."""
+    row_of_click, _ = list_entries(rows["ad_ids"])
+    row_of_entry = np.concatenate([row_of_click, added_rows])
+    order = np.argsort(row_of_entry, kind="stable")
+    lengths = np.bincount(row_of_entry, minlength=len(rows))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    added: dict[str, NDArray[Any]] = {"ad_ids": added_ads}
+    if "weights" in rows.column_names:
+        lightest = np.full(len(rows), np.inf, dtype=np.float32)
+        np.minimum.at(lightest, row_of_click, rows["weights"].flatten().to_numpy())
+        added["weights"] = lightest[added_rows]
+    for column, values in added.items():
+        entries = np.concatenate([rows[column].flatten().to_numpy(), values])[order]
+        lists = pa.ListArray.from_arrays(offsets, pa.array(entries))
+        rows = rows.set_column(rows.column_names.index(column), column, lists)
+    return rows

@@ -1,0 +1,1 @@
+"""The dataset directory: tables on disk, their schemas, and how they are read and written."""

@@ -1,0 +1,328 @@
+"""The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.errors import UserError
+from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
+
+FORMAT_VERSION = 1
+UNFINISHED = ".unfinished-"
+"""A file of this name and that of an anchor set hides the set while its tables are put in place."""
+
+
+class DatasetError(UserError):
+    """A dataset directory is missing, incomplete or inconsistent; the message says where."""
+
+
+class Dataset:
+    """A dataset directory, opened for reading; tables stay on disk until they are asked for.
+
+    Raises:
+        DatasetError: the folder or its ``dataset.json`` is missing or of another format version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Open the dataset directory at ``path``."""
+        self.path = Path(path).absolute()
+        self.metadata = _read_metadata(self.path)
+
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"the dataset directory {self.path}"
+
+    @property
+    def name(self) -> str:
+        """The dataset's name, as ``dataset.json`` gives it."""
+        return str(self.metadata["name"])
+
+    @cached_property
+    def tables(self) -> list[str]:
+        """Names of the tables that lie in the directory, sorted."""
+        return sorted({name for name, _ in _table_files(self.path)})
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits of queries that are there, train first."""
+        return [split for split in (*SPLITS, ZERO_SHOT) if self.has(f"queries/{split}")]
+
+    @property
+    def anchor_sets(self) -> list[str]:
+        """Names of the anchor sets, sorted."""
+        return [
+            name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")
+        ]
+
+    def has(self, table: str) -> bool:
+        """Say whether the directory holds ``table``."""
+        return table in self.tables
+
+    def files(self, table: str) -> list[Path]:
+        """Return the table's parquet files in row order: one file, or the parts of a folder.
+
+        Raises:
+            DatasetError: the table is not there.
+        """
+        path = self.path / f"{table}.parquet"
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not files or not files[0].exists():
+            raise DatasetError(f"{self.path} has no table {table!r} (expected {path})")
+        return files
+
+    def num_rows(self, table: str) -> int:
+        """Return the table's row count from the parquet footers."""
+        return sum(pq.read_metadata(file).num_rows for file in self.files(table))
+
+    def schema(self, table: str) -> pa.Schema:
+        """Return the table's columns: the required ones, then the optional ones that it has."""
+        present = pq.read_schema(self.files(table)[0]).names
+        optional = [field for field in optional_fields(table) if field.name in present]
+        return pa.schema([*schema_of(table), *optional])
+
+    def read(self, table: str) -> pa.Table:
+        """Read a whole table into memory; for small tables, reports and tests."""
+        schema = self.schema(table)
+        return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
+
+    def batches(
+        self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table in row order: some columns, or else all that the format knows."""
+        names = self.schema(table).names if columns is None else columns
+        for file in self.files(table):
+            for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
+                yield batch.select(names)
+
+    def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
+        """Read some rows (ascending numbers) of a table, streaming over the others."""
+        chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)
+        for batch in self.batches(table):
+            inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
+            chosen.append(batch.take(pa.array(inside - first)))
+            first += len(batch)
+        return pa.Table.from_batches(chosen)
+
+    def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
+        """Read the rows with some ids, in the order of their ids, streaming over the others."""
+        wanted = pa.array(ids, pa.int64())
+        found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
+        return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the content of all tables, read as a stream."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in self.tables:
+            for file in self.files(table):
+                digest.update(f"{table}\0{file.stat().st_size}\0".encode())
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "blake2b").digest())
+        return digest.hexdigest()
+
+
+class DatasetWriter:
+    """A dataset directory in the making; see :func:`new_dataset`.
+
+    Attributes:
+        folder: where the tables are written until the directory is whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Write into ``folder``."""
+        self.folder = folder
+
+    def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
+        """Write a table as one file, from rows in memory or from batches as they come.
+
+        Columns are cast to the table's schema; columns that the format does not know are left out.
+        """
+        batches = [rows] if isinstance(rows, pa.Table) else rows
+        file = self.folder / f"{table}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        writer: pq.ParquetWriter | None = None
+        try:
+            for batch in batches:
+                known = conform(table, batch)
+                writer = writer or pq.ParquetWriter(file, known.schema, compression="zstd")
+                writer.write_table(known)
+            if writer is None:
+                pq.write_table(schema_of(table).empty_table(), file)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def part(self, table: str, number: int) -> Path:
+        """Return the file for one part of a table; parts are read in the order of their numbers.
+
+        Parts may be written by several tasks; :func:`conform` brings rows into the right columns.
+        """
+        folder = self.folder / f"{table}.parquet"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"part-{number:06d}.parquet"
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Build a folder beside its final place and rename it when the block has ended.
+
+    It is whole or absent: an error within the block, or an end of the process, leaves none at
+    ``path``.
+
+    Raises:
+        DatasetError: something lies at ``path`` already, or nothing can be written there.
+    """
+    path = Path(path).absolute()
+    if path.exists():
+        raise DatasetError(f"{path} exists already; move it away or choose another output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
+    try:
+        yield aside
+        aside.chmod(0o755)
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def dataset_name(given: str | None, folder: Path) -> str:
+    """Return the name that a dataset is given, or else one that is like its folder's.
+
+    Raises:
+        DatasetError: what is given is no name.
+    """
+    try:
+        return name_like(folder.name, "dataset") if given is None else checked_name(given)
+    except BadNameError as error:
+        raise DatasetError(f"--name: {error}") from error
+
+
+@contextmanager
+def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
+    """Build a dataset directory that is whole or absent; see :func:`new_folder`.
+
+    ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
+
+    Raises:
+        DatasetError: something lies at ``path`` already, or the name is none.
+    """
+    if fault := naming_fault(metadata["name"]):
+        raise DatasetError(f"{path}: a dataset cannot be called so: {fault}")
+    with new_folder(path) as aside:
+        yield DatasetWriter(aside)
+        write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
+
+
+def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: Any) -> Dataset:
+    """Write ``tables`` (name to rows) and ``metadata`` as a dataset directory at ``path``.
+
+    Raises:
+        DatasetError: something lies at ``path`` already.
+    """
+    with new_dataset(path, **metadata) as writer:
+        for name, rows in tables.items():
+            writer.write(name, rows)
+    return Dataset(path)
+
+
+def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return ``rows`` with the columns of ``table``, required and optional, in their types."""
+    rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    optional = [field for field in optional_fields(table) if field.name in rows.column_names]
+    schema = pa.schema([*schema_of(table), *optional])
+    return rows.select(schema.names).cast(schema)
+
+
+def write_metadata(
+    folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
+) -> None:
+    """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole.
+
+    ``unfinished`` are the row counts of tables that are about to be shown.
+    """
+    counts: dict[str, int] = {}
+    for name, file in _table_files(folder):
+        counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
+    content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
+    with whole_file(folder / "dataset.json") as aside:
+        aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def required_tables(anchor_sets: list[str]) -> list[str]:
+    """Name the tables without which there is no training: splits, ads and each anchor set."""
+    return [
+        *(f"queries/{split}" for split in SPLITS),
+        "ads",
+        *(f"anchors/{name}" for name in anchor_sets),
+    ]
+
+
+def optional_tables(anchor_sets: list[str]) -> list[str]:
+    """Name the tables that are read where they are: edges, filters, the zero-shot split.
+
+    An anchor set has edges on the query side, on the ad side, or on both.
+    """
+    return [
+        *(f"edges/{name}/{side}" for name in anchor_sets for side in ("query", "ad")),
+        *(f"filters/{split}" for split in ("validation", "test", ZERO_SHOT)),
+        f"queries/{ZERO_SHOT}",
+        "novel_ads",
+    ]
+
+
+def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (table, parquet file), but nothing hidden and no anchor set that is half in place."""
+    unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
+    for file in folder.rglob("*.parquet"):
+        part_of = file.parent if file.parent.suffix == ".parquet" else file
+        name = str(part_of.relative_to(folder).with_suffix(""))
+        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.is_file() and not hidden and _anchor_set_of(name) not in unfinished:
+            yield name, file
+
+
+def _anchor_set_of(table: str) -> str | None:
+    match table.split("/"):
+        case ["anchors" | "edges", anchor_set, *_]:
+            return anchor_set
+    return None
+
+
+def _read_metadata(path: Path) -> dict[str, Any]:
+    file = path / "dataset.json"
+    if not path.is_dir():
+        raise DatasetError(f"there is no dataset directory at {path}")
+    if not file.is_file():
+        raise DatasetError(f"{path} is not a dataset directory: it has no dataset.json")
+    try:
+        metadata = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{file} is not valid JSON: {error}") from error
+    version = metadata.get("format_version") if isinstance(metadata, dict) else None
+    if version != FORMAT_VERSION:
+        raise DatasetError(
+            f"{file}: format_version is {version!r}, this program reads {FORMAT_VERSION}"
+        )
+    name = metadata.get("name")
+    if not isinstance(name, str):
+        raise DatasetError(f"{file}: 'name' is missing or not a string")
+    if fault := naming_fault(name):
+        raise DatasetError(f"{file}: 'name': {fault}; change it there")
+    return metadata

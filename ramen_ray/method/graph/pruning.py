@@ -1,0 +1,54 @@
+"""Pruning: keep the edges between texts that the encoder itself finds alike (RAMEN, appendix A)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+from ramen_ray.method.model.embeddings import TextEmbeddings
+
+EDGES_PER_BLOCK = 16_384
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning left of a graph's side.
+
+    Attributes:
+        edges: nodes x anchors, the kept edges with the weights that they had.
+        share_kept: kept edges / edges; 1 where there were none.
+        num_left_bare: nodes that had edges and have none now; they bring no term to the loss.
+    """
+
+    edges: Csr
+    share_kept: float
+    num_left_bare: int
+
+
+def prune(
+    edges: Csr, nodes: TextEmbeddings, anchors: TextEmbeddings, prune_threshold: float
+) -> Pruned:
+    """Drop the edges whose texts' cosine is at most ``prune_threshold``.
+
+    Args:
+        edges: nodes x anchors.
+        nodes: embeddings of the nodes' texts.
+        anchors: embeddings of the anchors' texts.
+        prune_threshold: in [-1, 1]; the paper's is 0.
+    """
+    num_edges = len(edges.indices)
+    keep = np.empty(num_edges, dtype=bool)
+    for start in range(0, num_edges, EDGES_PER_BLOCK):
+        block = slice(start, min(start + EDGES_PER_BLOCK, num_edges))
+        rows = np.searchsorted(edges.indptr, np.arange(start, block.stop), side="right") - 1
+        node_ED, anchor_ED = nodes.take(rows), anchors.take(edges.indices[block])
+        keep[block] = np.einsum("ed,ed->e", node_ED, anchor_ED) > prune_threshold
+    kept_before = np.concatenate([[0], np.cumsum(keep)])
+    weights = edges.cumulative_weights
+    pruned = Csr(
+        kept_before[edges.indptr],
+        edges.indices[keep],
+        None if weights is None else cumulative_sum(np.diff(weights)[keep]),
+    )
+    left_bare = (np.diff(edges.indptr) > 0) & (np.diff(pruned.indptr) == 0)
+    return Pruned(pruned, float(keep.mean()) if num_edges else 1.0, int(left_bare.sum()))

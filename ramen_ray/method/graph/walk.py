@@ -1,0 +1,273 @@
+"""Random walks with restart over a bipartite graph of nodes and anchors (RAMEN, appendix A).
+
+A walk is a chain of hops, all from and to nodes. One hop goes node -> anchor -> node, each uniform
+among the neighbours, and *visits* a uniform anchor of the node that it reaches. Before each hop the
+walk goes back to its start with the restart probability. So at the k-th hop it leaves from the
+distribution p_k = r e + (1 - r) p_{k-1} N A, with e its start, p_0 = e, and N and A the transition
+matrices node -> anchor and anchor -> node; visits follow p_k N A N. A hop that meets a dead end
+visits nothing, and the next one leaves from the start.
+
+Edges count as present or absent, whatever they weigh, and anchors with many edges are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from ramen_ray.data.prepared import hashing
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING = -1
+
+
+@dataclass(frozen=True)
+class WalkSettings:
+    """How to walk.
+
+    Attributes:
+        num_hops: hops of each node's walk.
+        restart_probability: of going back to the start before a hop.
+        max_anchor_degree: anchors with more edges are left out.
+        top_k: how many of the anchors that it visited most a node keeps.
+    """
+
+    num_hops: int
+    restart_probability: float
+    max_anchor_degree: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class WalkGraph:
+    """Edges in both directions: ``forward`` is nodes x anchors, ``backward`` anchors x nodes."""
+
+    forward: Csr
+    backward: Csr
+
+    @classmethod
+    def of(cls, edges: Csr, max_anchor_degree: int) -> "WalkGraph":
+        """Take ``edges`` (nodes x anchors) without the anchors of more than so many edges.
+
+        Starts and ids come as int32 where they fit, since a walk waits for memory.
+        """
+        degrees = np.bincount(edges.indices)
+        kept = degrees[edges.indices] <= max_anchor_degree
+        starts = np.concatenate([[0], np.cumsum(kept)])[edges.indptr]
+        present = np.ones(starts[-1], dtype=np.int8)
+        shape = (edges.num_rows, len(degrees))
+        forward = csr_array((present, edges.indices[kept], starts), shape=shape)
+        backward = forward.tocsc()
+        return cls(
+            Csr(*_narrowed(forward.indptr, forward.indices)),
+            Csr(*_narrowed(backward.indptr, backward.indices)),
+        )
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The most visited anchors of consecutive nodes.
+
+    Attributes:
+        degrees: (nodes,) int64, how many anchors each node keeps.
+        anchors: (kept,) int32, ascending within a node.
+        counts: (kept,) int32, how often each was visited.
+    """
+
+    degrees: NDArray[np.int64]
+    anchors: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+
+def most_visited(
+    graph: WalkGraph, start: int, stop: int, settings: WalkSettings, seed: int
+) -> Visits:
+    """Walk from each of the nodes ``start`` to ``stop`` (exclusive) and keep what it visits most.
+
+    Of equally visited anchors the lower id is kept. A node's walk depends on the graph, the
+    settings, the seed and the node alone: hop h of node v takes its four 32-bit numbers from
+    ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit (high half, low half).
+    """
+    degrees = np.zeros(stop - start, dtype=np.int64)
+    anchors = np.full((stop - start, settings.top_k), np.iinfo(np.int32).max, dtype=np.int32)
+    counts = np.empty_like(anchors)
+    _walk_all(
+        tuple((edges.indptr, edges.indices) for edges in (graph.forward, graph.backward)),
+        start,
+        (settings.num_hops, np.uint64(settings.restart_probability * 2.0**32)),
+        hashing.mix(np.array([seed]))[0],
+        (degrees, anchors, counts),
+    )
+    kept = np.arange(settings.top_k) < degrees[:, None]
+    ascending = np.argsort(anchors, axis=1)
+    anchors, counts = (np.take_along_axis(a, ascending, axis=1) for a in (anchors, counts))
+    return Visits(degrees, anchors[kept], counts[kept])
+
+
+def visited_edges(parts: Sequence[Visits]) -> Csr:
+    """Join the visits of consecutive ranges of nodes; an edge weighs as much as it was visited."""
+    indptr = np.zeros(sum(len(part.degrees) for part in parts) + 1, dtype=np.int64)
+    np.cumsum(np.concatenate([part.degrees for part in parts]), out=indptr[1:])
+    counts = np.concatenate([part.counts for part in parts])
+    return Csr(indptr, np.concatenate([part.anchors for part in parts]), cumulative_sum(counts))
+
+
+def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+    limit = np.iinfo(np.int32).max
+    return [a.astype(np.int32) if a.max(initial=0) <= limit else a for a in arrays]
+
+
+@njit
+def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
+    """Walk from ``start`` on, as many nodes as ``kept`` (degrees, anchors, counts) has rows."""
+    num_hops, restart = hops
+    degrees, anchors, counts = kept
+    numbers = np.empty(2 * num_hops, dtype=np.uint64)
+    active, leaves, reached = np.empty((3, num_hops + 1), dtype=np.int64)
+    visits = np.empty(num_hops, dtype=np.int32)
+    table = _empty_table(num_hops)
+    starts = graph[0][0]
+    for row in range(len(degrees)):
+        node = start + row
+        if starts[node] == starts[node + 1]:
+            continue
+        node_seed = _mix(seed ^ np.uint64(node))
+        for i in range(2 * num_hops):
+            numbers[i] = _mix(np.uint64(i) ^ node_seed)
+        leaves[:] = node
+        num_active = _after_restart(numbers, restart, active)
+        while num_active:
+            _hop(graph, numbers, active[:num_active], (leaves, reached), visits)
+            num_active = _going_on(numbers, restart, active[:num_active])
+        num_distinct = _count(visits, table)
+        degrees[row] = _keep_most(num_distinct, table, anchors[row], counts[row])
+
+
+@njit
+def _hop(graph, numbers, active, places, visits):  # type: ignore[no-untyped-def]
+    """Take the ``active`` hops, of which none goes on from another.
+
+    A hop waits for memory three times, one read after the other. Done in stages, each stage has
+    many reads of different hops under way at once, which is several times faster.
+    """
+    forward, backward = graph
+    leaves, reached = places
+    for i, hop in enumerate(active):
+        reached[i] = _neighbour(forward, leaves[hop], numbers[2 * hop] & _LOW_HALF)
+    for i, hop in enumerate(active):
+        reached[i] = _neighbour(backward, reached[i], numbers[2 * hop + 1] >> _HALF)
+    for i, hop in enumerate(active):
+        visits[hop] = _neighbour(forward, reached[i], numbers[2 * hop + 1] & _LOW_HALF)
+        if visits[hop] != _NOTHING:  # else the next hop leaves from the start
+            leaves[hop + 1] = reached[i]
+
+
+@njit
+def _after_restart(numbers, restart, active):  # type: ignore[no-untyped-def]
+    """List the hops that leave from the start; returns their number."""
+    num_active = 0
+    for hop in range(len(numbers) // 2):
+        active[num_active] = hop
+        num_active += hop == 0 or numbers[2 * hop] >> _HALF < restart
+    return num_active
+
+
+@njit
+def _going_on(numbers, restart, active):  # type: ignore[no-untyped-def]
+    """Replace ``active`` hops by those that go on from them; returns their number."""
+    num_active = 0
+    for i in range(len(active)):
+        hop = active[i] + 1
+        if 2 * hop < len(numbers) and numbers[2 * hop] >> _HALF >= restart:
+            active[num_active] = hop
+            num_active += 1
+    return num_active
+
+
+@njit(inline="always")
+def _neighbour(edges, row, number):  # type: ignore[no-untyped-def]
+    """Map 32 random bits to a neighbour of ``row``, uniform up to degree / 2³²."""
+    starts, columns = edges
+    if row == _NOTHING:
+        return _NOTHING
+    first = np.int64(starts[row])
+    degree = np.int64(starts[row + 1]) - first
+    if degree == 0:
+        return _NOTHING
+    return np.int64(columns[first + np.int64(number * np.uint64(degree) >> _HALF)])
+
+
+@njit
+def _empty_table(num_hops):  # type: ignore[no-untyped-def]
+    """Make a hash table of anchors and counts, and a list of the slots that are in use.
+
+    At most half full, and small enough for the first-level cache, which a count per anchor is not.
+    """
+    size = 2
+    while size < 2 * num_hops:
+        size *= 2
+    return (
+        np.full(size, _NOTHING, dtype=np.int32),
+        np.zeros(size, dtype=np.int32),
+        np.empty(num_hops, dtype=np.int64),
+    )
+
+
+@njit
+def _count(visits, table):  # type: ignore[no-untyped-def]
+    """Count the visits in an empty table; returns how many anchors there are."""
+    keys, tally, used = table
+    last = np.int64(len(keys) - 1)
+    num_used = 0
+    for anchor in visits:
+        if anchor == _NOTHING:
+            continue
+        slot = np.int64(np.uint64(anchor) * _FIBONACCI >> _HALF) & last
+        while keys[slot] != anchor and keys[slot] != _NOTHING:
+            slot = (slot + 1) & last
+        if keys[slot] == _NOTHING:
+            keys[slot] = anchor
+            used[num_used] = slot
+            num_used += 1
+        tally[slot] += 1
+    return num_used
+
+
+@njit
+def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def]
+    """Empty the table into ``anchors`` and ``counts`` (top_k,), most visited first."""
+    keys, tally, used = table
+    num_kept = 0
+    for i in range(num_used):
+        anchor, count = keys[used[i]], tally[used[i]]
+        keys[used[i]] = _NOTHING
+        tally[used[i]] = 0
+        place = num_kept
+        while place and (
+            counts[place - 1] < count
+            or (counts[place - 1] == count and anchors[place - 1] > anchor)
+        ):
+            place -= 1
+        if place == len(anchors):
+            continue
+        num_kept = min(num_kept + 1, len(anchors))
+        for other in range(num_kept - 1, place, -1):
+            anchors[other], counts[other] = anchors[other - 1], counts[other - 1]
+        anchors[place], counts[place] = anchor, count
+    return num_kept
+
+
+@njit(inline="always")
+def _mix(value):  # type: ignore[no-untyped-def]
+    """Do what :func:`ramen_ray.data.prepared.hashing.mix` does, for one number."""
+    z = value + _FIBONACCI
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

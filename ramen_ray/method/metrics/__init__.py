@@ -1,0 +1,1 @@
+"""Ranking metrics, and what is measured with them: splits, retrievers, differences, bad matches."""

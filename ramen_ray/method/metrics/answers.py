@@ -1,0 +1,68 @@
+"""Measure a retriever by what it answers to the test queries."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.description.degrees import count_clicks
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import KS, Propensity, measure_queries
+from ramen_ray.method.metrics.ranking import (
+    PerQuery,
+    inverse_propensities,
+    popularity_groups,
+)
+from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
+
+
+class AskedQueries:
+    """The test queries of a dataset: what to ask a retriever, and how good its answers are."""
+
+    def __init__(self, dataset: Dataset, propensity: Propensity) -> None:
+        """Read the split; ``propensity`` has the constants of PSP and PSN."""
+        self._queries = dataset.read("queries/test").sort_by("query_id")
+        self._filters = _read_filters(dataset)
+        counts = count_clicks(dataset, "train").per_ad
+        num_queries = dataset.num_rows("queries/train")
+        self._inverse = inverse_propensities(counts, num_queries, propensity.a, propensity.b)
+        self._groups = popularity_groups(counts)
+
+    @property
+    def texts(self) -> list[str]:
+        """The queries, in the order of their ids."""
+        return list(self._queries["text"].to_pylist())
+
+    @property
+    def num_ads(self) -> int:
+        """How many ads the dataset has."""
+        return len(self._inverse)
+
+    @property
+    def num_answers(self) -> int:
+        """How many of the dataset's ads are looked at for each query, if there are so many."""
+        return max(KS) + most_filters(self._filters)
+
+    def measure(self, topk: TopK) -> dict[str, PerQuery]:
+        """Return the metrics (:data:`~ramen_ray.method.metrics.evaluation.METRICS`) query by query.
+
+        Filter pairs are dropped, as in training's evaluation.
+
+        Args:
+            topk: ad ids (queries, ``num_answers`` or all ads), best first, -1 where there is no
+                more, and their scores, in the order of ``texts``.
+        """
+        ads, _ = drop_filtered(topk, self._filters, max(KS))
+        clicked = self._queries["ad_ids"].combine_chunks()
+        rows = pc.list_parent_indices(clicked).to_numpy()
+        truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
+        return measure_queries(ads, truth, self._inverse, self._groups)
+
+
+def _read_filters(dataset: Dataset) -> NDArray[Any]:
+    if not dataset.has("filters/test"):
+        return np.empty((0, 2), dtype=np.int64)
+    pairs = dataset.read("filters/test")
+    return np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)

@@ -1,0 +1,177 @@
+"""Ranking metrics of the extreme-classification literature, vectorised.
+
+Every metric is a ratio of two sums over queries, of what was gained and of what could be; both are
+kept by query, so that two models can be compared query by query.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Booleans, Floats
+from ramen_ray.data.prepared.csr import Csr
+
+PerQuery = tuple[Floats, Floats]
+"""What each query gained, and what it could: (queries,) each."""
+
+
+def inverse_propensities(
+    click_counts: NDArray[np.int64], num_queries: int, a: float, b: float
+) -> Floats:
+    """Return the ads' inverse propensities (ads,) after Jain et al. (KDD 2016).
+
+    1 + (ln N - 1) (b + 1)^a (n + b)^-a for an ad with n of the N train queries' clicks.
+    """
+    c = (np.log(num_queries) - 1.0) * (b + 1.0) ** a
+    return np.asarray(1.0 + c * (click_counts + b) ** -a)
+
+
+def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
+    """Mark which predictions are clicks; -1 predicts nothing.
+
+    Args:
+        topk_ad_ids: (queries, k) ad ids, best first.
+        truth: queries x ads.
+
+    Returns:
+        (queries, k) bool.
+    """
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
+    known = rows * span + ads  # ascending, because rows and the ads within a row are
+    asked = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
+    if not len(known):
+        return np.zeros(topk_ad_ids.shape, dtype=bool)
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return (known[place] == asked) & (topk_ad_ids >= 0)
+
+
+def precision_at(hits: Booleans, k: int) -> Floats:
+    """Return P@k (queries,): the share of clicks among the first k predictions."""
+    return hits[:, :k].sum(axis=1) / k
+
+
+def recall_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
+    """Return R@k (queries,): the share of a query's clicks among the first k predictions."""
+    return hits[:, :k].sum(axis=1) / np.maximum(num_clicks, 1)
+
+
+def ndcg_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
+    """Return N@k (queries,) with binary gains and 1 / log2(rank + 1) discounts."""
+    discounts = 1.0 / np.log2(np.arange(2, k + 2))
+    shown = hits[:, :k]
+    return (shown @ discounts[: shown.shape[1]]) / _ideal_dcg(num_clicks, discounts)
+
+
+def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Floats) -> Floats:
+    """Return the best DCG (queries,) with binary gains; 1 for queries without clicks."""
+    return np.asarray(np.cumsum(discounts)[np.clip(num_clicks, 1, len(discounts)) - 1])
+
+
+def propensity_scored(
+    hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, k: int
+) -> dict[str, PerQuery]:
+    """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible ones."""
+    gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
+    best = _best_gains(truth, inverse, k)
+    discounts = 1.0 / np.log2(np.arange(2, k + 2))
+    ideal = _ideal_dcg(np.diff(truth.indptr), discounts)
+    return {
+        f"PSP@{k}": (gains.sum(axis=1), best.sum(axis=1)),
+        f"PSN@{k}": ((gains @ discounts[: gains.shape[1]]) / ideal, (best @ discounts) / ideal),
+    }
+
+
+def _best_gains(truth: Csr, inverse: Floats, k: int) -> Floats:
+    """Return each query's k largest inverse propensities (queries, k), zero-padded."""
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    order = np.lexsort((-inverse[ads], rows))
+    rank = np.arange(len(rows)) - np.repeat(truth.indptr[:-1], np.diff(truth.indptr))
+    best = np.zeros((truth.num_rows, k))
+    kept = rank < k
+    best[rows[kept], rank[kept]] = inverse[ads[order]][kept]
+    return best
+
+
+def query_metrics(
+    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
+) -> dict[str, PerQuery]:
+    """Return P, N, R, PSP and PSN at each of ``ks`` by query.
+
+    Queries without clicks gain nothing, and only P counts them.
+
+    Args:
+        topk_ad_ids: (queries, at least max(ks)) ad ids, best first, -1 where there is no more.
+        truth: queries x ads.
+        inverse: (ads,) inverse propensities.
+        ks: cut-offs.
+    """
+    hits = find_hits(topk_ad_ids, truth)
+    num_clicks = np.diff(truth.indptr)
+    ones, asked = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
+    values: dict[str, PerQuery] = {}
+    for k in ks:
+        values[f"P@{k}"] = precision_at(hits, k), ones
+        values[f"N@{k}"] = ndcg_at(hits, num_clicks, k), asked
+        values[f"R@{k}"] = recall_at(hits, num_clicks, k), asked
+        values |= propensity_scored(hits, topk_ad_ids, truth, inverse, k)
+    return values
+
+
+def ratio(values: PerQuery) -> float:
+    """Return a metric over all queries: the sum of gains over that of possible gains."""
+    gained, possible = values
+    return float(gained.sum() / possible.sum()) if possible.any() else 0.0
+
+
+def ratios(values: Mapping[str, PerQuery]) -> dict[str, float]:
+    """Return metrics over all queries, by name (fractions, not per cent)."""
+    return {name: ratio(of_queries) for name, of_queries in values.items()}
+
+
+def clicks_on(truth: Csr, member: Booleans) -> Csr:
+    """Return the clicks (queries x ads) of ``truth`` on the ads that ``member`` (ads,) marks."""
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    kept = member[ads]
+    return Csr.from_pairs(rows[kept], ads[kept], truth.num_rows)
+
+
+def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Booleans]:
+    """Split ads into head, torso and tail by train clicks, each with about a third of the clicks.
+
+    Ads with equally many clicks are in the same group; ads without a train click are tail.
+    """
+    order = np.argsort(-click_counts, kind="stable")
+    share = np.cumsum(click_counts[order]) / max(int(click_counts.sum()), 1)
+    # the click count that is reached when a third (two thirds) of the clicks are covered
+    head_from, torso_from = (
+        click_counts[order[min(int(np.searchsorted(share, third)), len(order) - 1)]]
+        for third in (1 / 3, 2 / 3)
+    )
+    head = click_counts >= max(head_from, 1)
+    torso = (click_counts >= max(torso_from, 1)) & ~head
+    return {"head": head, "torso": torso, "tail": ~(head | torso)}
+
+
+def group_metrics(
+    topk_ad_ids: NDArray[Any], truth: Csr, groups: Mapping[str, Booleans], ks: Sequence[int]
+) -> dict[str, PerQuery]:
+    """Return each group's part of P@k and its own R@k, such as ``tail/P@1``, by query.
+
+    A group's P@k counts only hits on its ads, so that the groups' values add up to P@k. Its R@k is
+    over the queries that have clicks in the group.
+    """
+    hits = find_hits(topk_ad_ids, truth)
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    ones = np.ones(truth.num_rows)
+    values: dict[str, PerQuery] = {}
+    for name, member in groups.items():
+        group_hits = hits & member[topk_ad_ids]
+        num_clicks = np.bincount(rows[member[ads]], minlength=truth.num_rows)
+        asked = (num_clicks > 0).astype(float)
+        for k in ks:
+            values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
+            values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), asked
+    return values

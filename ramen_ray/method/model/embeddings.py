@@ -1,0 +1,47 @@
+"""Embeddings of several tables of texts, in which each distinct text has one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.tokens import TokenTable
+
+
+@dataclass(frozen=True)
+class TextEmbeddings:
+    """The embeddings of one table's texts.
+
+    Attributes:
+        embeddings: (U, D) unit-norm float16 or float32, one a distinct text.
+        positions: (texts,) which of them is each text's.
+    """
+
+    embeddings: NDArray[Any]
+    positions: Int64s
+
+    def take(self, rows: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the embeddings (n, D) float32 of the texts ``rows`` (n,)."""
+        return self.embeddings[self.positions[rows]].astype(np.float32)
+
+
+def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:
+    """Number the distinct texts of all ``tables`` in the order in which they first come.
+
+    Equal texts, of whatever table, have equal hashes.
+
+    Returns:
+        Per table, the rows (n,) whose texts no earlier row has, ascending; and per table, the
+        number (texts,) of each row's text. Numbers go on from one table's first rows to the next's.
+    """
+    hashes = np.concatenate([table.hashes for table in tables])
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    first_seen = np.argsort(first)
+    number = np.empty_like(first_seen)
+    number[first_seen] = np.arange(len(first))
+    bounds = np.cumsum([0, *map(len, tables)])
+    rows = np.split(first[first_seen], np.searchsorted(first[first_seen], bounds[1:-1]))
+    rows = [part - start for part, start in zip(rows, bounds[:-1], strict=True)]
+    return rows, np.split(number[inverse], bounds[1:-1])

@@ -1,0 +1,260 @@
+"""The encoders: a transformer with pooling, and a bag of token embeddings.
+
+Both map a :class:`~ramen_ray.method.model.texts.TokenBatch` to unit-norm embeddings, and both are
+saved as sentence-transformers folders. Dropout stays off, as in NGAME's training: an encoder is
+always in evaluation mode.
+
+Shapes: N texts, T tokens of a bucket's longest text, D width of an embedding.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from ramen_ray.method.model.pretrained import (
+    EncoderError,
+    load_config,
+    load_tokenizer,
+    resolve_pretrained,
+)
+from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.training.devices import to_device
+
+Pooling = Literal["mean", "cls"]
+
+
+class TransformerEncoder(nn.Module):
+    """A transformers encoder, pooled and L2-normalised."""
+
+    add_special_tokens = True
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        pooling: Pooling = "mean",
+    ) -> None:
+        """Wrap a ``transformers`` encoder model."""
+        super().__init__()
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        """Width of an embedding."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The token embeddings (vocabulary, width), a parameter."""
+        embeddings: Any = self.backbone.get_input_embeddings()
+        return embeddings.weight
+
+    def forward(self, texts: TokenBatch) -> Tensor:
+        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
+        device = next(self.parameters()).device
+        padded, lengths_of = zip(*texts.buckets(), strict=True)
+        all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
+        embed: Any = self.backbone.get_input_embeddings()
+        # One look-up for all buckets: the gradient of each would be as large as the vocabulary.
+        embedded = embed(all_ids).split([ids.size for ids in padded])
+        pooled = []
+        for words_TD, lengths in zip(embedded, lengths_of, strict=True):
+            words_NTD = words_TD.unflatten(0, (len(lengths), -1))
+            full = lengths[0] == lengths[-1]
+            mask_NT = torch.ones(words_NTD.shape[:2], dtype=torch.long, device=device)
+            if not full:
+                ends_N1 = to_device(lengths, device)[:, None]
+                mask_NT = (torch.arange(words_NTD.shape[1], device=device) < ends_N1).long()
+            hidden_NTD = self.backbone(
+                inputs_embeds=words_NTD, attention_mask=None if full else mask_NT
+            ).last_hidden_state
+            pooled.append(self._pool(hidden_NTD, mask_NT))
+        return functional.normalize(torch.cat(pooled).float(), dim=-1)
+
+    def _pool(self, hidden_NTD: Tensor, mask_NT: Tensor) -> Tensor:
+        if self.pooling == "cls":
+            return hidden_NTD[:, 0]
+        weights_NT1 = mask_NT.unsqueeze(-1).to(hidden_NTD.dtype)
+        return (hidden_NTD * weights_NT1).sum(dim=1) / weights_NT1.sum(dim=1)
+
+    def save(self, folder: Path, max_length: int) -> None:
+        """Write a folder that transformers and sentence-transformers load unchanged."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backbone.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        modes = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+        pooling = {mode: name == self.pooling for name, mode in modes.items()}
+        _write_json(
+            folder / "1_Pooling" / "config.json", {"word_embedding_dimension": self.dim, **pooling}
+        )
+        _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
+        _write_modules(folder, ["Transformer", "Pooling", "Normalize"])
+
+
+class BagEncoder(nn.Module):
+    """The mean of a text's token embeddings, L2-normalised: the short-text classic of XC."""
+
+    add_special_tokens = False
+
+    def __init__(self, weights: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Start from token embeddings ``weights`` (vocabulary, D)."""
+        super().__init__()
+        self.embedding = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
+        self.tokenizer = tokenizer
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        """Width of an embedding."""
+        return self.embedding.embedding_dim
+
+    @property
+    def token_embeddings(self) -> Tensor:
+        """The token embeddings (vocabulary, D), a parameter."""
+        return self.embedding.weight
+
+    def forward(self, texts: TokenBatch) -> Tensor:
+        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
+        device = self.embedding.weight.device
+        token_ids = to_device(texts.token_ids, device)
+        starts = to_device(texts.lengths.cumsum() - texts.lengths, device)
+        bags_ND = self.embedding(token_ids, starts)
+        return functional.normalize(bags_ND.float(), dim=-1)
+
+    def save(self, folder: Path, max_length: int) -> None:
+        """Write a folder that sentence-transformers loads unchanged (a StaticEmbedding)."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tokenizer.save_pretrained(folder)
+        static = folder / "0_StaticEmbedding"
+        static.mkdir(exist_ok=True)
+        save_file(
+            {"embedding.weight": self.embedding.weight.detach()}, static / "model.safetensors"
+        )
+        backend = self.tokenizer.backend_tokenizer
+        backend.enable_truncation(max_length)
+        backend.no_padding()
+        backend.save(str(static / "tokenizer.json"))
+        _write_modules(folder, ["StaticEmbedding", "Normalize"])
+
+
+Encoder = TransformerEncoder | BagEncoder
+
+
+def build_transformer(
+    pretrained: str, pooling: Pooling = "mean", num_layers: int | None = None
+) -> TransformerEncoder:
+    """Load a transformer encoder and its tokenizer, optionally cut to its first layers.
+
+    Args:
+        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
+        pooling: mean of the tokens' states, or the first token's state.
+        num_layers: keep only that many layers; None keeps all.
+
+    Raises:
+        EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
+    """
+    config = load_config(pretrained)
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise EncoderError(
+                f"encoder.num_layers is {num_layers}; {pretrained!r} has 1 to "
+                f"{config.num_hidden_layers} layers"
+            )
+        config.num_hidden_layers = num_layers
+    backbone = _load_backbone(pretrained, config)
+    tokenizer = load_tokenizer(pretrained)
+    _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
+    return TransformerEncoder(backbone, tokenizer, pooling)
+
+
+def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
+    """Load the weights that ``config`` asks for, without the pooler.
+
+    transformers' own report is kept quiet: layers that are cut off are no news, and missing
+    weights, which it would make up, are an error here.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        backbone, report = AutoModel.from_pretrained(
+            resolve_pretrained(pretrained),
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise EncoderError(f"{pretrained!r} lacks weights: {', '.join(missing[:3])} ...")
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
+    return backbone
+
+
+def build_bag(pretrained: str) -> BagEncoder:
+    """Start a bag of token embeddings from a transformer's input embeddings."""
+    transformer = build_transformer(pretrained)
+    return BagEncoder(transformer.token_embeddings.detach().clone(), transformer.tokenizer)
+
+
+def load_encoder(folder: Path) -> Encoder:
+    """Load what :meth:`save` of either encoder wrote.
+
+    Raises:
+        EncoderError: the folder holds no such encoder.
+    """
+    modules = folder / "modules.json"
+    if not modules.is_file():
+        raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
+    kinds = [module["type"].rpartition(".")[2] for module in json.loads(modules.read_text())]
+    if kinds[0] == "StaticEmbedding":
+        weights = load_file(folder / "0_StaticEmbedding" / "model.safetensors")["embedding.weight"]
+        return BagEncoder(weights, load_tokenizer(str(folder)))
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    return build_transformer(str(folder), "cls" if pooling["pooling_mode_cls_token"] else "mean")
+
+
+def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddings: int) -> None:
+    if len(tokenizer) > num_embeddings:
+        raise EncoderError(
+            f"{name!r}: the tokenizer has {len(tokenizer)} tokens but the encoder only "
+            f"{num_embeddings} embeddings; they do not belong together"
+        )
+
+
+def _write_modules(folder: Path, kinds: list[str]) -> None:
+    own_folder = {"Transformer": "", "Pooling": "1_Pooling", "StaticEmbedding": "0_StaticEmbedding"}
+    modules = []
+    for row, kind in enumerate(kinds):
+        path = own_folder.get(kind, f"{row}_{kind}")
+        (folder / path).mkdir(exist_ok=True)
+        modules.append(
+            {
+                "idx": row,
+                "name": str(row),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+        )
+    _write_json(folder / "modules.json", modules)
+
+
+def _write_json(file: Path, content: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Losses, and the weights of the regularisers among them."""

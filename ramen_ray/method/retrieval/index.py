@@ -1,0 +1,92 @@
+"""The index that a retriever searches: exact for few ads, a graph for more, cells for most.
+
+All rank by inner product, of unit-norm embeddings.
+"""
+
+import math
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.method.retrieval.search import TopK
+
+IndexKind = Literal["flat", "hnsw", "ivf_pq"]
+
+MOST_FLAT_ADS = 50_000
+MOST_HNSW_ADS = 2_000_000
+FEWEST_IVF_PQ_ADS = 10_000
+"""From so many on, faiss has enough to learn the 256 codes of a sub-quantiser from."""
+
+HNSW_LINKS = 32
+HNSW_CANDIDATES_BUILDING = 100
+HNSW_CANDIDATES_SEARCHING = 256
+DIMENSIONS_PER_CODE = 2
+SAMPLED_ADS_PER_CODE = 64
+SAMPLED_ADS_PER_CELL = 40
+SHARE_OF_CELLS_SEARCHED = 1 / 16
+FEWEST_CELLS_SEARCHED = 64
+
+
+def choose_kind(num_ads: int) -> IndexKind:
+    """Choose by size: exact search, then HNSW, then, where its memory is too much, IVF-PQ."""
+    if num_ads <= MOST_FLAT_ADS:
+        return "flat"
+    return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
+
+
+def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
+    """Make an empty index for about ``num_ads`` embeddings of width ``dim``.
+
+    What it is searched with (candidates, cells) is kept in its file. One of kind ``ivf_pq`` must
+    be trained before ads are added, on :func:`sample_size` of them.
+    """
+    codes = max(n for n in range(1, max(dim // DIMENSIONS_PER_CODE, 1) + 1) if dim % n == 0)
+    cells = _num_cells(num_ads)
+    recipe = {"flat": "Flat", "hnsw": f"HNSW{HNSW_LINKS}", "ivf_pq": f"IVF{cells},PQ{codes}np"}
+    index: Any = faiss.index_factory(dim, recipe[kind], faiss.METRIC_INNER_PRODUCT)
+    if kind == "hnsw":
+        index.hnsw.efConstruction = HNSW_CANDIDATES_BUILDING
+        index.hnsw.efSearch = HNSW_CANDIDATES_SEARCHING
+    elif kind == "ivf_pq":
+        index.nprobe = max(round(cells * SHARE_OF_CELLS_SEARCHED), FEWEST_CELLS_SEARCHED)
+        index.pq.cp.max_points_per_centroid = SAMPLED_ADS_PER_CODE
+    return index
+
+
+def sample_size(num_ads: int) -> int:
+    """How many of ``num_ads`` ads an index of kind ``ivf_pq`` learns its cells and codes from."""
+    return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
+
+
+def search_first(index: Any, query_embeddings: NDArray[np.float32], k: int, num_ads: int) -> TopK:
+    """Find each query's k most similar of the first ``num_ads`` ads of an index.
+
+    It finds about what it would if no ads had been added after these.
+
+    Args:
+        index: of one of the kinds above.
+        query_embeddings: (queries, D) float32.
+        k: ads per query.
+        num_ads: the ads from here on are passed over.
+
+    Returns:
+        ad row numbers (queries, k) int64, -1 where there is no more, and similarities (queries, k)
+        float32, -inf there, best first.
+    """
+    first = faiss.IDSelectorRange(0, num_ads)
+    if isinstance(index, faiss.IndexHNSW):  # ads that are passed over are candidates too
+        candidates = index.hnsw.efSearch * index.ntotal // num_ads
+        how = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
+    elif isinstance(index, faiss.IndexIVF):
+        how = faiss.SearchParametersIVF(sel=first, nprobe=index.nprobe)
+    else:
+        how = faiss.SearchParameters(sel=first)
+    scores, ads = index.search(np.ascontiguousarray(query_embeddings), k, params=how)
+    scores[ads < 0] = -np.inf
+    return ads, scores
+
+
+def _num_cells(num_ads: int) -> int:
+    return max(2 * math.isqrt(num_ads), 1)

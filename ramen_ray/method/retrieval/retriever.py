@@ -1,0 +1,181 @@
+"""A retriever: an encoder, an index of the ads, and what is needed to answer with them.
+
+A folder with
+
+    encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
+    index.faiss       one embedding per ad
+    ads.parquet       ad_id (the user's) and text, in the order of the index
+    retriever.json    how texts become embeddings
+
+which `ramen_ray/tracking/retriever_model.py` serves.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.method.metrics.evaluation import KS, encode_rows, encode_texts, retrieve
+from ramen_ray.method.model.compilation import write_onnx
+from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, load_encoder
+from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
+from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.search import search_index
+
+ENCODER, INDEX, ADS, SETTINGS = "encoder", "index.faiss", "ads.parquet", "retriever.json"
+ADS_PER_BLOCK = 65_536
+MOST_QUERIES = 1000
+RECALL_AT = max(KS)
+
+Embeddings = NDArray[np.float32]
+
+
+def write_retriever(
+    folder: Path,
+    encoder_folder: Path,
+    dataset: Dataset,
+    data: Prepared,
+    kind: IndexKind,
+    max_length: int,
+) -> dict[str, float]:
+    """Write a retriever of all ads into ``folder``; memory holds the index and a block of ads.
+
+    Args:
+        folder: where to write; made if it is missing.
+        encoder_folder: the encoder; it computes on a GPU if there is one.
+        dataset: has the ads' texts and the users' ids.
+        data: the same dataset, prepared.
+        kind: of the index.
+        max_length: texts are cut to this many tokens.
+
+    Returns:
+        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
+        test queries (a thousand at most), and the index's ``megabytes``.
+    """
+    encoder = _load(encoder_folder)
+    shutil.copytree(encoder_folder, folder / ENCODER)
+    ads = dataset.read("ads").sort_by("ad_id")
+    _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
+    _write_settings(folder, _settings(encoder, max_length))
+    index = _trained_index(kind, encoder, data)
+    recall = _fill_and_measure(index, encoder, data)
+    faiss.write_index(index, str(folder / INDEX))
+    return {
+        f"recall@{RECALL_AT}": recall,
+        "megabytes": (folder / INDEX).stat().st_size / 1e6,
+    }
+
+
+def known_ids(folder: Path) -> pa.Array:
+    """Return the ids (ads,) of a retriever's ads, in the order of its index."""
+    return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
+
+
+def add_ads(folder: Path, ads: pa.Table) -> int:
+    """Add ads to a retriever by their texts; its encoder and its index's cells stay as they are.
+
+    Args:
+        folder: what :func:`write_retriever` wrote.
+        ads: ``ad_id`` and ``text``, strings.
+
+    Returns:
+        How many ads it has now.
+    """
+    encoder = _load(folder / ENCODER)
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
+    index = faiss.read_index(str(folder / INDEX))
+    for start in range(0, len(ads), ADS_PER_BLOCK):
+        texts = ads["text"][start : start + ADS_PER_BLOCK].to_pylist()
+        index.add(encode_texts(encoder, tokenize, texts))
+    faiss.write_index(index, str(folder / INDEX))
+    known = pq.read_table(folder / ADS)
+    _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
+    return int(index.ntotal)
+
+
+def compile_retriever(folder: Path, int8: bool) -> None:
+    """Let a retriever answer with its encoder compiled; ads are still added with the original.
+
+    Args:
+        folder: what :func:`write_retriever` wrote.
+        int8: see :func:`ramen_ray.method.model.compilation.write_onnx`.
+
+    Raises:
+        EncoderError: its encoder is a bag, or what this takes is not installed.
+    """
+    encoder = load_encoder(folder / ENCODER)
+    if not isinstance(encoder, TransformerEncoder):
+        raise EncoderError("a bag of embeddings has nothing to compile: it looks up and adds")
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings["onnx"] = write_onnx(encoder, folder / ENCODER, int8)
+    _write_settings(folder, settings)
+
+
+def _load(encoder_folder: Path) -> Encoder:
+    return load_encoder(encoder_folder).to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _write_ads(file: Path, ads: pa.Table) -> None:
+    pq.write_table(ads, file, compression="zstd")
+
+
+def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:
+    """Say how texts become tokens and tokens an embedding."""
+    is_transformer = isinstance(encoder, TransformerEncoder)
+    tokenizer = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
+    return {
+        "pooling": encoder.pooling if is_transformer else "bag",
+        "max_length": tokenizer.max_length,
+        "add_special_tokens": tokenizer.add_special_tokens,
+        "placeholder": tokenizer.placeholder,
+    }
+
+
+def _trained_index(kind: IndexKind, encoder: Encoder, data: Prepared) -> Any:
+    num_ads = len(data.ads)
+    index = new_index(kind, encoder.dim, num_ads)
+    if not index.is_trained:
+        sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
+        index.train(encode_rows(encoder, data.ads, sample))
+    return index
+
+
+def _fill_and_measure(index: Any, encoder: Encoder, data: Prepared) -> float:
+    """Add all ads to ``index`` and return its recall; each ad is encoded once."""
+    asked = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
+    queries = encode_rows(encoder, data.queries["test"], asked)
+    ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
+
+    def add_parts() -> Iterator[Any]:
+        for start in range(0, len(ad_ids), ADS_PER_BLOCK):
+            part = encode_rows(encoder, data.ads, ad_ids[start : start + ADS_PER_BLOCK])
+            index.add(part)
+            yield part
+
+    exact, _ = retrieve(queries, add_parts(), ad_ids, no_filters)
+    found, _ = search_index(index, queries, RECALL_AT)
+    return _share_found(found, exact)
+
+
+def _share_found(found: Int64s, exact: Int64s) -> float:
+    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, but for -1."""
+    span = int(exact.max()) + 2
+    rows = np.arange(len(exact))[:, None] * span
+    return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())

@@ -1,0 +1,1 @@
+"""The training step, its optimiser, its collectives and its checkpoints."""

@@ -1,0 +1,85 @@
+"""Generations of the graph: the run's own, pruned by the encoder of one checkpoint after another.
+
+Each prunes the graph that the run began with, so that an edge can come back.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ramen_ray.config import RunConfig
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.method.graph.pruning import prune
+from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.orchestration.background.results import BackgroundResults, Schedule
+from ramen_ray.orchestration.evaluation.embedding import embed_distinct
+
+EMBEDDINGS_FILE = "embeddings.npy"
+
+
+@dataclass(frozen=True)
+class GraphPruning:
+    """Prunes the graph in ``edges``; plain values, for it travels to a task.
+
+    Attributes:
+        data: the prepared dataset.
+        edges: folder of the graph that the run began with.
+        regularizers: those of the run.
+        prune_threshold: edges with a cosine up to this are dropped.
+        use_bf16: encode in bfloat16 where there is a GPU.
+        num_threads: CPU threads of a task that encodes.
+    """
+
+    data: Path
+    edges: Path
+    regularizers: list[Regularizer]
+    prune_threshold: float
+    use_bf16: bool
+    num_threads: int = 1
+
+    def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
+        """Write each regulariser's pruned graph, and return what is left of it."""
+        report: dict[str, float] = {}
+        nodes, anchors = self._embed(encoder, folder / EMBEDDINGS_FILE)
+        for one in self.regularizers:
+            edges = Csr.open(self.edges / one.path)
+            pruned = prune(edges, nodes[one.side], anchors[one.anchor_set], self.prune_threshold)
+            pruned.edges.save(folder / one.path)
+            report[f"share_kept/{one.path}"] = pruned.share_kept
+            report[f"nodes_left_bare/{one.path}"] = pruned.num_left_bare
+        (folder / EMBEDDINGS_FILE).unlink()
+        return report
+
+    def _embed(
+        self, encoder: Path, file: Path
+    ) -> tuple[dict[str, TextEmbeddings], dict[str, TextEmbeddings]]:
+        """Return the embeddings of the nodes by side, and of the anchors by set."""
+        tokens = self.data / "tokens"
+        nodes = {"query": tokens / "queries" / "train", "ad": tokens / "ads"}
+        sides = sorted({one.side for one in self.regularizers})
+        sets = sorted({one.anchor_set for one in self.regularizers})
+        tables = [*(nodes[side] for side in sides), *(tokens / "anchors" / name for name in sets)]
+        embeddings = embed_distinct(encoder, tables, file, self.use_bf16, self.num_threads)
+        of_nodes, of_anchors = embeddings[: len(sides)], embeddings[len(sides) :]
+        return dict(zip(sides, of_nodes, strict=True)), dict(zip(sets, of_anchors, strict=True))
+
+
+def pruned_graphs(
+    config: RunConfig,
+    pruning: GraphPruning,
+    folder: Path,
+    steps_per_epoch: int,
+    device: torch.device,
+) -> BackgroundResults | None:
+    """Return the graph's generations, kept in ``folder``; None where a run does not prune."""
+    settings = config.pruning
+    if settings.mode == "never" or not pruning.regularizers:
+        return None
+    wait = settings.mode == "synchronous"
+    if wait:  # the workers' CPUs are free meanwhile
+        pruning = replace(pruning, num_threads=config.workers.cpus_per_worker)
+    first, every = settings.warmup_epochs, settings.every_epochs
+    schedule = Schedule(first, every, config.training.epochs, steps_per_epoch, wait)
+    return BackgroundResults("pruning", folder, pruning, schedule, device, has_own_tasks=True)

@@ -1,0 +1,223 @@
+"""What is computed from a checkpoint's encoder while training goes on, and taken when it is there.
+
+A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
+task reads a copy of the encoder, since Ray Train deletes old checkpoints, and writes beside it, in
+``.pending``; the first worker then gives the result its name. So the folders tell a run that was
+cut off what it had and what it waited for.
+
+Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but gives its result as
+that checkpoint's metrics, and not to the workers at the start of an epoch. Besides, all kinds of
+task would share the one that it has under way at a time, each would need a free CPU, ``fit`` would
+wait for the last one, and its interface is an alpha.
+"""
+
+import itertools
+import json
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from ramen_ray.method.training.distributed import from_first_worker, world
+from ramen_ray.orchestration.cluster.resources import free_share
+
+logger = logging.getLogger(__name__)
+
+STEP_FOLDER = "step_{:09d}"
+SECONDS_BETWEEN_SIGNS = 10  # to the workers that wait, whose collectives time out
+SIGNS_BETWEEN_LINES = 6
+NUM_RETRIES = 2
+NUM_KEPT = 2  # the newest, and the one that the last checkpoint goes with
+
+REPORT_FILE = "report.json"
+
+Compute = Callable[[Path, Path], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When results are computed and looked for: at the starts of epochs.
+
+    Attributes:
+        first: epochs before the first checkpoint to compute from.
+        every: epochs from one such checkpoint to the next.
+        num_epochs: of the training.
+        steps_per_epoch: of the training.
+        wait: whether training waits for each result.
+    """
+
+    first: int
+    every: int
+    num_epochs: int
+    steps_per_epoch: int
+    wait: bool
+
+    def is_due(self, step: int, newest: int | None) -> bool:
+        """Say whether to compute from the checkpoint of ``step``, given the newest result's."""
+        epoch = step // self.steps_per_epoch
+        taken_at = epoch if self.wait else epoch + 1
+        due = self.first if newest is None else newest // self.steps_per_epoch + self.every
+        return due <= epoch and taken_at < self.num_epochs
+
+
+@dataclass
+class BackgroundResults:
+    """The results of one kind: at most one is under way, and the newest ones are kept.
+
+    The first worker submits and looks; all workers call :meth:`advance` and hear of it together.
+
+    Attributes:
+        name: of what is computed, for people.
+        folder: where the results lie.
+        compute: writes the result of an encoder's folder into another folder, and returns figures
+            for its report; run as a Ray task, on a GPU if one is free.
+        schedule: when.
+        device: this worker's.
+        has_own_tasks: whether ``compute`` starts tasks that do its work, and needs next to nothing.
+    """
+
+    name: str
+    folder: Path
+    compute: Compute
+    schedule: Schedule
+    device: torch.device
+    has_own_tasks: bool = False
+    _task: ray.ObjectRef | None = field(default=None, init=False)
+
+    def result(self, step: int) -> Path:
+        """Return the folder of the result from the checkpoint of ``step``."""
+        return self.folder / STEP_FOLDER.format(step)
+
+    def advance(self, step: int, encoder: Path) -> int | None:
+        """Begin what is due after ``step``, and return the step of the newest result.
+
+        Every worker calls this after the same steps. Where the schedule says so, it returns when
+        the result is there.
+
+        Args:
+            step: steps made.
+            encoder: folder of the encoder after these steps.
+        """
+        is_first = world()[0] == 0
+        if is_first:
+            self._look()
+            if self._pending is None and self.schedule.is_due(step, self._newest):
+                self._submit(step, encoder)
+        if self.schedule.wait:
+            self._wait(step)
+        newest = self._newest if is_first else None
+        if is_first:
+            self._remove_old()
+        told = from_first_worker(-1 if newest is None else newest, self.device)
+        return None if told < 0 else told
+
+    def _wait(self, step: int) -> None:
+        """Return, on all workers together, when nothing is under way any more."""
+        is_first = world()[0] == 0
+        for sign in itertools.count(1):
+            waits = is_first and not self._look(SECONDS_BETWEEN_SIGNS)
+            if not from_first_worker(int(waits), self.device):
+                return
+            if is_first and sign % SIGNS_BETWEEN_LINES == 0:
+                seconds = sign * SECONDS_BETWEEN_SIGNS
+                logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
+
+    def stop(self, in_use: int | None) -> None:
+        """Give up what is under way, and keep no result but that from the step ``in_use``."""
+        if self._task is not None:
+            ray.cancel(self._task, force=True)
+            ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
+            self._task = None
+        if world()[0] == 0:
+            shutil.rmtree(self.folder / ".pending", ignore_errors=True)
+            for step in _steps(self.folder):
+                if step != in_use:
+                    shutil.rmtree(self.result(step))
+
+    @property
+    def _newest(self) -> int | None:
+        return max(_steps(self.folder), default=None)
+
+    @property
+    def _pending(self) -> int | None:
+        begun = set(_steps(self.folder / ".pending"))
+        return max(begun.difference(_steps(self.folder)), default=None)
+
+    def _submit(self, step: int, encoder: Path) -> None:
+        pending = self.folder / ".pending"
+        shutil.rmtree(pending, ignore_errors=True)
+        shutil.copytree(encoder, pending / "copy" / "encoder")
+        (pending / "copy").rename(pending / STEP_FOLDER.format(step))
+        self._start(step)
+
+    def _start(self, step: int) -> None:
+        share = {"num_cpus": 0} if self.has_own_tasks else free_share()
+        self._task = (
+            ray.remote(_run)
+            .options(
+                **share,
+                max_retries=NUM_RETRIES,
+                retry_exceptions=True,
+                scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
+            )
+            .remote(
+                f"{self.name} of step {step}",
+                self.compute,
+                self.folder / ".pending" / STEP_FOLDER.format(step),
+            )
+        )
+
+    def _look(self, seconds: float = 0) -> bool:
+        """Wait up to ``seconds`` for what is under way; says whether nothing is any more."""
+        step = self._pending
+        if step is None:
+            return True
+        if self._task is None:  # a run that was cut off had begun it
+            self._start(step)
+        done, _ = ray.wait([self._task], timeout=seconds)
+        if not done:
+            return False
+        try:
+            ray.get(self._task).rename(self.result(step))
+        except RayError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            again = "it is tried again after the next epoch"
+            logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)
+        self._task = None
+        shutil.rmtree(self.folder / ".pending", ignore_errors=True)
+        return True
+
+    def _remove_old(self) -> None:
+        for step in sorted(_steps(self.folder))[:-NUM_KEPT]:
+            shutil.rmtree(self.result(step))
+
+
+def _steps(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("step_")) for path in folder.glob("step_*")]
+
+
+def _run(name: str, compute: Compute, pending: Path) -> Path:
+    """Return the folder of a whole result; an attempt that was cut off left its own."""
+    for left in pending.glob("attempt-*"):
+        logger.warning("%s was cut off and is run again", name)
+        shutil.rmtree(left, ignore_errors=True)
+    attempt = pending / f"attempt-{uuid.uuid4().hex}"
+    attempt.mkdir()
+    started = time.monotonic()
+    report = dict(compute(pending / "encoder", attempt))
+    report["seconds"] = time.monotonic() - started
+    (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+    return attempt
+
+
+def read_report(result: Path) -> dict[str, float]:
+    """Return the figures about a result, and the ``seconds`` that it took."""
+    report: dict[str, float] = json.loads((result / REPORT_FILE).read_text())
+    return report

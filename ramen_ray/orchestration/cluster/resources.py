@@ -1,0 +1,157 @@
+"""Join or start Ray, and see to it that the workers asked for can run."""
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.data import DataContext
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from ramen_ray.config import WorkersConfig
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.errors import UserError
+
+GPU_SHARE = 0.25
+A_MOMENT_S = 1  # in which Ray says yes where there is room
+
+RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries, added to any error
+
+
+class ClusterError(UserError):
+    """The cluster cannot be reached, or cannot offer what the workers need."""
+
+
+def start_ray(show_workers: bool = True) -> None:
+    """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
+
+    Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that
+    a checkpoint counts soon after it is written.
+
+    Args:
+        show_workers: print here what tasks and workers print.
+
+    Raises:
+        ClusterError: RAY_ADDRESS names a cluster that does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Idle processes have their libraries loaded, which takes longer than most of our tasks.
+    os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
+    if "RAY_ADDRESS" not in os.environ:  # one machine: there is no preemption to watch for
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    if not ray.is_initialized():
+        try:
+            ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
+        except (ConnectionError, ValueError) as error:
+            raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+    quiet_ray_data()
+
+
+def quiet_ray_data() -> None:
+    """Have Ray Data, in this process, show progress to people only, and errors by raising them."""
+    context = DataContext.get_current()
+    context.enable_progress_bars = sys.stderr.isatty()
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+def free_share(num_cpus: int = 1) -> dict[str, float]:
+    """Return what a background task takes of what is free: a quarter of a GPU, CPUs, or nothing.
+
+    The workers may hold all that there is, and wait for the task. What is free in all may lie on
+    several machines and GPUs, so that no task can have it.
+    """
+    free = ray.available_resources()
+    for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
+        if free.get(name, 0) >= amount and has_room([{name: amount}], A_MOMENT_S):
+            return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
+    return {"num_cpus": 0, "num_gpus": 0}
+
+
+def num_cpus() -> int:
+    """Return how many CPUs the cluster has now; at least 1."""
+    return max(int(ray.cluster_resources().get("CPU", 1)), 1)
+
+
+def task_of(function: Callable[..., Any]) -> Any:
+    """Return ``function`` as a Ray task of one CPU, also for use within a Tune trial.
+
+    Tune would have it run on the trial's own resources, which do not hold a CPU.
+    """
+    return ray.remote(function).options(num_cpus=1, scheduling_strategy="DEFAULT")
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Raise a DatasetError of a task as itself, without Ray's wrapping and Ray Data's advice."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, DatasetError):
+            raise DatasetError(str(error.cause).partition(RAY_DATA_ADVICE)[0]) from None
+        raise
+
+
+def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
+    """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
+
+    Ray is asked by a placement group, so that an autoscaler brings the machines that lack.
+    """
+    group = placement_group(bundles)
+    try:
+        return group.wait(math.ceil(seconds))  # Ray cuts a fraction off
+    finally:
+        remove_placement_group(group)
+
+
+def check_resources(workers: WorkersConfig) -> None:
+    """Wait until the cluster can hold all workers at once.
+
+    Raises:
+        ClusterError: after ``startup_timeout_s`` it still cannot.
+    """
+    worker: dict[str, float] = {"CPU": workers.cpus_per_worker}
+    if workers.use_gpu:
+        worker["GPU"] = workers.gpus_per_worker
+    if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
+        return
+    free, offered = ray.available_resources(), ray.cluster_resources()
+    asked = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
+    needs = " and ".join(
+        f"{workers.num_workers * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
+        for k, n in worker.items()
+    )
+    raise ClusterError(
+        f"workers.num_workers {workers.num_workers} with {asked} needs {needs}, each worker's on "
+        f"one machine and GPU; ask for less, add machines, or raise workers.startup_timeout_s "
+        f"({workers.startup_timeout_s:g}) if machines are on their way"
+    )
+
+
+@contextmanager
+def no_placement_group_left() -> Iterator[None]:
+    """Remove, in the end, the placement groups that this job still has.
+
+    The one that Ray Train made for a trial outlives the trial when Tune ends it, and holds its
+    CPUs and GPUs.
+    """
+    try:
+        yield
+    finally:
+        job = ray.get_runtime_context().get_job_id()
+        for group, facts in placement_group_table().items():
+            is_own = group.endswith(job)  # as every id that Ray makes for a job
+            if is_own and facts["state"] != "REMOVED":
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))

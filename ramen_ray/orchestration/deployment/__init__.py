@@ -1,0 +1,1 @@
+"""From a finished run to answers: retrievers, promotion, compilation, batch prediction."""

@@ -1,0 +1,110 @@
+"""Compile a retriever's encoder, and see that it answers faster and as well as before."""
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.ranking import ratio
+from ramen_ray.method.retrieval.retriever import compile_retriever
+from ramen_ray.orchestration.deployment.copies import log_derived, take_place
+from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries, time_alone
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import log_metrics
+
+EXAMPLE_QUERIES = 2
+TIMED_QUERIES = 200
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A retriever with a compiled encoder.
+
+    Attributes:
+        model_uri: its address; that of its version where the old one was named by a version.
+        milliseconds: median time of one query alone.
+        milliseconds_before: the same of the original.
+        score_difference: the largest among the scores of all answers to the test queries.
+        metrics: on the test split.
+        differences: by how much they exceed those of the original.
+        refusal: why it does not take the original's place, if it does not.
+    """
+
+    model_uri: str
+    milliseconds: float
+    milliseconds_before: float
+    score_difference: float
+    metrics: dict[str, float]
+    differences: dict[str, Difference]
+    refusal: str | None = None
+
+
+def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
+    """Log a copy of a retriever whose encoder is compiled, and let it take the place if it may.
+
+    It may if it answers faster than the original, both on the CPU, and as well: with scores equal
+    within 0.001, which 8-bit integers do not have to have, and with a selection metric on the test
+    split that is not lower by more than the noise of the draw of queries (see
+    :mod:`~ramen_ray.orchestration.deployment.promotion`).
+
+    Args:
+        registry: of the store that the retriever is in.
+        model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
+        int8: compute in 8-bit integers.
+        output: where artifacts go if no server keeps them.
+
+    Raises:
+        EncoderError: the encoder is a bag, or what compiling takes is not installed.
+        RegistryError, TrackingError: there is no such retriever, or its alias has moved on.
+        DatasetError: the dataset that it was trained on is gone, or has changed since.
+    """
+    original = registry.look_up(model_uri)
+    queries = asked_queries(registry, original)
+    with tempfile.TemporaryDirectory() as aside:
+        folder = registry.download(original.uri, Path(aside))
+        compile_retriever(folder, int8)
+        example = queries.texts[:EXAMPLE_QUERIES]
+        changes = {"compiled": "int8" if int8 else "float32"}
+        derived = log_derived(registry, original, folder, example, changes, output)
+    after, before = (registry.load(one.uri, "cpu") for one in (derived, original))
+    answers, answers_before = (ask(model, queries) for model in (after, before))
+    ours, base = (queries.measure(topk) for topk in (answers, answers_before))
+    timed = queries.texts[:TIMED_QUERIES]
+    milliseconds, milliseconds_before = time_alone((after, before), timed)
+    compiled = Compiled(
+        derived.uri,
+        milliseconds,
+        milliseconds_before,
+        _largest_difference(answers[1], answers_before[1]),
+        {name: ratio(values) for name, values in ours.items()},
+        paired_differences(ours, base),
+    )
+    found = {f"test/{name}": value for name, value in compiled.metrics.items()}
+    found |= {"answer/milliseconds": compiled.milliseconds}
+    log_metrics(registry.uri, derived.run_id, found, model_id=derived.model_id)
+    metric = registry.parameters(original.run_id)["training.selection_metric"]
+    refusal = _refusal(compiled, metric, int8)
+    if refusal:
+        return replace(compiled, refusal=refusal)
+    return replace(compiled, model_uri=take_place(registry, derived, original, model_uri))
+
+
+def _largest_difference(ours: NDArray[np.float32], base: NDArray[np.float32]) -> float:
+    """Compare scores (queries, k) rank by rank; one that a side lacks counts as 0 there."""
+    shown, shown_base = (np.where(np.isfinite(scores), scores, 0) for scores in (ours, base))
+    return float(np.abs(shown - shown_base).max())
+
+
+def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
+    if compiled.milliseconds >= compiled.milliseconds_before:
+        return "it is not faster"
+    if not int8 and compiled.score_difference > TOLERANCE:
+        return f"its scores differ by up to {compiled.score_difference:.4f}"
+    by, low, high = (100 * value for value in compiled.differences[metric])
+    if high < 0:
+        return f"it costs {metric} {by:+.2f} [{low:+.2f}, {high:+.2f}]"
+    return None

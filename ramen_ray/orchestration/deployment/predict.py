@@ -1,0 +1,315 @@
+"""Answer a table of queries of any size with a retriever, partition by partition.
+
+A partition is a row group of the source, or some of its rows where it has many.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.data
+from numpy.typing import NDArray
+from pyarrow.fs import FileSystem
+
+from ramen_ray.config import ConfigError
+from ramen_ray.data.importers.sources import Piece, find_pieces
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
+    has_room,
+    num_cpus,
+    start_ray,
+    user_errors,
+)
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
+
+PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
+PART = "part-{:06d}.parquet"
+ANSWERS = pa.schema(
+    [
+        ("ad_ids", pa.list_(pa.string())),
+        ("ads", pa.list_(pa.string())),
+        ("scores", pa.list_(pa.float32())),
+        ("error", pa.string()),
+    ]
+)
+QUERIES_PER_BATCH = 4096
+QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
+CPUS_PER_ACTOR = 2
+BYTES_PER_ACTOR = 1 << 30
+"""What a process takes beside the retriever's files, with torch and a batch of answers."""
+MOMENT_S, PATIENCE_S = 2, 600
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueryTable:
+    """A table of queries.
+
+    Attributes:
+        queries: Parquet: a file, a folder or a glob.
+        column: The column with the queries' texts.
+    """
+
+    queries: str
+    column: str = "text"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What was done: rows in all, those without an answer, partitions that were there already."""
+
+    rows: int
+    errors: int
+    partitions: int
+    done_before: int
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """Rows ``start`` to ``stop`` of a row group."""
+
+    group: Piece
+    start: int
+    stop: int
+
+    def read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        """Read the rows batch by batch; those before them are read over."""
+        first = 0
+        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.start]):
+            begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
+            if begin < end:
+                yield rows.slice(begin, end - begin)
+            first += len(rows)
+            if first >= self.stop:
+                return
+
+
+def predict(
+    registry: Registry,
+    model_uri: str,
+    table: QueryTable,
+    output: Path,
+    top_k: int,
+    use_gpu: bool = False,
+) -> Answered:
+    """Write each query's best ads beside it; a call that was cut off goes on where it was.
+
+    A partition's file in ``output`` has the source's columns and those of ANSWERS, and appears
+    whole. A row that cannot be answered says so in ``error``.
+
+    Args:
+        registry: of the store that the retriever is in.
+        model_uri: the retriever, such as ``models:/NAME@champion``.
+        table: on any file system that pyarrow knows.
+        output: folder that all machines see; made if it is missing.
+        top_k: ads per query.
+        use_gpu: wait for a machine with GPUs; else those are used that the cluster has by now.
+
+    Raises:
+        DatasetError: the source cannot be read.
+        ConfigError: ``top_k`` is more than there are ads, the retriever has no use for a GPU, or
+            ``output`` is of another call or of queries that have changed since.
+        RegistryError, TrackingError: there is no such retriever.
+        ClusterError: the cluster has no room for it.
+    """
+    retriever = registry.look_up(model_uri)
+    num_ads = retriever.facts["num_ads"]
+    if not 1 <= top_k <= num_ads:
+        raise ConfigError(f"--top-k {top_k}: the retriever has {num_ads} ads to choose from")
+    if use_gpu and not retriever.uses_gpu:
+        raise ConfigError(
+            f"--use-gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
+        )
+    pieces = _parquet_pieces(table)
+    partitions = _partitions(pieces)
+    plan = {
+        "model": retriever.uri,
+        "model_content": registry.fingerprint(retriever.uri),
+        "top_k": top_k,
+        "column": table.column,
+        "queries": _contents(pieces),
+        "partitions": [[one.group.path, one.group.start, one.start] for one in partitions],
+    }
+    _claim(output, plan)
+    missing = [n for n in range(len(partitions)) if not (output / PART.format(n)).exists()]
+    logger.info(
+        "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
+    )
+    if missing:
+        start_ray()
+        answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
+        with user_errors():
+            _answer(missing, _needs(retriever, use_gpu), answerer)
+    return _count(output, len(partitions), len(partitions) - len(missing))
+
+
+def _parquet_pieces(table: QueryTable) -> list[Piece]:
+    pieces = find_pieces(table.queries, [table.column])
+    for piece in pieces:
+        if piece.format != "parquet":
+            raise DatasetError(f"{piece.path}: queries are read from parquet only")
+        if taken := set(ANSWERS.names) & set(piece.header):
+            raise DatasetError(
+                f"{piece.path} has a column {', '.join(map(repr, sorted(taken)))}, as the answers "
+                f"have; rename it"
+            )
+    return pieces
+
+
+def _partitions(pieces: list[Piece]) -> list[_Partition]:
+    """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
+    partitions = []
+    files = {piece.path: piece.filesystem for piece in pieces}
+    footers = {path: pq.read_metadata(path, filesystem=files[path]) for path in files}
+    for piece in pieces:
+        num_rows = footers[piece.path].row_group(piece.start).num_rows
+        starts = range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
+        partitions += [
+            _Partition(piece, start, min(start + QUERIES_PER_PARTITION, num_rows))
+            for start in starts
+        ]
+    return partitions
+
+
+def _contents(pieces: list[Piece]) -> dict[str, str]:
+    """Return the files with a hash of what is in each."""
+    files = {piece.path: piece.filesystem for piece in pieces}
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(files, threads.map(_content_hash, files.values(), files), strict=True))
+
+
+def _content_hash(filesystem: FileSystem, path: str) -> str:
+    with filesystem.open_input_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _claim(output: Path, plan: dict[str, Any]) -> None:
+    """Note in ``output`` what is written there, or refuse if it is something else."""
+    file = output / PLAN_FILE
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            if any(output.glob("part-*.parquet")):
+                raise ConfigError(
+                    f"--answers {output} has parts of another table; choose another folder"
+                )
+            with whole_file(file) as aside:
+                aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--answers {output}: {error.strerror}") from error
+    differ = [key for key in plan if before.get(key) != plan[key]]
+    if differ:
+        raise ConfigError(
+            f"--answers {output} has predictions of another call ({', '.join(differ)} "
+            f"differ); choose another folder"
+        )
+
+
+def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
+    """Return what an actor takes of a machine, by Ray's names; memory is in bytes."""
+    offered = ray.cluster_resources()
+    needs = {
+        "CPU": min(CPUS_PER_ACTOR, num_cpus()),
+        "memory": BYTES_PER_ACTOR + retriever.num_bytes,
+    }
+    if use_gpu or (retriever.uses_gpu and offered.get("GPU", 0) >= 1):
+        needs["GPU"] = 1
+    return needs
+
+
+def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]) -> None:
+    told = _told(needs)
+    _wait_for_room(needs, told)
+    offered = ray.cluster_resources()
+    fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
+    num_actors = min(fit, len(missing))
+    logger.info("answering in %d processes, each with %s", num_actors, told)
+    items = [{"partition": number} for number in missing]
+    ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        _Answerer,
+        fn_constructor_args=answerer,
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=num_actors),
+        num_cpus=needs["CPU"],
+        num_gpus=needs.get("GPU", 0),
+        memory=needs["memory"],
+    ).materialize()
+
+
+def _told(needs: dict[str, int]) -> str:
+    processors = ", ".join(f"{needs[name]} {name}" for name in ("CPU", "GPU") if name in needs)
+    return f"{processors} and {needs['memory'] / 1e9:.1f} GB of memory"
+
+
+def _wait_for_room(needs: dict[str, int], told: str) -> None:
+    """Wait until a machine has what an actor takes, and say so if it takes longer than a moment."""
+    asked: dict[str, float] = {**needs}
+    if has_room([asked], MOMENT_S):
+        return
+    logger.info("waiting for a machine with %s free", told)
+    if not has_room([asked], PATIENCE_S):
+        raise ClusterError(
+            f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+        )
+
+
+class _Answerer:
+    """Holds the retriever in an actor and answers one partition after the other."""
+
+    def __init__(
+        self,
+        uri: str,
+        model_uri: str,
+        partitions: list[_Partition],
+        column: str,
+        top_k: int,
+        output: Path,
+    ) -> None:
+        self.model: Any = Registry(uri).load(model_uri)
+        self.partitions, self.output = partitions, output
+        self.column, self.top_k = column, top_k
+
+    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        (number,) = batch["partition"].tolist()
+        partition = self.partitions[number]
+        group = partition.group
+        with group.filesystem.open_input_file(group.path) as source:
+            parquet = pq.ParquetFile(source)
+            schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
+            with (
+                whole_file(self.output / PART.format(number)) as aside,
+                pq.ParquetWriter(aside, schema, compression="zstd") as writer,
+            ):
+                for rows in partition.read(parquet):
+                    columns = [*rows.columns, *self._answer(rows[self.column]).columns]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        return {"partition": np.array([number])}
+
+    def _answer(self, texts: pa.Array) -> pa.Table:
+        asked = pd.Series(texts.to_pylist(), dtype=object)
+        answers = self.model.predict(asked, params={"top_k": self.top_k})
+        columns = {field.name: pa.array(answers[field.name], field.type) for field in ANSWERS}
+        return pa.table(columns)
+
+
+def _count(output: Path, num_partitions: int, done_before: int) -> Answered:
+    rows = errors = 0
+    for number in range(num_partitions):
+        column = pq.read_table(output / PART.format(number), columns=["error"])["error"]
+        rows += len(column)
+        errors += len(column) - column.null_count
+    return Answered(rows, errors, num_partitions, done_before)

@@ -1,0 +1,151 @@
+"""Choose which retriever is deployed: the one that is measurably better on the same test split."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.evaluation import METRICS
+from ramen_ray.method.metrics.ranking import ratios
+from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries
+from ramen_ray.orchestration.training.run_directory import RUN_FILE, RunDirectory
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
+from ramen_ray.tracking.runs import TrackingError
+
+CHAMPION = "champion"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What came of a candidate.
+
+    Attributes:
+        version: the registered version that it is.
+        champion: the version that was champion; None if there was none.
+        metric: what decides.
+        promoted: whether it has the alias now.
+        origin: of which run of a sweep it is, and why.
+        candidate: its metrics on the test split; none where nothing was compared.
+        differences: by how much they exceed the champion's.
+        num_lost_ads: how many ads the champion has more, added since it was trained.
+        obstacle: why it was not compared with the champion, but chosen by force.
+    """
+
+    version: str
+    champion: str | None
+    metric: str
+    promoted: bool
+    origin: str | None = None
+    candidate: dict[str, float] = field(default_factory=dict)
+    differences: dict[str, Difference] = field(default_factory=dict)
+    num_lost_ads: int = 0
+    obstacle: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Say what decided, in one line."""
+        if self.champion is None:
+            return "the first of its name"
+        if self.obstacle is not None:
+            return f"not compared with version {self.champion}: {self.obstacle}"
+        by, low, high = (100 * value for value in self.differences[self.metric])
+        found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
+        found += " on the test split"
+        if self.num_lost_ads > 0:
+            found += f"; version {self.champion} has {self.num_lost_ads} more ads, added since"
+        return found
+
+
+def promote(
+    registry: Registry,
+    run: str,
+    name: str,
+    alias: str = CHAMPION,
+    metric: str | None = None,
+    force: bool = False,
+) -> Promotion:
+    """Register a run's retriever, and give it ``alias`` if it beats the present champion.
+
+    It does if its metric on the test split is higher by more than the noise of the draw of queries:
+    the 95 % interval of a paired bootstrap lies above zero. Both are asked as they are deployed,
+    with their index. The first of a name becomes the champion without a comparison.
+
+    Args:
+        registry: of the store that the run is in.
+        run: folder of a finished run, or an MLflow run id; of a sweep, for its best child by the
+            validation split's metric.
+        name: registered model.
+        alias: what to give it, such as ``champion`` or ``challenger``.
+        metric: such as ``R@10``; None takes the one that chose the run's best checkpoint.
+        force: give the alias whatever comes out, even where the champion cannot be compared.
+
+    Raises:
+        RegistryError: ``name`` or ``alias`` is no name, there is no retriever, it is the champion
+            already, or the champion is no retriever or of another version of the dataset.
+        DatasetError: the dataset that the run was trained on is gone, or has changed since.
+    """
+    if metric is not None and metric not in METRICS:
+        raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
+    registry.check_name(name, alias)
+    asked = _mlflow_run_id(run)
+    source, model_id = registry.find_logged(asked, metric)
+    metric = metric or registry.parameters(source)["training.selection_metric"]
+    champion = registry.chosen(name, CHAMPION)
+    compared: dict[str, Any] = {}
+    if champion is not None:
+        if champion.source == uri_of(model_id):
+            raise RegistryError(
+                f"this retriever is the champion already: version {champion.version}"
+            )
+        ours = registry.look_up(uri_of(model_id))
+        try:
+            compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
+        except (RegistryError, TrackingError, DatasetError) as error:
+            if not force:
+                raise RegistryError(
+                    f"cannot compare with the champion, version {champion.version}: {error}; "
+                    f"--force chooses without"
+                ) from error
+            compared = {"obstacle": str(error)}
+    version = registry.register(name, source, model_id)
+    promotion = Promotion(
+        str(version.version),
+        None if champion is None else str(champion.version),
+        metric,
+        promoted=force or champion is None or compared["differences"][metric].low > 0,
+        origin=registry.explain_choice(asked, source, metric),
+        **compared,
+    )
+    registry.describe(version, promotion.verdict)
+    if promotion.promoted:
+        registry.choose(version, alias)
+    return promotion
+
+
+def _mlflow_run_id(run: str) -> str:
+    if not (Path(run) / RUN_FILE).is_file():
+        return run
+    found = RunDirectory(Path(run)).facts.get("mlflow_run_id")
+    if found is None:
+        raise RegistryError(f"the run {run} has not begun yet")
+    return str(found)
+
+
+def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
+    """Measure both on the test split."""
+    base = registry.look_up(champion_uri)
+    if ours.facts["dataset_fingerprint"] != base.facts["dataset_fingerprint"]:
+        raise RegistryError(
+            f"{champion_uri} was made from another version of the dataset than this retriever; "
+            f"train it again on the present one"
+        )
+    queries = asked_queries(registry, ours)
+    candidate, champion = (
+        queries.measure(ask(registry.load(one.uri), queries)) for one in (ours, base)
+    )
+    return {
+        "candidate": ratios(candidate),
+        "differences": paired_differences(candidate, champion),
+        "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
+    }

@@ -1,0 +1,70 @@
+"""Make the retriever of a finished run, and log it."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
+from ramen_ray.method.retrieval.retriever import write_retriever
+from ramen_ray.tracking.retriever import log_retriever
+
+EXAMPLE_QUERIES = 2
+
+
+def log_run_retriever(
+    config: RunConfig, dataset: Dataset, data: Prepared, encoder: Path, uri: str, run_id: str
+) -> tuple[str, dict[str, float]]:
+    """Index all ads with the run's best encoder, and log it with them as a deployable model.
+
+    Args:
+        config: the run's; its ``output`` is a folder that all machines see.
+        dataset: what the run was trained on.
+        data: the same, prepared.
+        encoder: folder of the best encoder.
+        uri: the MLflow store.
+        run_id: the run in it.
+
+    Returns:
+        The model's id, and what is known of its index.
+    """
+    kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
+    with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
+        folder = Path(aside)
+        write = partial(
+            write_retriever, folder, encoder, dataset, data, kind, config.encoder.max_length
+        )
+        if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
+            measured = write()  # takes less than the start of a task's process
+        else:
+            measured = ray.get(_task(config.workers).remote(write))
+        metadata = {
+            "dataset": dataset.name,
+            "dataset_fingerprint": dataset.fingerprint,
+            "encoder": config.encoder.pretrained,
+            "index": kind,
+            "num_ads": len(data.ads),
+        }
+        batch = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
+        example = batch["text"].to_pylist()
+        model_id = log_retriever(uri, run_id, folder, example, metadata)
+    return model_id, {f"index/{name}": value for name, value in measured.items()}
+
+
+def _task(workers: WorkersConfig) -> Any:
+    """Return a task that does a call with the resources of a worker, which are free by now."""
+    return ray.remote(_call).options(
+        num_cpus=workers.cpus_per_worker,
+        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
+        scheduling_strategy="DEFAULT",  # a sweep's trial has room for its own process only
+    )
+
+
+def _call(write: Callable[[], dict[str, float]]) -> dict[str, float]:
+    return write()

@@ -1,0 +1,1 @@
+"""Measuring checkpoints and retrievers."""

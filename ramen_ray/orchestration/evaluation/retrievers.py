@@ -1,0 +1,76 @@
+"""Ask retrievers the test queries of the dataset that they were made from."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.method.metrics.answers import AskedQueries
+from ramen_ray.method.metrics.evaluation import Propensity
+from ramen_ray.method.retrieval.index import search_first
+from ramen_ray.method.retrieval.search import TopK
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
+
+QUERIES_PER_PASS = 4096
+UNTIMED_QUERIES = 10
+
+
+def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQueries:
+    """Open the test split of a retriever's dataset.
+
+    Raises:
+        DatasetError: the dataset is gone, or has changed since.
+    """
+    parameters = registry.parameters(retriever.run_id)
+    dataset = Dataset(parameters["dataset"])
+    if dataset.fingerprint != retriever.facts["dataset_fingerprint"]:
+        raise DatasetError(
+            f"{dataset.path} has changed since {retriever.uri} was made from it; train again"
+        )
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    return AskedQueries(dataset, Propensity(*constants))
+
+
+def ask(model: Any, queries: AskedQueries) -> TopK:
+    """Return each query's best ads of the dataset (queries, k), as many as the metrics look at.
+
+    The model's own encoder and index answer; ads that were added since are passed over.
+
+    Args:
+        model: the retriever, as MLflow loads it.
+        queries: what is asked.
+
+    Returns:
+        ad ids int64, best first, -1 where the index finds no more, and their scores.
+    """
+    retriever, texts = model.unwrap_python_model(), queries.texts
+    k = min(queries.num_answers, queries.num_ads)
+    passes = (
+        retriever.encode(texts[start : start + QUERIES_PER_PASS])
+        for start in range(0, len(texts), QUERIES_PER_PASS)
+    )
+    found = [search_first(retriever.index, asked, k, queries.num_ads) for asked in passes]
+    ads, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return ads, scores
+
+
+def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
+    """Return each model's median time for one query alone, in milliseconds.
+
+    The models take turns, so that a machine which is busy for a while slows them alike.
+
+    Args:
+        models: retrievers, as MLflow loads them.
+        texts: queries; the first ones are asked once more before, untimed.
+    """
+    asked = [*texts[:UNTIMED_QUERIES], *texts]
+    seconds = np.empty((len(asked), len(models)))
+    for row, text in zip(seconds, asked, strict=True):
+        for column, model in enumerate(models):
+            started = time.perf_counter()
+            model.predict([text])
+            row[column] = time.perf_counter() - started
+    timed = seconds[len(asked) - len(texts) :]
+    return [1000 * float(median) for median in np.median(timed, axis=0)]

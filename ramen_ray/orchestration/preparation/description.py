@@ -1,0 +1,110 @@
+"""Describe a dataset directory: count it, write the page, put it beside the runs in MLflow."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.config import RunConfig
+from ramen_ray.data.description.content import Description, Hub, TokenLengths
+from ramen_ray.data.description.degrees import EdgeCounts, count_clicks, count_edges
+from ramen_ray.data.description.samples import sample_queries, sample_texts, texts_of
+from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.validation import check
+from ramen_ray.method.metrics.ranking import popularity_groups
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.method.model.texts import TextTokenizer, count_tokens
+from ramen_ray.tracking.runs import (
+    closing_run,
+    log_artifacts,
+    log_metrics,
+    log_parameters,
+    open_run,
+    tracking_uri,
+)
+
+SEED = 0
+NUM_HUBS = 5
+NUM_SAMPLES = 3
+TEXTS_PER_TABLE = 100_000
+UNCUT = 2**31
+
+logger = logging.getLogger(__name__)
+
+
+def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
+    """Count what there is to say about ``dataset``; texts are read as a stream.
+
+    Args:
+        dataset: the dataset directory.
+        encoder: its tokenizer counts the tokens (see ``method.pretrained.load_tokenizer``).
+        max_length: texts with more tokens count as too long.
+
+    Raises:
+        DatasetError: the dataset directory has errors; lists all of them.
+        EncoderError: there is no such encoder.
+    """
+    logger.info("checking %s", dataset.path)
+    check(dataset)
+    tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
+    logger.info("counting clicks and edges of %s", dataset.path)
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+    statistics = dataset_statistics(dataset)
+    logger.info("counting tokens")
+    tables = [
+        *(f"queries/{split}" for split in dataset.splits),
+        "ads",
+        *(f"anchors/{name}" for name in dataset.anchor_sets),
+    ]
+    return Description(
+        metadata=dataset.metadata,
+        statistics=statistics,
+        clicks=clicks,
+        edges=edges,
+        groups=popularity_groups(clicks["train"].per_ad),
+        hubs={name: _find_hubs(dataset, name, ends) for name, ends in edges.items()},
+        tokens={table: _count_tokens(dataset, table, tokenizer) for table in tables},
+        max_length=max_length,
+        tokenizer=encoder,
+        samples=sample_queries(dataset, NUM_SAMPLES, SEED),
+    )
+
+
+def log_description(description: Description, page: Path, output: Path) -> tuple[str, str]:
+    """Log the numbers and the page as a run of their own; returns the store and the run's id.
+
+    Raises:
+        TrackingError: the MLflow store cannot be used.
+    """
+    name = str(description.metadata["name"])
+    uri = tracking_uri(output)
+    run_id = open_run(uri, RunConfig().experiment, f"describe-{name}", output, None)
+    with closing_run(uri, run_id):
+        settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
+        log_parameters(uri, run_id, settings, {"dataset": name})
+        metrics = {f"dataset.{key}": value for key, value in description.metrics.items()}
+        log_metrics(uri, run_id, metrics)
+        log_artifacts(uri, run_id, page)
+    return uri, run_id
+
+
+def _find_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts) -> list[Hub]:
+    degrees = edges.per_anchor
+    largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
+    texts = texts_of(dataset, f"anchors/{anchor_set}", largest)
+    return [
+        Hub(
+            texts[anchor],
+            int(edges.queries_per_anchor[anchor]),
+            int(edges.ads_per_anchor[anchor]),
+            float(degrees[anchor] / degrees.sum()),
+        )
+        for anchor in largest
+    ]
+
+
+def _count_tokens(dataset: Dataset, table: str, tokenizer: TextTokenizer) -> TokenLengths:
+    texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
+    return TokenLengths(dataset.num_rows(table), count_tokens(tokenizer, texts))

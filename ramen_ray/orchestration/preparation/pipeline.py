@@ -1,0 +1,173 @@
+"""The data pipeline: Ray Data turns a dataset directory into prepared, memory-mapped arrays, once.
+
+Two streaming executions (texts, edges) read the parquet files, check and tokenise their rows, sort
+them by table and key, which shuffles the train queries globally together with their clicks and
+edges, and write parts; a task joins the parts. Rows never pass through the driver.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.data
+
+from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.stages import (
+    ID_TABLES,
+    edge_rows,
+    join_parts,
+    text_rows,
+    write_ids,
+    write_parts,
+)
+from ramen_ray.data.store.dataset import Dataset, new_folder
+from ramen_ray.data.validation.batches import read_batches, table_batches
+from ramen_ray.data.validation.cross_checks import cross_findings
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import inspect_structure, read_tables
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.orchestration.cluster.locks import held
+from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
+
+logger = logging.getLogger(__name__)
+
+PREPARED_VERSION = 3
+GROUPS_PER_TASK = 4
+MAX_WARNINGS_SHOWN = 10
+
+
+def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
+    """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
+
+    The cache is keyed by the content of the tables, the tokenizer and its settings; of two that ask
+    for the same at the same time the second waits for the first. What is doubtful about the dataset
+    is logged each time.
+
+    Raises:
+        DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
+    """
+    structure = inspect_structure(dataset)
+    raise_errors(dataset, structure.findings)
+    target = cache / _cache_key(dataset, tokenizer)
+    cache.mkdir(parents=True, exist_ok=True)
+    with held(cache / f".{target.name}.lock"):
+        if not target.is_dir():
+            with new_folder(target) as aside, user_errors():
+                _prepare_into(aside, dataset, tokenizer, structure.num_rows)
+    prepared = Prepared(target)
+    cross = [Finding(**finding) for finding in prepared.metadata["findings"]]
+    _log_warnings(dataset, structure.findings + cross)
+    return prepared
+
+
+def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
+    """Say whether :func:`prepare` would find its work done."""
+    return (cache / _cache_key(dataset, tokenizer)).is_dir()
+
+
+def _prepare_into(
+    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
+) -> None:
+    tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
+    edges = [table for table in tables if table.startswith("edges/")]
+    texts = [table for table in tables if table not in edges]
+    check = task_of(cross_findings).remote(dataset, num_rows)
+    to_text_rows = partial(text_rows, tokenize=tokenizer)
+    parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
+    if edges:
+        keys = ["table", "key", "anchor_id"]
+        parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
+    findings = ray.get(check)
+    raise_errors(dataset, findings)
+    join = task_of(join_parts)
+    ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
+    shutil.rmtree(folder / "parts")
+    statistics = task_of(dataset_statistics)
+    for table in ID_TABLES:
+        if dataset.has(table):
+            batches = table_batches(dataset, table)
+            raise_errors(dataset, row_findings(table, batches, num_rows))
+        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    description = {
+        "name": dataset.name,
+        "anchor_sets": dataset.anchor_sets,
+        "statistics": ray.get(statistics.remote(dataset)),
+        "findings": [asdict(finding) for finding in findings],
+    }
+    (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def _run(
+    dataset: Dataset,
+    tables: list[str],
+    to_rows: Callable[[str, pa.Table], pa.Table],
+    sort_keys: list[str],
+    folder: Path,
+    num_rows: dict[str, int],
+) -> pa.Table:
+    """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns the parts' list.
+
+    The unit of reading is a parquet row group, of whichever table, so that one execution, whose
+    start costs seconds, serves all tables.
+    """
+    groups = [
+        {"table": table, "file": str(file), "row_group": row_group}
+        for table in tables
+        for file in dataset.files(table)
+        for row_group in range(pq.read_metadata(file).num_row_groups)
+    ]
+    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
+    ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
+    rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
+        _read_checked,
+        fn_args=(str(dataset.path), to_rows, num_rows),
+        batch_format="pyarrow",
+        batch_size=1,
+    )
+    parts = rows.sort(sort_keys).map_batches(
+        write_parts,
+        fn_args=(folder / "parts",),
+        batch_format="pyarrow",
+        batch_size=None,
+        zero_copy_batch=True,
+    )
+    return pa.Table.from_pylist(parts.take_all())
+
+
+def _read_checked(
+    group: pa.Table,
+    dataset: str,
+    to_rows: Callable[[str, pa.Table], pa.Table],
+    num_rows: dict[str, int],
+) -> Iterator[pa.Table]:
+    (item,) = group.to_pylist()
+    table, opened = item["table"], Dataset(dataset)
+    columns = opened.schema(table).names
+    for batch in read_batches(opened, Path(item["file"]), columns, item["row_group"]):
+        raise_errors(opened, row_findings(table, [batch], num_rows))
+        yield to_rows(table, pa.Table.from_batches([batch.rows]))
+
+
+def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
+    warnings = [finding for finding in findings if finding.severity == "warning"]
+    for warning in warnings[:MAX_WARNINGS_SHOWN]:
+        logger.warning("warning: %s/%s", dataset.path, warning)
+    rest = len(warnings) - MAX_WARNINGS_SHOWN
+    if rest > 0:
+        logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
+
+
+def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
+    return f"{dataset.name}-{digest.hexdigest()}"

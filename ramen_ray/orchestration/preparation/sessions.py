@@ -1,0 +1,193 @@
+"""Co-session anchor sets from a log: Ray Data reads it, brings sessions together, counts and ranks.
+
+One streaming execution with three shuffles: events meet by session, pairs by anchor, then by node.
+Only the edges that remain come to the driver.
+"""
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import ray
+import ray.data
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.graphs.anchor_sets import add_anchor_set, check_name, remove_anchor_set
+from ramen_ray.data.graphs.nodes import HeldOut, Nodes
+from ramen_ray.data.graphs.sessions import (
+    STRONGEST_PAIRS,
+    KnownNodes,
+    SessionLog,
+    SessionSettings,
+    count_pairs,
+    edges_of,
+    read_events,
+    strongest_pairs,
+    supported_pairs,
+)
+from ramen_ray.data.importers.sources import Piece, find_pieces, read_piece
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.validation import check
+from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
+
+MAX_PARTITIONS = 512
+
+
+def add_co_session(
+    dataset_path: Path, log: SessionLog, settings: SessionSettings, replace: bool = False
+) -> dict[str, int]:
+    """Add the anchor sets of a log of sessions to a dataset directory.
+
+    Args:
+        dataset_path: the dataset directory.
+        log: the log and its columns.
+        settings: which pairs become edges, and what the anchor sets of train queries and of ads are
+            called; one that gets no edge is left out, and removed with ``replace``.
+        replace: whether sets of these names may be replaced.
+
+    Returns:
+        Row counts of what was written, nodes without edges, and what was left out of the log.
+
+    Raises:
+        DatasetError: dataset or log is not usable, a name is taken, or no edge comes out.
+    """
+    dataset = Dataset(dataset_path)
+    for name in (settings.query_set, settings.ad_set):
+        check_name(dataset, name, replace)
+    check(dataset)
+    pieces = _find_pieces(log)
+    known = KnownNodes(
+        Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
+    )
+    made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
+    start_ray()
+    with tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path) as folder:
+        aside = Path(folder)
+        pairs = _count(_Work(pieces, log, known, aside), settings)
+        summary = dict(_noted(aside))
+        made_sets = {}
+        for name, side, nodes in (
+            (settings.query_set, "query", known.queries),
+            (settings.ad_set, "ad", known.ads),
+        ):
+            edges, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
+            if len(edges):
+                made_sets[name] = (_texts(dataset, nodes, anchors, aside), {side: edges})
+            summary[f"edges/{name}/{side}"] = len(edges)
+    if not made_sets:
+        found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
+        raise DatasetError(
+            f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
+        )
+    for name, anchor_set in made_sets.items():
+        summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)
+    if replace:
+        for name in {settings.query_set, settings.ad_set}.difference(made_sets):
+            remove_anchor_set(dataset.path, name)
+    return summary
+
+
+def _find_pieces(log: SessionLog) -> list[Piece]:
+    pieces = find_pieces(log.sessions, log.columns)
+    if not pieces:
+        raise DatasetError(f"{log.sessions} holds no rows")
+    return pieces
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the tasks that read the log need; notes and texts of new queries go to ``aside``."""
+
+    pieces: list[Piece]
+    log: SessionLog
+    known: KnownNodes
+    aside: Path
+
+
+def _count(work: _Work, settings: SessionSettings) -> pa.Table:
+    """Return the strongest pairs of all nodes."""
+    num_pieces = len(work.pieces)
+    num_partitions = min(max(num_pieces, num_cpus()), MAX_PARTITIONS)
+    rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
+        _read, fn_args=(ray.put(work),), batch_size=1
+    )
+    for key, function in (
+        ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
+        ("anchor", partial(supported_pairs, min_support=settings.min_support)),
+        ("node", partial(strongest_pairs, settings=settings)),
+    ):
+        rows = rows.repartition(num_partitions, keys=[key]).map_batches(
+            _of_whole_groups, fn_args=(function,), batch_format="pyarrow", batch_size=None
+        )
+    with user_errors():
+        parts = list(rows.iter_batches(batch_format="pyarrow", batch_size=None))
+    return pa.concat_tables([STRONGEST_PAIRS.empty_table(), *(part for part in parts if len(part))])
+
+
+def _of_whole_groups(
+    rows: pa.Table, function: Callable[[pa.Table], pa.Table]
+) -> Iterator[pa.Table]:
+    """Apply ``function`` to a partition, which holds all rows of its keys; some hold no rows."""
+    if len(rows):
+        yield function(rows)
+
+
+def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iterator[pa.Table]:
+    """Read one piece; notes what is dropped and writes the texts of queries that are new."""
+    work: _Work = ray.get(reference)
+    (number,) = batch["id"].tolist()
+    dropped: Counter[str] = Counter()
+    new_texts = []
+    for block in read_piece(work.pieces[number]):
+        events, new, reasons = read_events(block, work.log, work.known)
+        dropped.update(reasons)
+        new_texts.append(new)
+        yield events
+    if new_texts:
+        texts = pa.concat_tables(new_texts)
+        _, first = np.unique(texts["hash"].to_numpy(), return_index=True)
+        pq.write_table(texts.take(pa.array(first)), work.aside / f"texts-{number}.parquet")
+    _note(work.aside, f"piece-{number}", dropped)
+
+
+def _count_pairs(events: pa.Table, settings: SessionSettings, aside: Path) -> pa.Table:
+    pairs, counts = count_pairs(events, settings)
+    _note(aside, f"sessions-{pc.min(events['session'])}", counts)
+    return pairs
+
+
+def _note(aside: Path, name: str, counts: Counter[str]) -> None:
+    """Write counts down under a name of the task's own: a repeated task writes them again."""
+    (aside / f"{name}.json").write_text(json.dumps(counts))
+
+
+def _noted(aside: Path) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for file in aside.glob("*.json"):
+        total.update(json.loads(file.read_text()))
+    return total
+
+
+def _texts(dataset: Dataset, nodes: Nodes, anchors: UInt64s, aside: Path) -> pa.Array:
+    """Return the texts (anchors,) whose hashes are ``anchors`` (ascending)."""
+    table = "ads" if nodes.key else "queries/train"
+    node = nodes.by_text.first(anchors)
+    known = np.sort(node[node >= 0])
+    hashes = [nodes.text_hashes[known]]
+    texts = [pc.utf8_trim_whitespace(dataset.rows(table, known.tolist())["text"])]
+    for file in aside.glob("texts-*.parquet") if table != "ads" else ():
+        new = pq.read_table(file)
+        new = new.filter(pa.array(np.isin(new["hash"].to_numpy(), anchors)))
+        hashes.append(new["hash"].to_numpy())
+        texts.append(new["text"])
+    _, first = np.unique(np.concatenate(hashes), return_index=True)
+    return pa.concat_arrays([c for column in texts for c in column.chunks]).take(pa.array(first))

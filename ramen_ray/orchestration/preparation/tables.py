@@ -1,0 +1,215 @@
+"""Import a user's own tables with Ray Data: stage, number, plan, write.
+
+Every stage reads and writes files of one staging folder within the dataset directory in the making,
+so rows never pass through the driver; only the clicks, as numbers, go through Ray's shuffle.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from numpy.typing import NDArray
+
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.graphs.edge_lists import made_by
+from ramen_ray.data.importers.sources import Piece, find_pieces
+from ramen_ray.data.importers.tables.edges import write_edges
+from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
+from ramen_ray.data.importers.tables.planning import make_plan
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
+from ramen_ray.data.importers.tables.writing import write_ads, write_queries
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.orchestration.cluster.resources import start_ray, user_errors
+
+STAGING = ".staging"
+MAX_PARTITIONS = 1024
+MAX_LOGGED = 20
+
+logger = logging.getLogger(__name__)
+
+Counts = dict[str, int]
+Task = Callable[[], Counts | None]
+
+
+def import_tables(tables: UserTables, output: Path, name: str | None = None) -> Dataset:
+    """Bring a user's own tables into a dataset directory at ``output``.
+
+    The same tables and settings give the same dataset directory, on any cluster.
+
+    Args:
+        tables: where the tables are, what their columns are called, how they are split.
+        output: must not exist; on several machines, a folder that all of them see.
+        name: of the dataset; default the folder's name.
+
+    Raises:
+        DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
+    """
+    pieces = {
+        kind: find_pieces(source, list(columns.values()))
+        for kind, source, columns in (
+            ("queries", tables.queries, tables.node_columns("queries")),
+            ("ads", tables.ads, tables.node_columns("ads")),
+            ("clicks", tables.clicks, tables.click_columns),
+        )
+        if source is not None
+    }
+    for edge_list in tables.edge_lists.values():
+        for source, names in edge_list.tables.values():
+            find_pieces(source, names)  # says at once what is missing
+    metadata = {
+        "name": dataset_name(name, output),
+        "source": tables.clicks,
+        "licence": "",
+        "imported": asdict(tables),
+        "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
+    }
+    start_ray()
+    with new_dataset(output, **metadata) as writer, user_errors():
+        folder = writer.folder / STAGING
+        folder.mkdir()
+        _stage(pieces, tables, folder)
+        _number(pieces, tables, folder)
+        _write(pieces, tables, folder, writer)
+        for key in tables.edge_lists:
+            counts = ray.get(ray.remote(write_edges).remote(folder, key, tables, writer))
+            found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            logger.info("anchor set %s: %s", key, found)
+        shutil.rmtree(folder)
+    dataset = Dataset(output)
+    queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
+    logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
+    return dataset
+
+
+def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
+    tasks: list[Task] = []
+    for kind, of_kind in pieces.items():
+        for part, piece in enumerate(of_kind):
+            if kind == "clicks":
+                tasks.append(partial(stage_clicks, piece, part, tables, folder))
+            else:
+                tasks.append(partial(stage_nodes, piece, kind, part, tables, folder))
+    logger.info("reading %d pieces of %s", len(tasks), ", ".join(pieces))
+    done = iter(_run(tasks))
+    _refuse_or_log(tables, read_findings(folder))
+    for kind, of_kind in pieces.items():
+        counts = [next(done) for _ in of_kind]
+        kept, left_out = (sum(count[name] for count in counts) for name in ("kept", "left_out"))
+        _log_counts(kind, {"rows read": kept + left_out, "rows left out as bad": left_out})
+        if not kept:
+            raise DatasetError(f"{getattr(tables, kind)} has no rows that can be used")
+
+
+def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
+    num_parts = {kind: len(pieces.get(kind, pieces["clicks"])) for kind in ("queries", "ads")}
+    number = ray.remote(number_nodes)
+    counts = ray.get([number.remote(folder, kind, parts) for kind, parts in num_parts.items()])
+    for kind, found in zip(num_parts, counts, strict=True):
+        _log_counts(kind, {_MEANT[name]: count for name, count in found.items()})
+    parts = [{"part": part} for part in range(len(pieces["clicks"]))]
+    ray.data.DataContext.get_current().default_hash_shuffle_parallelism = min(
+        num_parts["queries"], MAX_PARTITIONS
+    )
+    summed = (
+        ray.data.from_items(parts, override_num_blocks=len(parts))
+        .map_batches(
+            _number_part,
+            fn_args=(pieces["clicks"], tables, folder),
+            batch_size=1,
+        )
+        .groupby("part")
+        .map_groups(
+            sum_clicks,
+            fn_args=(folder, tables.min_click_weight),
+            batch_format="pyarrow",
+        )
+        .take_all()
+    )
+    _refuse_or_log(tables, read_findings(folder, "unknown-*"))
+    if not summed:
+        raise DatasetError(
+            f"no click of {tables.clicks} names a known query and a known ad; are "
+            f"{' and '.join(list(tables.click_columns.values())[:2])} the right columns?"
+        )
+    totals = {name: sum(row[name] for row in summed) for name in ("clicks", "pairs", "light_pairs")}
+    _log_counts("clicks", {_MEANT[name]: count for name, count in totals.items()})
+    plan = ray.remote(make_plan).remote(folder, tables, num_parts["queries"])
+    _log_counts("minimum counts", {_MEANT[name]: n for name, n in ray.get(plan).items()})
+
+
+_MEANT = {
+    "ids": "different ids",
+    "repeated_rows": "rows repeat an id",
+    "other_texts": "of them with another text, which is not used",
+    "merged": "have the text of an earlier one and are merged with it",
+    "clicks": "rows of known queries and ads",
+    "pairs": "different pairs of query and ad that they sum up to",
+    "light_pairs": "pairs left out as too light",
+    "ads_left_out": "ads left out",
+    "queries_left_out": "queries left out, those without clicks among them",
+}
+"""What the counts of the stages mean, in a sentence that starts with the count."""
+
+
+def _log_counts(what: str, counts: Mapping[str, int]) -> None:
+    """Say what was counted, and pass over what was not found."""
+    logger.info(
+        "%s: %s", what, ", ".join(f"{n:,} {name}" for name, n in counts.items() if n) or "none"
+    )
+
+
+def _number_part(
+    item: dict[str, NDArray[Any]], pieces: list[Piece], tables: UserTables, folder: Path
+) -> pa.Table:
+    part = int(item["part"][0])
+    return number_clicks(folder, part, pieces[part], tables)
+
+
+def _write(
+    pieces: dict[str, list[Piece]], tables: UserTables, folder: Path, writer: DatasetWriter
+) -> None:
+    ads, queries = (range(len(pieces.get(kind, pieces["clicks"]))) for kind in ("ads", "queries"))
+    tasks: list[Task] = [partial(write_ads, folder, part, writer) for part in ads]
+    tasks += [partial(write_queries, folder, part, writer, tables) for part in queries]
+    _run(tasks)
+
+
+def _run(tasks: Sequence[Task]) -> list[Counts]:
+    """Run tasks that leave their results in files, and return their counts in their order."""
+    done = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
+        _run_one, fn_args=(tasks,), batch_size=1
+    )
+    return sorted(done.take_all(), key=lambda counts: counts["id"])
+
+
+def _run_one(
+    row: dict[str, NDArray[np.int64]], tasks: Sequence[Task]
+) -> dict[str, NDArray[np.int64]]:
+    counts = tasks[row["id"][0]]() or {}
+    return {**row, **{name: np.array([count]) for name, count in counts.items()}}
+
+
+def _refuse_or_log(tables: UserTables, findings: Sequence[Finding]) -> None:
+    if not tables.skip_bad_rows:
+        raise_errors("the input", findings)
+    for finding in findings[:MAX_LOGGED]:
+        is_left_out = finding.severity == "error"
+        logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
+    if len(findings) > MAX_LOGGED:
+        logger.warning("and %d more", len(findings) - MAX_LOGGED)

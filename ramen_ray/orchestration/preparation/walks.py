@@ -1,0 +1,122 @@
+"""Walked graphs: Ray tasks over ranges of nodes, made once for a graph, its settings and a seed.
+
+The folder of a walked graph looks like ``edges`` in the prepared arrays, SET/{query,ad}. Each side
+of a set is made on its own, so that runs that use different sets share what they have in common.
+"""
+
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import ray
+
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.orchestration.cluster.locks import held
+from ramen_ray.orchestration.cluster.resources import task_of
+
+logger = logging.getLogger(__name__)
+
+WALK_VERSION = 1
+NODES_PER_TASK = 50_000
+SECONDS_BETWEEN_LINES = 30
+
+
+def walked_edges(
+    data: Prepared,
+    regularizers: Iterable[Regularizer],
+    settings: WalkSettings,
+    seed: int,
+    cache: Path,
+) -> Path:
+    """Return the folder of the walked graphs of ``regularizers``, made where ``cache`` lacks them.
+
+    The cache is keyed by the content of the dataset's graphs, the settings and the seed; how texts
+    are tokenised does not matter. Of two that ask for the same at the same time the second waits
+    for the first.
+    """
+    folder = cache / _cache_key(data.path / "edges", settings, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / ".lock"):
+        missing = [one.path for one in regularizers if not (folder / one.path).is_dir()]
+        if missing:
+            _walk(data, missing, settings, seed, folder)
+    return folder
+
+
+def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
+    digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
+    for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not count
+        digest.update(str(file.relative_to(edges)).encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "blake2b").digest())
+    return digest.hexdigest()
+
+
+def _walk(
+    data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
+) -> None:
+    write, walk, join = task_of(_write_graph), task_of(_walk_range), task_of(_join)
+    started = time.monotonic()
+    aside = folder / ".aside"
+    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    aside.mkdir()
+    ranges, joined = [], []
+    try:
+        for side in sides:
+            edges, graph = data.path / "edges" / side, aside / "graphs" / side
+            made = write.remote(edges, graph, settings.max_anchor_degree)
+            num_nodes = Csr.open(edges).num_rows
+            starts = range(0, num_nodes, NODES_PER_TASK)
+            bounds = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
+            parts = [walk.remote(made, graph, nodes, settings, seed) for nodes in bounds]
+            ranges += parts
+            joined.append(join.remote(aside / side, *parts))
+        _wait(ranges + joined)
+        for side in sides:
+            (folder / side).parent.mkdir(exist_ok=True)
+            (aside / side).rename(folder / side)
+    finally:
+        shutil.rmtree(aside)
+    logger.info("walked %s in %.1f s", ", ".join(sides), time.monotonic() - started)
+
+
+def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
+    walkable = WalkGraph.of(Csr.open(edges), max_anchor_degree)
+    walkable.forward.save(graph / "forward")
+    walkable.backward.save(graph / "backward")
+
+
+def _walk_range(
+    made: None, graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int
+) -> Visits:
+    """Walk from the nodes from one number up to another, once the graph is ``made``."""
+    walkable = WalkGraph(Csr.open(graph / "forward"), Csr.open(graph / "backward"))
+    return most_visited(walkable, *nodes, settings, seed)
+
+
+def _join(folder: Path, *parts: Visits) -> None:
+    visited_edges(parts).save(folder)
+
+
+def _wait(tasks: list[ray.ObjectRef]) -> None:
+    """Wait until all tasks are done, telling how far they are; if one fails, end the others."""
+    waiting = tasks
+    try:
+        while waiting:
+            done, waiting = ray.wait(
+                waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LINES
+            )
+            ray.get(done)
+            if waiting:
+                logger.info("walk: %d of %d parts", len(tasks) - len(waiting), len(tasks))
+    except BaseException:
+        for task in tasks:
+            ray.cancel(task, force=True)
+        ray.wait(tasks, num_returns=len(tasks), timeout=SECONDS_BETWEEN_LINES)
+        raise

@@ -1,0 +1,115 @@
+"""What can be known to be wrong with a run before anything is started."""
+
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.validation.structure import check_structure
+from ramen_ray.method.metrics.evaluation import METRICS
+from ramen_ray.method.model.pretrained import load_config
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
+from ramen_ray.orchestration.background.shortlists import cluster_schedule
+from ramen_ray.orchestration.training.components import encoder_tokenizer
+
+
+def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
+    """Check what can be known before anything is started, and return the encoder's tokenizer.
+
+    Raises:
+        DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
+        ConfigError: an anchor set or the selection metric does not exist, texts are longer or
+            layers more than the encoder has, training ends before pruning or the base's hard
+            negatives begin, or clusters outgrow a batch or are to be larger from an epoch on in
+            which none are made.
+        EncoderError: encoder or tokenizer cannot be found.
+    """
+    num_rows = check_structure(dataset)
+    for side in ("lambda_x", "lambda_z"):
+        for name in getattr(config.regularization, side):
+            if name not in dataset.anchor_sets:
+                raise ConfigError(
+                    f"regularization.{side}.{name}: the dataset {dataset.path} has no anchor set "
+                    f"{name!r}; it has {', '.join(dataset.anchor_sets) or 'none'}"
+                )
+    batch = config.training.global_batch_size
+    if num_rows["queries/train"] < batch:
+        raise DatasetError(
+            f"{dataset.path} has {num_rows['queries/train']} train queries, fewer than "
+            f"training.global_batch_size {batch}"
+        )
+    if config.training.selection_metric not in METRICS:
+        raise ConfigError(
+            f"training.selection_metric {config.training.selection_metric!r} is not one of "
+            f"{', '.join(METRICS)}"
+        )
+    _check_encoder(config.encoder)
+    _check_pruning(config)
+    _check_base(config)
+    if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
+        raise ConfigError(
+            f"index.kind ivf_pq learns its cells from at least {FEWEST_IVF_PQ_ADS} ads; "
+            f"{dataset.path} has {num_rows['ads']}, for which flat is best"
+        )
+    return encoder_tokenizer(config.encoder)
+
+
+def _check_encoder(encoder: EncoderConfig) -> None:
+    known = load_config(encoder.pretrained)
+    if encoder.kind != "transformer":
+        return
+    limit = getattr(known, "max_position_embeddings", None)
+    if limit is not None and encoder.max_length > limit:
+        raise ConfigError(
+            f"encoder.max_length {encoder.max_length} is more than the {limit} positions of "
+            f"{encoder.pretrained!r}"
+        )
+    if encoder.num_layers is not None and encoder.num_layers > known.num_hidden_layers:
+        raise ConfigError(
+            f"encoder.num_layers {encoder.num_layers} is more than the {known.num_hidden_layers} "
+            f"layers of {encoder.pretrained!r}"
+        )
+
+
+def _check_pruning(config: RunConfig) -> None:
+    pruning, epochs = config.pruning, config.training.epochs
+    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # the epoch in which it is pruned
+    if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before a graph that is pruned after "
+            f"pruning.warmup_epochs {pruning.warmup_epochs} is trained on; shorten the warm-up, "
+            f"or set pruning.mode to never"
+        )
+
+
+def _check_base(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
+    if base.kind == "ance" and base.refresh_every + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
+            f"are made after base.refresh_every {base.refresh_every}; make them more often"
+        )
+    if base.kind == "ngame":
+        _check_clusters(config)
+
+
+def _check_clusters(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    schedule = cluster_schedule(config)
+    if base.first_clustered_epoch >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} end before base.first_clustered_epoch "
+            f"{base.first_clustered_epoch}; begin clusters earlier"
+        )
+    for epoch in base.double_cluster_size_at:
+        if epoch < epochs and not schedule.is_due(epoch):
+            raise ConfigError(
+                f"base.double_cluster_size_at {epoch}: clusters are made every base.refresh_every "
+                f"{base.refresh_every} epochs from base.first_clustered_epoch "
+                f"{base.first_clustered_epoch} on, and not then"
+            )
+    largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
+    if largest > batch:
+        raise ConfigError(
+            f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
+            f"training.global_batch_size {batch} holds; double it at fewer epochs"
+        )

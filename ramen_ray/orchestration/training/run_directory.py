@@ -1,0 +1,183 @@
+"""A run's folder: its name, its configuration, who works on it, and whether it is finished."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramen_ray.config import (
+    WHERE_IT_RUNS,
+    RunConfig,
+    experiment_hash,
+    flatten,
+    read_config,
+    write_config,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.errors import UserError
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.locks import held_if_free
+
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+
+
+class RunError(UserError):
+    """A run cannot be started or continued under its name."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder ``output/runs/NAME``; Ray Train keeps the checkpoints in it too."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, output: str, name: str) -> "RunDirectory":
+        """Return the folder of the run ``name``, which need not be there yet."""
+        return cls(Path(output).absolute() / "runs" / name)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is noted: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
+        file = self.path / RUN_FILE
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def create(self) -> bool:
+        """Make the folder if it is not there; says whether it was made.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            if not self.path.is_dir():
+                raise RunError(f"{self.path} is a file, not the folder of a run") from error
+            return False
+        except OSError as error:
+            raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
+        return True
+
+    def note(self, **facts: Any) -> None:
+        """Add to what is noted about the run."""
+        with whole_file(self.path / RUN_FILE) as aside:
+            aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
+
+
+@contextmanager
+def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirectory]:
+    """Find the run that ``config`` starts or continues, and hold it while the caller works on it.
+
+    The same configuration on the same data continues a run that was cut off, and begins a new one
+    (with a number behind its name) when all earlier ones are finished or being worked on.
+
+    Raises:
+        RunError: the name is taken by a finished or active run, or by one with another
+            configuration; the message lists the keys that differ.
+    """
+    identity = experiment_hash(config, dataset.fingerprint)
+    derived = joined_name(dataset.name, identity)
+    names = _numbered(derived) if config.name is None else iter([config.name])
+    for name in names:
+        directory = RunDirectory.of(config.output, name)
+        is_made_here = directory.create()
+        with held_if_free(directory.path / ".lock") as is_ours:
+            if not is_ours:
+                reason = "is being worked on by another process"
+            elif directory.facts.get("finished"):
+                reason = "is finished"
+            else:
+                with _undone_if_nothing_came_of_it(directory.path, is_made_here):
+                    _claim(directory, config, identity)
+                    yield directory
+                return
+        if config.name is not None:
+            runs = directory.path.parent
+            raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
+
+
+def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
+    """Return the folder of the run that ``config`` names, if that is finished.
+
+    Raises:
+        RunError: it has another configuration or other data.
+    """
+    directory = RunDirectory.of(config.output, str(config.name))
+    if not directory.facts.get("finished"):
+        return None
+    _refuse_another(directory, config, experiment_hash(config, dataset.fingerprint))
+    return directory
+
+
+@contextmanager
+def _undone_if_nothing_came_of_it(path: Path, is_made_here: bool) -> Iterator[None]:
+    """Undo a new run that fails before its first checkpoint.
+
+    A folder that was there already may hold what others put there: it stays, and only the notes
+    that made it a run's go.
+    """
+    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
+    try:
+        yield
+    except BaseException:
+        if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
+            if is_made_here:
+                shutil.rmtree(path)
+            else:
+                for note in notes:
+                    note.unlink(missing_ok=True)
+        raise
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
+    """Note whose run this is, or refuse if it is another's."""
+    file = directory.path / CONFIG_FILE
+    if file.exists():
+        _refuse_another(directory, config, identity)
+    else:
+        write_config(config, file)
+        directory.note(identity=identity)
+
+
+def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:
+    if directory.facts.get("identity") == identity:
+        return
+    before = deciding_settings(read_config(directory.path / CONFIG_FILE))
+    changed = differences(before, deciding_settings(config))
+    raise RunError(
+        f"the checkpoints in {directory.path} come from another configuration: "
+        f"{changed or 'the content of the dataset differs'}; choose another --name"
+    )
+
+
+def deciding_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide a run's result: all but where it runs, by dotted key."""
+    settings = flatten(config).items()
+    return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Spell out in one line which keys have other values now than before."""
+    return "; ".join(
+        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    )

@@ -1,0 +1,208 @@
+"""Which part of the method helps here: train all arms with all seeds, and compare them."""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.propagation import (
+    NothingPropagatedError,
+    PropagationSettings,
+    propagate_clicks,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
+from ramen_ray.method.metrics.evaluation import score_queries
+from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.locks import held
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.components import build_propensity
+from ramen_ray.orchestration.training.final_evaluation import TEST_ADS_FILE
+from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError, finished_run
+from ramen_ray.orchestration.tuning.trials import run_trials
+from ramen_ray.orchestration.tuning.variants import AblationConfig, Arm, arms_of, used_sets
+from ramen_ray.reports.ablation import ArmFigures, write_ablation_report
+from ramen_ray.tracking.runs import (
+    closing_run,
+    log_artifacts,
+    log_metrics,
+    log_parameters,
+    open_run,
+    tracking_uri,
+)
+
+logger = logging.getLogger(__name__)
+
+METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
+MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
+
+
+@dataclass(frozen=True)
+class AblationResult:
+    """What an ablation leaves behind.
+
+    Attributes:
+        arms: the figures of each arm, by its name.
+        report: folder of the tables and plots.
+        tracking_uri: the MLflow store.
+        mlflow_run_id: the run in it that all others are part of.
+    """
+
+    arms: dict[str, ArmFigures]
+    report: Path
+    tracking_uri: str
+    mlflow_run_id: str
+
+
+def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
+    """Train what is missing of all arms with all seeds, and compare them on the test split.
+
+    All runs are parts of one MLflow run, which gets the tables and plots. Popularity and test
+    clicks are those of the dataset itself for every arm.
+
+    Raises:
+        DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
+            or the cluster is not usable; nothing has been trained.
+        RunError: some runs failed; the others are kept, and the same call tries these again. Or
+            a finished run has a name of this ablation, but another configuration or other data.
+    """
+    config = with_absolute_paths(config)
+    dataset, output = Dataset(config.dataset), Path(config.output)
+    arms = arms_of(config, ablation.bases)
+    for arm in arms.values():
+        tokenizer = check_config(overlay(config, arm.changes), dataset)
+    key = experiment_hash(config, dataset.fingerprint)
+    name = config.name or joined_name(dataset.name, "ablation", key)
+    directory = RunDirectory(output / "ablations" / name)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    start_ray(show_workers=False)
+    check_resources(config.workers)
+    data = prepare(dataset, output / "prepared", tokenizer)
+    propagated = propagated_dataset(config, dataset)
+    if propagated is None:
+        arms = {name: arm for name, arm in arms.items() if not arm.propagated}
+    else:
+        prepare(propagated, output / "prepared", tokenizer)
+    seeds = range(config.seed, config.seed + ablation.seeds)
+    runs = {
+        arm_name: [
+            _run_config(config, arm, seed, joined_name(name, arm_name, f"seed{seed}"), propagated)
+            for seed in seeds
+        ]
+        for arm_name, arm in arms.items()
+    }
+    missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
+    uri = tracking_uri(output)
+    known = directory.facts.get("mlflow_run_id")
+    run_id = open_run(uri, config.experiment, directory.name, output, known)
+    directory.note(mlflow_run_id=run_id)
+    asked = {name: str(value) for name, value in ablation.model_dump().items()}
+    log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
+    with closing_run(uri, run_id):
+        _train(missing, uri, run_id, directory.path)
+        figures = _compare(arms, runs, data)
+        report = directory.path / "report"
+        write_ablation_report(report, figures)
+        log_artifacts(uri, run_id, report)
+        for arm_name, of_arm in figures.items():
+            named = {f"{arm_name}/{name}": value for name, value in of_arm.logged.items()}
+            log_metrics(uri, run_id, named)
+    return AblationResult(figures, report, uri, run_id)
+
+
+def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
+    """Return the dataset of AugGT, over the graphs of ``config``; made if it is not there.
+
+    None where these graphs lead from no query to a further ad, for instance with edges of one side.
+    """
+    settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
+    key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
+    folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
+    folder.parent.mkdir(exist_ok=True)
+    with held(folder.parent / f".{folder.name}.lock"):
+        if not folder.is_dir():
+            try:
+                propagate_clicks(dataset.path, folder, settings)
+            except NothingPropagatedError as error:
+                logger.info("no arm for AugGT: %s", error)
+                return None
+    return Dataset(folder)
+
+
+def _run_config(
+    config: RunConfig, arm: Arm, seed: int, name: str, propagated: Dataset | None
+) -> RunConfig:
+    where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
+    return overlay(config, {**arm.changes, **where, "seed": seed, "name": name})
+
+
+def _missing(
+    runs: Mapping[str, list[RunConfig]], datasets: Iterable[Dataset]
+) -> dict[str, RunConfig]:
+    """Return the runs that are not finished, by name."""
+    by_path = {str(dataset.path): dataset for dataset in datasets}
+    return {
+        str(run.name): run
+        for of_arm in runs.values()
+        for run in of_arm
+        if finished_run(run, by_path[run.dataset]) is None
+    }
+
+
+def _train(missing: Mapping[str, RunConfig], uri: str, run_id: str, folder: Path) -> None:
+    errors = run_trials(missing, uri, run_id, folder)
+    if errors:
+        told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
+        raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")
+
+
+def _compare(
+    arms: Mapping[str, Arm], runs: Mapping[str, list[RunConfig]], data: Prepared
+) -> dict[str, ArmFigures]:
+    scores = {name: [_scores(run, data) for run in of_arm] for name, of_arm in runs.items()}
+    facts = {name: [_directory(run).facts for run in of_arm] for name, of_arm in runs.items()}
+    trained, waited = (
+        {name: np.mean([one[what] for one in of_arm]) for name, of_arm in facts.items()}
+        for what in ("trained_seconds", "waited_seconds")
+    )
+    seconds = {name: trained[name] + waited[name] for name in runs}
+    figures = {}
+    for name, arm in arms.items():
+        by_seed = {
+            metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
+        }
+        figures[name] = ArmFigures(
+            means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
+            deviations={metric: _deviation(values) for metric, values in by_seed.items()},
+            less_base=(
+                {}
+                if arm.base == name
+                else paired_differences_over_seeds(scores[name], scores[arm.base])
+            ),
+            seconds_ratio=float(seconds[name] / seconds[arm.base]),
+            share_waited=float(waited[name] / seconds[name]),
+        )
+    return figures
+
+
+def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
+    ads = np.load(_directory(run).path / TEST_ADS_FILE)
+    scores = score_queries(ads, data, "test", build_propensity(run))
+    return {name: scores[name] for name in MEASURED}
+
+
+def _deviation(values: list[float]) -> float:
+    """Return the standard deviation over the seeds; 0 for one."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _directory(run: RunConfig) -> RunDirectory:
+    return RunDirectory.of(run.output, str(run.name))

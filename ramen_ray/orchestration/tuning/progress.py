@@ -1,0 +1,162 @@
+"""How a search stands: its trials, the best first, and what they tell, shown in MLflow."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from ray import tune
+from ray.tune.experiment import Trial
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.training.final_evaluation import VALIDATION
+from ramen_ray.orchestration.training.run_directory import RunDirectory
+from ramen_ray.orchestration.tuning.trials import name_of
+from ramen_ray.reports.sweep import (
+    SweepTrial,
+    parameter_importances,
+    write_sweep_plots,
+    write_sweep_table,
+)
+from ramen_ray.tracking.runs import close_run_if_open, log_artifacts, log_metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Standings:
+    """Puts a search's trials into order, and shows them.
+
+    Attributes:
+        config: what is tuned.
+        distributions: Optuna's, of all settings that are searched, by dotted key.
+        directory: of the search.
+        tracking_uri: the MLflow store.
+        mlflow_run_id: the search's run in it.
+        command: spells the command that trains with a configuration.
+    """
+
+    config: RunConfig
+    distributions: Mapping[str, BaseDistribution]
+    directory: RunDirectory
+    tracking_uri: str
+    mlflow_run_id: str
+    command: Callable[[RunConfig], str]
+
+    @property
+    def metric(self) -> str:
+        """The metric that decides, as trials report it."""
+        return VALIDATION + self.config.training.selection_metric
+
+    @property
+    def ends(self) -> Path:
+        """Folder of what is told of trials that have ended, by their names."""
+        return self.directory.path / "ends"
+
+    @property
+    def report(self) -> Path:
+        """Folder of table and plots."""
+        return self.directory.path / "report"
+
+    def of_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
+        """Return the trials of a search under way, the best first."""
+        return self._in_order(
+            (name_of(one), one.config, one.metric_analysis.get(self.metric, {}).get("max"))
+            for one in trials
+        )
+
+    def of_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
+        """Return the trials of a search that has ended, the best first."""
+        return self._in_order(
+            (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
+            for one in results
+        )
+
+    def _in_order(
+        self, found: Iterable[tuple[str, Mapping[str, Any], float | None]]
+    ) -> list[SweepTrial]:
+        """Put (name, params, value) of trials into order, with what is known of their ends."""
+        trials = [
+            SweepTrial(
+                name,
+                dict(params),
+                value,
+                (self.ends / name).read_text() if (self.ends / name).exists() else "",
+                self._mlflow_run_of(name),
+            )
+            for name, params, value in found
+        ]
+        return sorted(trials, key=lambda t: (math.inf if t.value is None else -t.value, t.name))
+
+    def _mlflow_run_of(self, name: str) -> str | None:
+        directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
+        return directory.facts.get("mlflow_run_id")
+
+    def command_of(self, trial: SweepTrial) -> str:
+        """Return the command that trains with the settings of a trial."""
+        return self.command(overlay(self.config, {**trial.params, "name": None}))
+
+    def show(self, trials: list[SweepTrial]) -> None:
+        """Put the table of trials, plots, importances and the best command into MLflow."""
+        best = trials[0]
+        command = None if best.value is None else self.command_of(best)
+        write_sweep_table(self.report, trials, self.metric, command)
+        write_sweep_plots(self.report, trials, self.distributions, self.metric)
+        log_artifacts(self.tracking_uri, self.mlflow_run_id, self.report)
+        if best.value is not None:
+            importances = parameter_importances(trials, self.distributions)
+            named = {f"importance/{key}": share for key, share in importances.items()}
+            named[f"best/{self.metric}"] = best.value
+            ended = sum(bool(trial.end) for trial in trials)
+            log_metrics(self.tracking_uri, self.mlflow_run_id, named, ended)
+
+    def close(self, name: str, status: str) -> None:
+        """End the MLflow run of a trial that was ended from outside."""
+        run_id = self._mlflow_run_of(name)
+        if run_id is not None:
+            close_run_if_open(self.tracking_uri, run_id, status)
+
+
+class LiveStandings(tune.Callback):
+    """Shows how the search stands whenever a trial has ended."""
+
+    def __init__(self, standings: Standings) -> None:
+        """Attach to what is shown."""
+        self.standings = standings
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Show a trial that ended well, or was ended early."""
+        self._show(trials, trial, "FINISHED")
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Show a trial that failed."""
+        self._show(trials, trial, "FAILED")
+
+    def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
+        try:
+            self.standings.close(name_of(ended), status)
+            self.standings.show(self.standings.of_running(trials))
+        except Exception as error:  # would fail the trial; all is shown again in the end
+            logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
+
+
+def _params(result: tune.Result) -> dict[str, Any]:
+    """Return what a trial sampled: nothing if it has not begun; Tune lacks it for a failed one."""
+    file = Path(result.path) / "params.json"
+    return dict(result.config or (json.loads(file.read_text()) if file.exists() else {}))
+
+
+def _best(history: Any, metric: str) -> float | None:
+    """Return the best value in a trial's table of reports."""
+    if history is None or metric not in history or not history[metric].notna().any():
+        return None
+    return float(history[metric].max())

@@ -1,0 +1,315 @@
+"""Search for settings with Ray Tune: propose, train, stop what lags, go on after a kill."""
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import TPESampler
+from ray import tune
+from ray.train import Checkpoint
+from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.logger import JsonLoggerCallback
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import BasicVariantGenerator
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Domain
+
+from ramen_ray.config import (
+    Positive,
+    PositiveFloat,
+    RunConfig,
+    Section,
+    overlay,
+    with_absolute_paths,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.locks import held_if_free
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.final_evaluation import VALIDATION
+from ramen_ray.orchestration.training.run_directory import (
+    RunDirectory,
+    RunError,
+    deciding_settings,
+    differences,
+)
+from ramen_ray.orchestration.tuning.progress import LiveStandings, Standings
+from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tuning.trials import (
+    TOLD,
+    Ends,
+    name_of,
+    num_at_once,
+    running_tune,
+    train_in_trial,
+    trainable,
+)
+from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.tracking.runs import (
+    close_parts_left_open,
+    closing_run,
+    log_parameters,
+    open_run,
+    tracking_uri,
+)
+
+REDUCTION_FACTOR = 3
+EPOCH = "epoch"
+TUNE_FOLDER = "tune"
+
+
+class SweepConfig(Section):
+    """How to search."""
+
+    space: str = "regularization"
+    """What is searched: a function of tune_spaces/."""
+    num_samples: Positive = 16
+    """Trials. The first takes the configuration's own values, as far as the space holds them."""
+    search: Literal["tpe", "random", "grid"] = "tpe"
+    """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
+    combinations, however many num_samples."""
+    stop_early: bool = True
+    """End trials that lag behind others after as many epochs (ASHA)."""
+    grace_epochs: Positive = 2
+    """Epochs that every trial gets before it may be ended."""
+    time_budget: PositiveFloat | None = None
+    """Seconds after which the search ends."""
+    at_once: Positive | None = None
+    """Trials that train at once; None goes by the machines that are up now, so give it where an
+    autoscaler brings more."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a search leaves behind.
+
+    Attributes:
+        trials: the best first.
+        command: trains with the best trial's settings.
+        report: folder of table and plots.
+        tracking_uri: the MLflow store.
+        mlflow_run_id: the run in it that all trials are part of.
+    """
+
+    trials: list[SweepTrial]
+    command: str
+    report: Path
+    tracking_uri: str
+    mlflow_run_id: str
+
+
+def sweep(
+    config: RunConfig, settings: SweepConfig, space: Space, command: Callable[[RunConfig], str]
+) -> SweepResult:
+    """Search ``space`` around ``config``, or go on with the same search that was cut off.
+
+    Going on keeps finished trials, and tries failed ones again. Every trial is a run as
+    :func:`ramen_ray.orchestration.training.run.fit` makes it, and part of the search's MLflow run.
+    The selection metric on the validation split decides.
+
+    Args:
+        config: what is tuned.
+        settings: how to search.
+        space: samplers by dotted key.
+        command: spells the command that trains with a configuration.
+
+    Raises:
+        ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
+            the cluster or the store is not usable; nothing has been trained.
+        RunError: another search has the name, or another process works on it; or no trial has been
+            validated.
+    """
+    config = with_absolute_paths(config)
+    dataset, output = Dataset(config.dataset), Path(config.output)
+    check_config(config, dataset)
+    distributions = check_space(config, space, dataset)
+    plan = _plan(config, settings, distributions, dataset)
+    name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
+    with _held_directory(output / "sweeps" / name, plan) as directory:
+        start_ray(show_workers=False)  # trials that are ended early die loudly
+        check_resources(config.workers)
+        uri = tracking_uri(output)
+        known = directory.facts.get("mlflow_run_id")
+        run_id = open_run(uri, config.experiment, name, output, known)
+        directory.note(mlflow_run_id=run_id, plan=plan)
+        log_parameters(uri, run_id, settings.model_dump(), {"dataset": dataset.name})
+        standings = Standings(config, distributions, directory, uri, run_id, command)
+        with closing_run(uri, run_id):
+            return Search(config, settings, dict(space), standings).run()
+
+
+def _plan(
+    config: RunConfig,
+    settings: SweepConfig,
+    distributions: Mapping[str, BaseDistribution],
+    dataset: Dataset,
+) -> dict[str, Any]:
+    """Return what a search has in common with the one that it goes on with, as JSON gives it."""
+    plan = {
+        **deciding_settings(config),
+        "dataset": dataset.fingerprint,
+        **settings.model_dump(exclude={"at_once"}),
+        **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
+    }
+    return dict(json.loads(json.dumps(plan)))
+
+
+def _digest(plan: dict[str, Any]) -> str:
+    text = json.dumps(plan, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+@contextmanager
+def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
+    """Hold the folder of a search while the caller works on it.
+
+    Raises:
+        RunError: another process does, or the search there is another.
+    """
+    directory = RunDirectory(path)
+    directory.create()
+    with held_if_free(path / ".lock") as is_ours:
+        if not is_ours:
+            raise RunError(f"the search {path} is being worked on by another process")
+        changed = differences(directory.facts.get("plan", plan), plan)
+        if changed:
+            raise RunError(f"{path} holds another search: {changed}; choose another --name")
+        yield directory
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search under way: what is searched, how, and where it is shown."""
+
+    config: RunConfig
+    settings: SweepConfig
+    space: dict[str, Domain]
+    standings: Standings
+
+    def run(self) -> SweepResult:
+        """Search to the end, and sum up."""
+        standings = self.standings
+        ends = Ends(standings.ends, self._num_trials())
+        runnable = trainable(
+            _train_one,
+            self.settings.at_once or num_at_once(self.config.workers),
+            config=self.config,
+            sweep=standings.directory.name,
+            uri=standings.tracking_uri,
+            parent_run_id=standings.mlflow_run_id,
+            ends=ends,
+        )
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with running_tune(), warnings.catch_warnings():
+            # a trial that was cut off reports the epochs since its last checkpoint again
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+            results = self._tuner(runnable, ends).fit()
+        close_parts_left_open(standings.tracking_uri, standings.mlflow_run_id)
+        if results.num_terminated + results.num_errors < len(results):
+            raise KeyboardInterrupt  # which Tune takes for a pause
+        ends.out_of_time(Path(one.path).name for one in results)
+        trials = standings.of_results(results)
+        if not trials or trials[0].value is None:
+            raise RunError(f"no trial has been validated: {'; '.join(ends.told().values())}")
+        standings.show(trials)
+        return SweepResult(
+            trials,
+            standings.command_of(trials[0]),
+            standings.report,
+            standings.tracking_uri,
+            standings.mlflow_run_id,
+        )
+
+    def _num_trials(self) -> int:
+        if self.settings.search == "grid":
+            return math.prod(len(values) for values in self._grid().values())
+        return self.settings.num_samples
+
+    def _grid(self) -> dict[str, list[Any]]:
+        return grid(self.standings.distributions)
+
+    def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
+        """Return what goes on with the search, trying again what failed, or begins it."""
+        path = str(self.standings.directory.path / TUNE_FOLDER)
+        if tune.Tuner.can_restore(path):
+            ends.forget_failures()
+            return tune.Tuner.restore(path, runnable, resume_unfinished=True, resume_errored=True)
+        settings, training = self.settings, self.config.training
+        is_grid = settings.search == "grid"
+        space: dict[str, Any] = self.space
+        if is_grid:
+            space = {key: tune.grid_search(values) for key, values in self._grid().items()}
+        decides = {"metric": self.standings.metric, "mode": "max"}
+        scheduler = ASHAScheduler(
+            time_attr=EPOCH,
+            max_t=training.epochs + 1,  # beyond the end, so that it ends none at its last epoch
+            grace_period=min(settings.grace_epochs, training.epochs),
+            reduction_factor=REDUCTION_FACTOR,
+        )
+        return tune.Tuner(
+            runnable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                **decides,
+                search_alg=self._search_algorithm(decides),
+                scheduler=scheduler if settings.stop_early else None,
+                num_samples=1 if is_grid else settings.num_samples,
+                time_budget_s=settings.time_budget,
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
+            ),
+            run_config=tune.RunConfig(
+                name=TUNE_FOLDER,
+                storage_path=str(self.standings.directory.path),
+                callbacks=[ends, LiveStandings(self.standings), JsonLoggerCallback()],
+                verbose=0,
+            ),
+        )
+
+    def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
+        own = own_values(self.config, self.space)
+        seed, points = self.config.seed, [own] if own else None
+        match self.settings.search:
+            case "tpe":
+                sampler = TPESampler(seed=seed)
+                return OptunaSearch(sampler=sampler, points_to_evaluate=points, **decides)
+            case "random":
+                return BasicVariantGenerator(points_to_evaluate=points, random_state=seed)
+            case "grid":
+                return BasicVariantGenerator()
+
+
+class _ReportValidations(TuneReportCallback):
+    """Tells Tune of the reports that hold the metric: not of checkpoints amid an epoch."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        if self.metric in metrics[0]:
+            super().after_report(run_context, metrics, checkpoint)
+
+
+def _train_one(
+    params: dict[str, Any], config: RunConfig, sweep: str, uri: str, parent_run_id: str, ends: Ends
+) -> None:
+    name = tune.get_context().get_trial_id()
+    metric = config.training.selection_metric
+    with ends.kept_of(name):
+        run = overlay(config, {**params, "name": joined_name(sweep, name)})
+        callback = _ReportValidations(VALIDATION + metric)
+        told, result = train_in_trial(run, uri, parent_run_id, [callback])
+        reached = result.metrics["trained"]["validation"][metric]
+        tune.report({TOLD: told, VALIDATION + metric: reached, EPOCH: run.training.epochs})

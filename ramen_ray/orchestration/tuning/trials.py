@@ -1,0 +1,232 @@
+"""Runs as Ray Tune trials: each trains as jobs/train.py does, as many at once as there is room."""
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.train import UserCallback
+from ray.tune.experiment import Trial
+
+from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.cluster.resources import no_placement_group_left, user_errors
+from ramen_ray.orchestration.preparation.pipeline import is_prepared, prepare
+from ramen_ray.orchestration.training.components import encoder_tokenizer
+from ramen_ray.orchestration.training.results import TrainResult, finished_result
+from ramen_ray.orchestration.training.run import fit
+
+logger = logging.getLogger(__name__)
+
+HEAD = "node:__internal_head__"
+SHOWN = ("P@1", "R@10")
+NAME = "name"
+TOLD = "told"
+STOPPED_EARLY = "stopped early"
+OUT_OF_TIME = "out of time"
+FAILED = "failed: "
+
+
+def run_trials(
+    configs: Mapping[str, RunConfig], uri: str, parent_run_id: str, folder: Path
+) -> dict[str, str]:
+    """Train every configuration with :func:`fit`, as parts of one MLflow run.
+
+    A run that fails is told of, and the others go on.
+
+    Args:
+        configs: by the name of the trial; paths are absolute, all ask for the same workers.
+        uri: the MLflow store.
+        parent_run_id: the run in it that all are part of.
+        folder: where Tune keeps its own files meanwhile; several machines all see it.
+
+    Returns:
+        The errors, in one line each, by the name of the trial that failed.
+    """
+    if not configs:
+        return {}
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
+        ends = Ends(Path(storage) / "ends", len(configs))
+        runnable = trainable(
+            _train_one,
+            num_at_once(next(iter(configs.values())).workers),
+            configs=dict(configs),
+            uri=uri,
+            parent_run_id=parent_run_id,
+            ends=ends,
+        )
+        tune.Tuner(
+            runnable,
+            param_space={NAME: tune.grid_search(list(configs))},
+            tune_config=tune.TuneConfig(trial_name_creator=name_of, trial_dirname_creator=name_of),
+            run_config=tune.RunConfig(
+                name="trials", storage_path=storage, callbacks=[ends], verbose=0
+            ),
+        ).fit()
+        if ends.count() < len(configs):
+            raise KeyboardInterrupt  # which Tune takes for a pause
+        return ends.errors()
+
+
+def _train_one(
+    params: dict[str, Any],
+    configs: Mapping[str, RunConfig],
+    uri: str,
+    parent_run_id: str,
+    ends: "Ends",
+) -> None:
+    with ends.kept_of(params[NAME]):
+        tune.report({TOLD: train_in_trial(configs[params[NAME]], uri, parent_run_id)[0]})
+
+
+def train_in_trial(
+    config: RunConfig, uri: str, parent_run_id: str, callbacks: Sequence[UserCallback] = ()
+) -> tuple[str, TrainResult]:
+    """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
+
+    The data are prepared by a task of their own: within a trial, Ray Data's tasks would be held to
+    the trial's own resources, which do not have a CPU.
+    """
+    logging.getLogger("ramen_ray").setLevel(logging.ERROR)
+    started = time.monotonic()
+    dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    tokenizer = encoder_tokenizer(config.encoder)
+    if not is_prepared(dataset, cache, tokenizer):
+        apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
+        with user_errors():
+            ray.get(apart.remote(dataset, cache, tokenizer))
+    result = finished_result(config) or fit(config, parent_run_id, callbacks, uri)
+    metrics = result.metrics["trained"]["test"]
+    figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
+    return f"test {figures} ({time.monotonic() - started:.0f} s)", result
+
+
+def trainable(train: Callable[..., None], at_once: int, **arguments: Any) -> Any:
+    """Return ``train(params, **arguments)`` as what Tune runs, ``at_once`` at a time.
+
+    A trial only waits for its workers, so it holds no CPU but a part of the head node. That also
+    holds back the trials that a restored search runs again, which no searcher's limit does. The
+    arguments are shared.
+    """
+    # Train's own helpers take of HEAD, so this is the same machine's other name.
+    head = next(node for node in ray.nodes() if HEAD in node["Resources"])
+    part = 10_000 // at_once / 10_000  # Ray counts in these, and would round up
+    bundle = {f"node:{head['NodeManagerAddress']}": part}
+    with_arguments = tune.with_parameters(train, **arguments)
+    return tune.with_resources(with_arguments, tune.PlacementGroupFactory([bundle]))
+
+
+def num_at_once(workers: WorkersConfig) -> int:
+    """Return how many runs of these workers the cluster holds at once; at least 1."""
+    return num_held(workers, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+
+def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
+    """Return how many runs of these workers fit on machines at once; at least 1.
+
+    Args:
+        workers: of one run. Each is on one machine, and its share of a GPU on one GPU.
+        machines: the resources of each, by Ray's names.
+    """
+    num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
+    return max(num_workers // workers.num_workers, 1)
+
+
+def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int:
+    by_cpus = int(machine.get("CPU", 0) // workers.cpus_per_worker)
+    if not workers.use_gpu:
+        return by_cpus
+    per_gpu = int(1 / workers.gpus_per_worker + 1e-9)
+    return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
+
+
+def name_of(trial: Trial) -> str:
+    """Return the name that a trial goes by."""
+    return str(trial.config.get(NAME, trial.trial_id))
+
+
+@contextmanager
+def running_tune() -> Iterator[None]:
+    """Keep Tune from printing, from its own loggers, and from leaving CPUs and GPUs held.
+
+    :class:`Ends` tells what matters.
+    """
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial long before it can begin
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    with no_placement_group_left(), redirect_stdout(StringIO()):
+        yield
+
+
+class Ends(tune.Callback):
+    """Keeps, and tells, how each trial ended, in files that outlive the search's process.
+
+    Attributes:
+        folder: of the files, one a trial that has ended, named after it; all machines see it.
+        total: trials that are expected.
+    """
+
+    def __init__(self, folder: Path, total: int) -> None:
+        """Make the folder."""
+        self.folder, self.total = folder, total
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def kept_of(self, name: str) -> Iterator[None]:
+        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`."""
+        try:
+            yield
+        except Exception as error:
+            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            (self.folder / f".{name}").write_text(message[0])
+            raise
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Keep and tell the end of a trial that ended well, or was ended early."""
+        self._end(name_of(trial), trial.last_result.get(TOLD, STOPPED_EARLY))
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Keep and tell why a trial failed."""
+        file = self.folder / f".{name_of(trial)}"
+        error = file.read_text() if file.exists() else "its process died"
+        self._end(name_of(trial), f"{FAILED}{error}")
+
+    def _end(self, name: str, told: str) -> None:
+        (self.folder / name).write_text(told)
+        logger.info("%d/%d %s: %s", self.count(), self.total, name, told)
+
+    def count(self) -> int:
+        """Return how many trials have ended."""
+        return len(list(self.folder.glob("[!.]*")))
+
+    def forget_failures(self) -> None:
+        """Take trials that failed for ones that have not ended."""
+        for name in self.errors():
+            (self.folder / name).unlink()
+            (self.folder / f".{name}").unlink(missing_ok=True)
+
+    def out_of_time(self, names: Iterable[str]) -> None:
+        """Keep and tell of the trials that have not ended but with the search."""
+        for name in names:
+            if not (self.folder / name).exists():
+                self._end(name, OUT_OF_TIME)
+
+    def told(self) -> dict[str, str]:
+        """Return how trials ended, in one line each, by name."""
+        return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
+
+    def errors(self) -> dict[str, str]:
+        """Return the errors of trials that failed, in one line each, by name."""
+        told = self.told().items()
+        return {name: end.removeprefix(FAILED) for name, end in told if end.startswith(FAILED)}

@@ -1,0 +1,248 @@
+"""The description of a dataset as sections of tables and plots."""
+
+from textwrap import shorten
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.description.content import Description, Share, quantiles
+from ramen_ray.reports.page import Plot, Section
+
+SHOWN_CHARACTERS = 120
+SHOWN_TEXTS = 10
+PLOTTED_VALUES = 100
+
+
+def dataset_sections(description: Description) -> list[Section]:
+    """Lay out a description, the summary first; what needs anchors is left out without them."""
+    sections = [
+        _summary(description),
+        _splits(description),
+        _shares(description),
+        _popularity(description),
+        _distributions(description),
+        _hubs(description),
+        _tokens(description),
+        _samples(description),
+    ]
+    return [section for section in sections if section.rows]
+
+
+def dataset_note(description: Description) -> str:
+    """Say where the data is from, as far as ``dataset.json`` does."""
+    known = [str(description.metadata.get(key) or "") for key in ("source", "licence")]
+    return " · ".join(text for text in known if text)
+
+
+def _summary(description: Description) -> Section:
+    numbers = description.statistics
+    counts = [
+        *(_count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
+        *(_average(numbers[key]) for key in ("queries_per_ad", "clicks_per_query")),
+    ]
+    rows = [
+        [
+            name,
+            _count(numbers[f"{name}_num_anchors"]),
+            _average(numbers[f"{name}_anchors_per_query"]),
+            _average(numbers[f"{name}_anchors_per_ad"]),
+        ]
+        for name in description.edges
+    ] or [["none", "", "", ""]]
+    columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
+    return Section(
+        "Summary",
+        (*columns, "anchor set", "anchors", "anchors per query", "anchors per ad"),
+        [[*(counts if not row else [""] * len(counts)), *cells] for row, cells in enumerate(rows)],
+        text_columns=0,
+        note="The columns of Table 9 of the RAMEN paper. Averages are over all ads and all train "
+        "queries, also those without clicks or edges.",
+    )
+
+
+def _splits(description: Description) -> Section:
+    columns = ["split", "queries", "clicks", "clicks per query"]
+    weighted = any(clicks.weight is not None for clicks in description.clicks.values())
+    rows = []
+    for split, clicks in description.clicks.items():
+        num_queries, num_clicks = len(clicks.per_query), int(clicks.per_query.sum())
+        row = [split, _count(num_queries), _count(num_clicks), _average(num_clicks / num_queries)]
+        if weighted:
+            row.append("" if clicks.weight is None else _average(clicks.weight))
+        rows.append(row)
+    return Section("Splits", [*columns, *(["click weight"] if weighted else [])], rows)
+
+
+def _shares(description: Description) -> Section:
+    return Section(
+        "Without clicks, without edges",
+        ("", "number", "of", "share"),
+        [
+            [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
+            for share in description.shares.values()
+        ],
+        note="Training draws ads by their clicks: it never sees one without a train click, nor its "
+        "edges.",
+    )
+
+
+def _popularity(description: Description) -> Section:
+    rows = []
+    for group, member in description.groups.items():
+        clicks = description.clicks["train"].per_ad[member]
+        span = f"{clicks.min():,} to {clicks.max():,}" if len(clicks) else "no ad"
+        shares = description.group_shares(group)
+        rows.append(
+            [
+                group,
+                span,
+                _count(shares["ads"].part),
+                *(_per_cent(shares[of]) for of in ("ads", "train_clicks", "test_clicks")),
+            ]
+        )
+    return Section(
+        "Head, torso and tail",
+        ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
+        rows,
+        note="Ads by train clicks, about a third of the clicks to each group; ads with equally "
+        "many clicks stay together, ads without any are tail.",
+    )
+
+
+def _distributions(description: Description) -> Section:
+    return Section(
+        "Distributions",
+        ("of", "per", "mean", "median", "p90", "p99", "max"),
+        [
+            [
+                distribution.of,
+                distribution.per,
+                _average(float(distribution.values.mean())),
+                *map(_count, quantiles(distribution.values).values()),
+            ]
+            for distribution in description.distributions.values()
+        ],
+        text_columns=2,
+        note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
+        plots=_degree_plots(description),
+    )
+
+
+def _degree_plots(description: Description) -> list[Plot]:
+    """Plot clicks over both kinds of nodes, and the edges of all anchor sets over each kind."""
+    lines: dict[str, dict[str, Int64s]] = {}
+    for distribution in description.distributions.values():
+        if distribution.of == "clicks":
+            lines.setdefault("clicks", {})[f"per {distribution.per}"] = distribution.values
+        elif distribution.values.any():
+            label = f"edges per {distribution.per}"
+            lines.setdefault(label, {})[distribution.of] = distribution.values
+    return [
+        Plot(
+            x_label=label,
+            y_label="share with at least so many",
+            lines={name: _tail(values) for name, values in by_name.items()},
+        )
+        for label, by_name in lines.items()
+    ]
+
+
+def _tail(values: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
+    """Return some of the positive values, ascending, and the share of ``values`` at or above each.
+
+    Up to ``PLOTTED_VALUES`` are all returned, of more about so many, even on a logarithmic scale.
+    """
+    found, counts = np.unique(values, return_counts=True)
+    share = np.cumsum(counts[::-1])[::-1] / len(values)
+    found, share = found[found > 0], share[found > 0]
+    if len(found) > PLOTTED_VALUES:
+        wanted = np.geomspace(found[0], found[-1], PLOTTED_VALUES).round()
+        chosen = np.unique(np.searchsorted(found, wanted))
+        found, share = found[chosen], share[chosen]
+    return found, share
+
+
+def _hubs(description: Description) -> Section:
+    rows = [
+        [name, _short(hub.text), _count(hub.num_queries), _count(hub.num_ads), f"{hub.share:.1%}"]
+        for name, hubs in description.hubs.items()
+        for hub in hubs
+    ]
+    return Section(
+        "Largest hubs",
+        ("anchor set", "anchor", "queries", "ads", "of the set's edges"),
+        rows,
+        text_columns=2,
+        note="An anchor that joins a large part of the nodes pulls unrelated texts together.",
+    )
+
+
+def _tokens(description: Description) -> Section:
+    limit = description.max_length
+    rows = [
+        [
+            table,
+            _count(len(tokens.lengths)),
+            _count(tokens.num_texts),
+            *map(_count, quantiles(tokens.lengths).values()),
+            _per_cent(description.share_too_long(table)),
+        ]
+        for table, tokens in description.tokens.items()
+    ]
+    lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
+    plot = Plot(
+        x_label="tokens per text",
+        y_label="share with at least so many",
+        lines=lines,
+        log_y=False,
+        mark=(limit, f"{limit} tokens"),
+    )
+    return Section(
+        "Token lengths",
+        ("table", "looked at", "texts", "median", "p90", "p99", "max", f"over {limit}"),
+        rows,
+        note=f"Uncut, with special tokens, by the tokenizer of {description.tokenizer}. Of a larger"
+        " table a sample drawn by a fixed seed is looked at.",
+        plots=[plot],
+    )
+
+
+def _samples(description: Description) -> Section:
+    names = list(description.samples[0].anchors) if description.samples else []
+    return Section(
+        "Some train queries",
+        ("query", "ads", *(f"{name} anchors" for name in names)),
+        [
+            [
+                _short(sample.text),
+                _listed(sample.ads),
+                *(_listed(anchors) for anchors in sample.anchors.values()),
+            ]
+            for sample in description.samples
+        ],
+        text_columns=2 + len(names),
+        note="Drawn by a fixed seed.",
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _average(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def _per_cent(share: Share) -> str:
+    return f"{share.value:.1%}"
+
+
+def _short(text: str) -> str:
+    return shorten(text, SHOWN_CHARACTERS, placeholder=" …")
+
+
+def _listed(texts: list[str]) -> str:
+    more = len(texts) - SHOWN_TEXTS
+    rest = [f"and {more} more"] if more > 0 else []
+    return "; ".join([*map(_short, texts[:SHOWN_TEXTS]), *rest])

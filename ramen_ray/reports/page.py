@@ -1,0 +1,168 @@
+"""Sections of tables and plots, shown in a terminal or as one self-contained HTML page."""
+
+import io
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from jinja2 import Environment
+from matplotlib import pyplot as plt
+from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.tracking.runs import TrackingError
+
+TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; background: #fff }
+h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem }
+p { margin: .4rem 0; color: #555 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .7rem; text-align: right; vertical-align: top }
+th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd }
+.text { text-align: left; overflow-wrap: anywhere }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem }
+img { width: 32rem; max-width: 100% }
+</style>
+</head>
+<body>
+<h1>{{ title }}</h1>
+<p>{{ note }}</p>
+{% for section in sections %}
+<h2>{{ section.title }}</h2>
+{% if section.note %}<p>{{ section.note }}</p>{% endif %}
+<div class="wide"><table>
+<tr>
+{%- for column in section.columns -%}
+<th{% if loop.index0 < section.text_columns %} class="text"{% endif %}>{{ column }}</th>
+{%- endfor -%}
+</tr>
+{% for row in section.rows %}
+<tr>
+{%- for cell in row -%}
+<td{% if loop.index0 < section.text_columns %} class="text"{% endif %}>{{ cell }}</td>
+{%- endfor -%}
+</tr>
+{% endfor %}
+</table></div>
+{% if section.plots %}
+<div class="plots">
+{% for plot in section.plots %}
+<img alt="{{ plot.y_label }}: {{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
+{% endfor %}
+</div>
+{% endif %}
+{% endfor %}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over one pair of axes.
+
+    Attributes:
+        x_label: names the abscissa, and so the plot.
+        y_label: names the ordinate.
+        lines: x and y values by name.
+        log_y: whether the ordinate is logarithmic too; the abscissa always is.
+        mark: abscissa of a vertical line, and its name.
+    """
+
+    x_label: str
+    y_label: str
+    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+    log_y: bool = True
+    mark: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title, a remark and plots.
+
+    Attributes:
+        title: stands above.
+        columns: headings.
+        rows: cells as they are shown.
+        text_columns: so many first columns hold words, the others numbers.
+        note: how to read the table.
+        plots: stand below.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    note: str = ""
+    plots: Sequence[Plot] = ()
+
+
+def terminal_table(section: Section) -> Table:
+    """Lay a section out for a terminal, without its plots."""
+    table = Table(title=section.title, caption=section.note, title_justify="left")
+    table.caption_justify = "left"
+    for place, column in enumerate(section.columns):
+        is_text = place < section.text_columns
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for row in section.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def write_page(file: Path, title: str, note: str, sections: Sequence[Section]) -> None:
+    """Write sections as one HTML page that refers to nothing outside of it; it appears whole.
+
+    Raises:
+        TrackingError: ``file`` cannot be written.
+    """
+    template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
+    html = template.render(title=title, note=note, sections=sections, draw=_draw_svg)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as aside:
+            aside.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise TrackingError(f"cannot write the page {file}: {error.strerror}") from error
+
+
+def _draw_svg(plot: Plot) -> str:
+    """Draw a plot as base64 SVG; the same plot always gives the same bytes."""
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    for name, (x, y) in plot.lines.items():
+        axes.plot(x, y, marker=".", markersize=3, linewidth=1, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+    if plot.log_y:
+        axes.set_yscale("log")
+    if plot.mark is not None:
+        place, name = plot.mark
+        axes.axvline(place, color="grey", linestyle="--", linewidth=1, label=name)
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    drawn = io.BytesIO()
+    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ramen_ray"}):
+        figure.savefig(drawn, format="svg", metadata=nameless)
+    plt.close(figure)
+    return b64encode(drawn.getvalue()).decode()

@@ -1,0 +1,117 @@
+"""What a run shows besides its curves: plots and tables."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from rich.table import Table
+
+from ramen_ray.tracking.runs import read_histories, read_history
+
+Metrics = Mapping[str, float]
+
+GROUPS = ("head", "torso", "tail")
+GROUP_METRIC = "R@10"
+TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
+CURVES = ("P@1", "P@3", "P@5", "R@10")
+BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
+
+
+def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained: Metrics) -> None:
+    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``.
+
+    There is a plot of losses, one of validations and, where they moved, one of weights.
+
+    Args:
+        folder: where to write; must exist.
+        uri: the MLflow store, where the run's curves are read.
+        run_id: the run.
+        untrained: test metrics of the untrained encoder.
+        trained: test metrics of the best encoder.
+    """
+    losses = read_histories(uri, run_id, "loss/")
+    named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
+    _plot_lines(folder / "losses.png", named, "step", "loss")
+    weights = read_histories(uri, run_id, "lambda_")
+    if weights:
+        _plot_lines(folder / "weights.png", weights, "step", "λ")
+    curves = {name: read_history(uri, run_id, f"validation/{name}") for name in CURVES}
+    _plot_lines(folder / "validation.png", curves, "step", "validation metric", marker="o")
+    _plot_groups(folder / "head_torso_tail.png", untrained, trained)
+
+
+def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
+    """Lay out metrics, given by row and split, as a table in per cent."""
+    table = Table("split", "encoder", *TABLE_METRICS)
+    splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
+    for split in splits:
+        for row, by_split in metrics.items():
+            values = (f"{100 * by_split[split][name]:.2f}" for name in TABLE_METRICS)
+            table.add_row(split, row, *values)
+    return table
+
+
+def difference_table(
+    metrics: Metrics,
+    differences: Mapping[str, tuple[float, float, float]],
+    names: tuple[str, str] = ("candidate", "champion"),
+) -> Table:
+    """Lay out a retriever's metrics beside another's in per cent.
+
+    Args:
+        metrics: of the first.
+        differences: by how much they exceed the other's, with the bounds of an interval.
+        names: what the two are called.
+    """
+    table = Table("test metric", *names, "difference", "95 % interval")
+    for name in TABLE_METRICS:
+        ours, (by, low, high) = metrics[name], differences[name]
+        shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
+        table.add_row(name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}")
+    return table
+
+
+def bad_match_table(metrics: Metrics) -> Table:
+    """Lay out bad match rates by the kind of names as a table in per cent."""
+    kinds = [name.rpartition("/")[0] for name in metrics if name.endswith(BAD_MATCHES[0])]
+    table = Table("kind of names", "queries with one", *BAD_MATCHES[1:])
+    for kind in kinds:
+        values = (metrics[f"{kind}/{name}" if kind else name] for name in BAD_MATCHES)
+        table.add_row(kind or "all", *(f"{100 * value:.2f}" for value in values))
+    return table
+
+
+def _plot_lines(
+    file: Path,
+    curves: Mapping[str, tuple[list[int], list[float]]],
+    x_label: str,
+    y_label: str,
+    marker: str = "",
+) -> None:
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for name, (steps, values) in curves.items():
+        axes.plot(steps, values, marker=marker, markersize=3, linewidth=1, label=name)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def _plot_groups(file: Path, untrained: Metrics, trained: Metrics) -> None:
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    width = 0.4
+    for shift, (label, metrics) in enumerate((("untrained", untrained), ("trained", trained))):
+        heights = [100 * metrics[f"{group}/{GROUP_METRIC}"] for group in GROUPS]
+        places = [row + (shift - 0.5) * width for row in range(len(GROUPS))]
+        axes.bar_label(axes.bar(places, heights, width, label=label), fmt="%.1f")
+    axes.set_xticks(range(len(GROUPS)), GROUPS)
+    axes.set_ylabel(f"test {GROUP_METRIC} (%) of each group's ads")
+    axes.legend()
+    figure.savefig(file, dpi=120)
+    plt.close(figure)

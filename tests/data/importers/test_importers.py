@@ -1,0 +1,448 @@
+"""The importers: hand-worked sources, refusals, and the promises of the shipped data sets."""
+
+import gzip
+import lzma
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT
+
+from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables
+from ramen_ray.data.importers.debian import import_debian
+from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+
+HELD_OUT = ("validation", "test")
+BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+# Enough entries and packages for the shares that make a mention junk and a dependency a hub.
+ENTRIES = {
+    "alpha": "<letter, greek> First, like {beta} and {delta}. See also\n   {GAMMA}.",
+    "beta\nthe second": "<letter> After {alpha}. See {junk}.",
+    "gamma": "<letter> After {The  Second}; {junk}, {gamma}, {nowhere}.",
+    "delta": "<letter> After {gamma}. {junk}.",
+    "epsilon": "<letter> After {delta}.",
+    "junk": "What everyone names.",
+} | {f"filler {number}": "No references." for number in range(44)}
+
+VOCABULARY = """\
+Facet: role
+Description: Role
+
+Tag: role::program
+Description: Program
+ Executable computer program.
+
+Tag: role::TODO
+Description: Need an extra tag
+
+Facet: special
+Description: Service tags
+
+Tag: special::unreviewed
+Description: Needs review
+"""
+
+PACKAGES = """\
+Package: vim
+Version: 2:9.0
+Depends: libc6 (>= 2.34), libedit [amd64] | libedit-tiny, editor-common:any
+Pre-Depends: dpkg
+Recommends: vim-data
+Suggests: speller (>= 1) | aspell:any, mail-agent, ambiguous, old-vim, libedit, vim, nowhere
+Description: text editor
+ The long description is not read.
+Tag: role::program, role::TODO,
+ special::unreviewed, unknown::tag
+Section: editors
+
+Package: vim-data
+Source: vim (2:9.0-3)
+Depends: aspell
+Suggests: vim
+Description: text editor - data
+Section: misc
+
+Package: vim-plugin
+Source: plugins
+Depends: vim
+Suggests: speller
+Enhances: vim
+Description: plugin
+
+Package: aspell
+Description: spell checker
+Recommends: vim-data
+Depends: vim-data-reader | speller
+
+Package: speller
+Description: other spell checker
+Suggests: libc6, libedit
+
+Package: postie
+Depends: libc6
+Provides: mail-agent (= 1)
+Description: mail agent
+
+Package: one
+Provides: ambiguous
+Description: first provider
+
+Package: two
+Provides: ambiguous
+Description: second provider
+
+Package: libedit
+Description: line editing
+
+Package: libc6
+Description: C library
+
+Package: dpkg
+Description: package manager
+
+Package: vim
+Version: 1:1.0
+Recommends: two
+Description: text editor of another version
+
+Package: old-vim
+Description: transitional package for vim
+Recommends: vim
+
+Package: vim-dbg
+Description: text editor
+Recommends: vim
+
+Package: vim-debug
+Section: debug
+Description: text editor
+Recommends: vim
+
+Package: vim-symbols
+Description: text editor (debugging symbols)
+Recommends: vim
+""" + "".join(
+    f"\nPackage: filler{number}\nDescription: filler\nDepends: libc6\n" for number in range(44)
+)
+
+BAD_SOURCES = {
+    "no_vocabulary": ("vocabulary", None, "vocabulary is missing"),
+    "no_index": ("Packages", None, "no Debian package index"),
+    "empty_index": ("Packages", "", "lists no package"),
+    "no_colon": ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
+    "no_description": ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'Desc"),
+    "no_clicks": ("Packages", "Package: a\nDescription: a\n", "no package of the index"),
+    "no_facet": ("vocabulary", "Tag: a::b\nDescription: c\n", "'a::b' comes before its facet"),
+}
+
+
+def _write_foldoc(folder: Path) -> Path:
+    folder.mkdir()
+    data, index = b"", []
+    for headwords, body in ENTRIES.items():
+        entry = f"{headwords}\n\n   {body}\n\n".encode()
+        for headword in headwords.split("\n"):
+            index.append(f"{headword}\t{_to_base64(len(data))}\t{_to_base64(len(entry))}\n")
+        data += entry
+    (folder / "foldoc.index").write_text("".join(index), encoding="utf-8")
+    (folder / "foldoc.dict.dz").write_bytes(gzip.compress(data))
+    return folder
+
+
+def _to_base64(number: int) -> str:
+    return (_to_base64(number // 64) if number >= 64 else "") + BASE64[number % 64]
+
+
+def _write_debian(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "Packages").write_text(PACKAGES, encoding="utf-8")
+    (folder / "vocabulary").write_text(VOCABULARY, encoding="utf-8")
+    return folder
+
+
+def _column(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
+    values: list[Any] = dataset.read(table)[column].to_pylist()
+    return values
+
+
+def _clicks(dataset: Dataset, split: str) -> dict[str, list[str]]:
+    ads = _column(dataset, "ads")
+    rows = dataset.read(f"queries/{split}").to_pylist()
+    return {row["text"]: [ads[ad] for ad in row["ad_ids"]] for row in rows}
+
+
+def _pairs(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
+    """Spell out a table of id pairs in the texts of the tables ``left`` and ``right``."""
+    left_texts, right_texts = _column(dataset, left), _column(dataset, right)
+    columns = dataset.read(table).columns
+    pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
+    return {(left_texts[a], right_texts[b]) for a, b in pairs}
+
+
+def _edges(dataset: Dataset, name: str, side: str) -> set[tuple[str, str]]:
+    nodes = "ads" if side == "ad" else "queries/train"
+    return _pairs(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
+
+
+def _names(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Shorten package texts to names; tag texts stay."""
+    return {(a.split(": ")[0], b if b[0].isupper() else b.split(": ")[0]) for a, b in pairs}
+
+
+@pytest.fixture(params=["foldoc", "debian"])
+def shipped(request: pytest.FixtureRequest) -> Dataset:
+    """A data set of the repository."""
+    return Dataset(ROOT / "datasets" / request.param)
+
+
+@pytest.fixture(params=[(import_foldoc, _write_foldoc), (import_debian, _write_debian)])
+def importer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Dataset]:
+    """An importer with its source already chosen."""
+    import_source, write_source = request.param
+    source = write_source(tmp_path / "source")
+    return lambda output: import_source(source, output)
+
+
+def test_foldoc_tables(tmp_path: Path) -> None:
+    """A dictionary by hand; the hash has given beta and gamma to test and split the mentions."""
+    dataset = import_foldoc(_write_foldoc(tmp_path / "source"), tmp_path / "output")
+    assert _clicks(dataset, "train") == {
+        "alpha": ["gamma"],
+        "delta": ["gamma"],
+        "epsilon": ["delta"],
+    }
+    assert _clicks(dataset, "validation") == {}
+    assert _clicks(dataset, "test") == {"beta": ["alpha"], "gamma": ["beta"]}
+    # alpha also mentions beta, but beta -> alpha is a test click: no edge on any side.
+    links = {("alpha", "delta"), ("delta", "alpha")}
+    assert _edges(dataset, "links", "query") == _edges(dataset, "links", "ad") == links
+    assert _column(dataset, "anchors/categories") == ["letter"]
+    assert _edges(dataset, "categories", "query") == {
+        (q, "letter") for q in _clicks(dataset, "train")
+    }
+    assert _edges(dataset, "categories", "ad") == {(a, "letter") for a in _column(dataset, "ads")}
+    assert _pairs(dataset, "filters/test", "queries/test", "ads") == {
+        ("beta", "beta"),
+        ("gamma", "gamma"),
+    }
+    assert "GNU Free Documentation License" in dataset.metadata["licence"]
+
+
+def test_debian_tables(tmp_path: Path) -> None:
+    """An index by hand; the hash has given the source plugins to test and aspell to validation.
+
+    By its own name, or its source field as written, vim-data would be in test; its source vim
+    brings it into train.
+    """
+    source = _write_debian(tmp_path / "source")
+    release = "Origin: Debian\nCodename: bookworm\nDate: Sat, 11 Jul 2026 10:16:37 UTC\n"
+    (source / "InRelease").write_text(release, encoding="utf-8")
+    dataset = import_debian(source, tmp_path / "output")
+    aspell, data = "aspell: spell checker", "vim-data: text editor - data"
+    speller = "speller: other spell checker"
+    assert _clicks(dataset, "train") == {
+        "vim: text editor": [aspell, "postie: mail agent", speller, data, "vim-plugin: plugin"],
+        data: ["vim: text editor"],
+        speller: ["libc6: C library", "libedit: line editing"],
+    }
+    assert _clicks(dataset, "validation") == {aspell: [data]}
+    assert _clicks(dataset, "test") == {"vim-plugin: plugin": [speller]}
+    # libc6 is a hub, and vim-data -> aspell would join the texts of aspell's validation click.
+    own = {("vim", "dpkg"), ("vim", "libedit")}
+    assert _names(_edges(dataset, "depends", "query")) == own
+    others = {("aspell", "speller"), ("vim-plugin", "vim")}
+    assert _names(_edges(dataset, "depends", "ad")) == own | others
+    tags = {
+        ("vim", "Role: Program"),
+        ("vim", "Section: editors"),
+        ("vim-data", "Section: misc"),
+    }
+    assert _names(_edges(dataset, "tags", "query")) == _names(_edges(dataset, "tags", "ad")) == tags
+    built = {("vim", "vim"), ("vim-data", "vim")}  # aspell and plugins build one package each
+    assert _names(_edges(dataset, "sources", "query")) == built
+    assert _pairs(dataset, "filters/validation", "queries/validation", "ads") == {(aspell, aspell)}
+    assert dataset.metadata["suite"] == "bookworm"
+    assert dataset.metadata["date"] == "Sat, 11 Jul 2026 10:16:37 UTC"
+    assert dataset.metadata["suite_version"] == "unknown"
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """A compressed index gives the tables of the plain one; a truncated one is refused by name."""
+    source = _write_debian(tmp_path / "source")
+    plain = import_debian(source, tmp_path / "plain")
+    (source / "Packages").unlink()
+    packed = source / f"Packages{suffix}"
+    packed.write_bytes(compress(PACKAGES.encode()))
+    assert import_debian(source, tmp_path / "packed").fingerprint == plain.fingerprint
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match=f"Packages{suffix} cannot be read"):
+        import_debian(source, tmp_path / "truncated")
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_debian_refuses(case: str, tmp_path: Path) -> None:
+    """A broken source is refused with its place, and nothing is left behind."""
+    file, text, message = BAD_SOURCES[case]
+    source = _write_debian(tmp_path / "source")
+    (source / file).unlink()
+    if text is not None:
+        (source / file).write_text(text, encoding="utf-8")
+    with pytest.raises(DatasetError, match=message):
+        import_debian(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_foldoc_refuses(tmp_path: Path) -> None:
+    """A missing dictionary file is named, and nothing is left behind."""
+    source = _write_foldoc(tmp_path / "source")
+    (source / "foldoc.index").unlink()
+    with pytest.raises(DatasetError, match=r"foldoc\.index is missing"):
+        import_foldoc(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_import_repeats(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    """Two imports of one source give equal tables."""
+    first, second = importer(tmp_path / "first"), importer(tmp_path / "second")
+    assert first.tables == second.tables
+    assert first.fingerprint == second.fingerprint
+
+
+def test_import_keeps_existing_output(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    """An output that exists is refused and left as it is, with no half-written folder beside."""
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "notes").write_text("mine", encoding="utf-8")
+    with pytest.raises(DatasetError, match="exists already"):
+        importer(output)
+    assert [path.name for path in output.iterdir()] == ["notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "source"]
+
+
+NODES = st.sampled_from("abcdef")
+RELATION = st.dictionaries(NODES, st.sets(NODES))
+
+
+@given(
+    clicks=RELATION,
+    anchors=RELATION,
+    splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
+)
+def test_build_tables_drops_just_the_leaks(
+    clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
+) -> None:
+    """Exactly the edges that join a held-out click's texts are gone; ids are dense."""
+    split_of = dict(zip("abcdef", splits, strict=True))
+    texts = {name: name.upper() for name in "abcdef"}
+    tables = build_tables(
+        Corpus(texts, texts, clicks, split_of, {"graph": AnchorSet(texts, anchors)})
+    )
+    held_out = {
+        frozenset((query.upper(), ad.upper()))
+        for query, ads in clicks.items()
+        if split_of[query] != "train"
+        for ad in ads
+    }
+    clicked = {ad for ads in clicks.values() for ad in ads}
+    train = {query for query, ads in clicks.items() if ads and split_of[query] == "train"}
+    anchor_texts = tables["anchors/graph"]["text"].to_pylist()
+    used: set[int] = set()
+    for side, nodes, table in (("query", train, "queries/train"), ("ad", clicked, "ads")):
+        node_ids, anchor_ids, _ = (c.to_pylist() for c in tables[f"edges/graph/{side}"].columns)
+        node_texts = tables[table]["text"].to_pylist()
+        edges = {
+            (node_texts[n], anchor_texts[a]) for n, a in zip(node_ids, anchor_ids, strict=True)
+        }
+        wanted = {(n.upper(), a.upper()) for n in nodes for a in anchors.get(n, ())}
+        assert edges == {edge for edge in wanted if frozenset(edge) not in held_out}
+        assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
+        used |= set(anchor_ids)
+    assert used == set(range(len(anchor_texts)))
+
+
+def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
+    """No imported edge joins the two texts of a test or validation click, in any direction.
+
+    Sets that were made from the texts alone know nothing of clicks.
+    """
+    held_out = {
+        (query, ad)
+        for split in HELD_OUT
+        for query, ads in _clicks(shipped, split).items()
+        for ad in ads
+    }
+    assert len(held_out) > 1000
+    for name in set(shipped.anchor_sets) - set(shipped.metadata.get("anchor_sets", {})):
+        for side in ("query", "ad"):
+            edges = _edges(shipped, name, side)
+            assert len(edges) > 1000
+            assert not edges & held_out
+            assert not {edge[::-1] for edge in edges} & held_out
+
+
+def test_shipped_queries_are_in_one_split(shipped: Dataset) -> None:
+    """No query text is in two splits, whatever its letter case."""
+    texts = [text.casefold() for split in SPLITS for text in _column(shipped, f"queries/{split}")]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize("split", HELD_OUT)
+def test_shipped_filters(shipped: Dataset, split: str) -> None:
+    """The filter pairs are each held-out query that is an ad, with itself."""
+    own = set(_column(shipped, f"queries/{split}")) & set(_column(shipped, "ads"))
+    pairs = _pairs(shipped, f"filters/{split}", f"queries/{split}", "ads")
+    assert pairs == {(text, text) for text in own}
+    assert pairs
+
+
+def test_shipped_tables_are_whole(shipped: Dataset) -> None:
+    """Row counts are as the description says, ids are dense, and the folder is small."""
+    counts = {table: shipped.num_rows(table) for table in shipped.tables}
+    assert counts == shipped.metadata["num_rows"]
+    for table in shipped.tables:
+        if not table.startswith(("edges", "filters")):
+            assert shipped.read(table).columns[0].to_pylist() == list(range(counts[table]))
+    assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 3e6
+    assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
+
+
+def test_shipped_debian_siblings_share_a_split() -> None:
+    """A package and its -doc or -dev, nearly always of one source, are in one split."""
+    dataset = Dataset(ROOT / "datasets" / "debian")
+    split_of = {
+        text.split(":")[0]: split
+        for split in SPLITS
+        for text in _column(dataset, f"queries/{split}")
+    }
+    siblings = [
+        split_of[name] == split_of[name + suffix]
+        for name in split_of
+        for suffix in ("-doc", "-dev", "-data", "-common")
+        if name + suffix in split_of
+    ]
+    assert len(siblings) > 300
+    assert sum(siblings) / len(siblings) > 0.95
+
+
+def test_ingest_job(tmp_path: Path) -> None:
+    """The job says where the result is; refused, it prints one line and exits with 2."""
+    source = _write_debian(tmp_path / "source")
+    output = tmp_path / "output"
+    command = [sys.executable, "jobs/ingest.py", "debian"]
+    command += ["--source", str(source), "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert str(output) in done.stdout
+    assert Dataset(output).name == "debian"
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert len(refused.stderr.splitlines()) == 1

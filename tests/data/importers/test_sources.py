@@ -1,0 +1,333 @@
+"""Users' tables: every format gives the same cells; bad cells and lines are named."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramen_ray.data.importers.sources import (
+    as_numbers,
+    as_seconds,
+    as_strings,
+    find_pieces,
+    pieces,
+    read_piece,
+)
+from ramen_ray.data.store.dataset import DatasetError
+
+CELLS = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12
+)
+ROWS = st.lists(st.tuples(CELLS, CELLS, st.integers(-9, 9)), min_size=1, max_size=40)
+
+
+def _read(source: str | Path, *columns: str) -> pd.DataFrame:
+    blocks = [block for piece in find_pieces(str(source), columns) for block in read_piece(piece)]
+    assert not [finding for block in blocks for finding in block.findings]
+    return pa.concat_tables(block.rows for block in blocks).to_pandas()
+
+
+def _write(frame: pd.DataFrame, path: Path) -> None:
+    match path.name.split(".")[1]:
+        case "csv":
+            frame.to_csv(path, index=False)
+        case "tsv":
+            frame.to_csv(path, index=False, sep="\t")
+        case "jsonl":
+            frame.to_json(path, orient="records", lines=True, force_ascii=False)
+        case "parquet":
+            pq.write_table(pa.Table.from_pandas(frame), path, row_group_size=7)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz"])
+@pytest.mark.parametrize("piece_size", [7, 64, 1 << 20])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS)
+def test_every_format_gives_the_cells_that_were_written(
+    name: str, piece_size: int, tmp_path: Path, rows: list[tuple[str, str, int]]
+) -> None:
+    frame = pd.DataFrame(rows, columns=["query", "ad", "clicks"])
+    frame["query"] = "q" + frame["query"]
+    _write(frame, tmp_path / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
+        found = _read(tmp_path / name, "clicks", "query", "ad")
+    assert list(found.columns) == ["clicks", "query", "ad"]
+    assert found["query"].tolist() == frame["query"].tolist()
+    assert found["ad"].tolist() == frame["ad"].tolist()
+    assert [int(count) for count in found["clicks"]] == frame["clicks"].tolist()
+
+
+def test_line_breaks_within_quotes_are_kept_in_a_file_of_one_piece(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"query": ["one\ntwo", "three"], "n": [1, 2]})
+    _write(frame, tmp_path / "a.csv")
+    assert _read(tmp_path / "a.csv", "query")["query"].tolist() == ["one\ntwo", "three"]
+
+
+def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/part-2.csv", "b/part-1.csv", "a.csv", ".hidden.csv", "_SUCCESS", "b/notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"query\n{name}\n")
+    assert _read(tmp_path, "query")["query"].tolist() == ["a.csv", "b/part-1.csv", "b/part-2.csv"]
+    assert len(_read(tmp_path / "b" / "*.csv", "query")) == 2
+    assert len(_read(tmp_path / "*" / "part-[1].csv", "query")) == 1
+    uri = (tmp_path / "a.csv").as_uri()
+    assert _read(uri, "query")["query"].tolist() == ["a.csv"]
+
+
+def test_ids_may_be_numbers_or_texts() -> None:
+    for column in ([1, 23], ["1", "23"], np.array([1, 23], np.int32)):
+        strings, empty = as_strings(pa.chunked_array([pa.array(column)]))
+        assert strings.to_pylist() == ["1", "23"]
+        assert not empty.any()
+    strings, empty = as_strings(pa.chunked_array([["a", None, " \u3000", ""]]))
+    assert empty.tolist() == [False, True, True, True]
+
+
+def test_numbers_and_what_is_none() -> None:
+    texts = [" 1.5", "-2", "1e3", ".5", "x", "", None, "nan", "inf", "1,5", "0x1"]
+    numbers, bad = as_numbers(pa.chunked_array([texts]))
+    assert numbers[:4].tolist() == [1.5, -2.0, 1000.0, 0.5]
+    assert bad.tolist() == [False] * 4 + [True] * 7
+    numbers, bad = as_numbers(pa.chunked_array([pa.array([1, None, 3])]))
+    assert bad.tolist() == [False, True, False]
+
+
+def test_times_in_all_their_forms() -> None:
+    moment = pd.Timestamp("2026-03-01 12:30:15.25")
+    forms = ["2026-03-01 12:30:15.25", "2026-03-01T12:30:15.25Z", str(moment.timestamp())]
+    seconds, bad = as_seconds(pa.chunked_array([forms]))
+    assert not bad.any()
+    assert seconds.tolist() == [moment.timestamp()] * 3
+    for column in (pa.array([moment.to_pydatetime()]), pa.array([moment.timestamp()])):
+        seconds, bad = as_seconds(pa.chunked_array([column]))
+        assert seconds.tolist() == [moment.timestamp()]
+    seconds, bad = as_seconds(pa.chunked_array([["2026-03-01", "2026-13-01", "noon", None]]))
+    assert seconds[0] == pd.Timestamp("2026-03-01").timestamp()
+    assert bad.tolist() == [False, True, True, True]
+
+
+def test_lines_with_too_few_or_too_many_cells_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "clicks.csv"
+    lines = [f"query {n},{n}" for n in range(200)]
+    lines[50], lines[120], lines[160] = "only one", "a,b,c", ""
+    file.write_text("\n".join(["query,ad", *lines]) + "\n")
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 300)
+    found = find_pieces(str(file), ["query", "ad"])
+    blocks = [block for piece in found for block in read_piece(piece)]
+    findings = [finding for block in blocks for finding in block.findings]
+    assert len(found) > 5
+    assert [finding.row for finding in findings] == [52, 122]
+    assert "1 cells instead of 2: 'only one'" in str(findings[0])
+    numbers = []
+    for block in blocks:
+        bad = block.rows["ad"].to_numpy() == "150"
+        if bad.any():
+            numbers.append(block.finding("ad", bad, "unknown ad", "").row)
+    assert numbers == [152]
+
+
+@pytest.mark.parametrize("piece_size", [64, 1 << 20])
+def test_broken_lines_at_the_end_are_not_lost(
+    piece_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
+    good = "".join(f"q{n},a\n" for n in range(40))
+    for content, broken in ((good, range(42, 72)), ("", range(2, 32))):
+        (tmp_path / "t.csv").write_text("query,ad\n" + content + "broken\n" * 30)
+        blocks = [
+            block
+            for piece in find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
+            for block in read_piece(piece)
+        ]
+        found = [finding.row for block in blocks for finding in block.findings]
+        assert found == list(broken)
+
+
+def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"query": [f"q{n}" for n in range(30)]})
+    _write(frame, tmp_path / "a.parquet")
+    for piece in find_pieces(str(tmp_path / "a.parquet"), ["query"]):
+        for block in read_piece(piece):
+            bad = block.rows["query"].to_numpy() == "q23"
+            if bad.any():
+                said = str(block.finding("query", bad, "bad", "mend it"))
+                assert said.endswith("a.parquet, row 23, column 'query': bad: 'q23'; mend it")
+
+
+def test_latin_1_is_read_and_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("query\ncafé\n".encode() + "crème\n".encode("latin-1"))
+    (piece,) = find_pieces(str(tmp_path / "a.csv"), ["query"])
+    (block,) = read_piece(piece)
+    assert block.rows["query"].to_pylist() == ["café", "crème"]
+    (finding,) = block.findings
+    assert finding.severity == "warning"
+    assert "1 lines are not UTF-8 and were read as latin-1" in str(finding)
+
+
+BROKEN: dict[str, tuple[str, bytes, str]] = {
+    "no such column": ("a.csv", b"q,ad\n1,2\n", "has no column 'query'; it has q, ad"),
+    "empty file": ("a.csv", b"", "its first line, which should name the columns, is empty"),
+    "unknown suffix": ("a.xlsx", b"PK", "unknown suffix; known are .csv, .tsv"),
+    "not parquet": ("a.parquet", b"query\n1\n", "cannot be read"),
+    "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),
+    "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
+    "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "row 2: is not a JSON object"),
+    "JSON list": ("a.jsonl", b"[1, 2]\n", "row 1: is not a JSON object"),
+    "JSON of mixed types": (
+        "a.jsonl",
+        b'{"query": 1}\n\n{"query": "a"}\n',
+        "row 3, column 'query': 'a' is text; above it is a number",
+    ),
+    "JSON object as a cell": (
+        "a.jsonl",
+        b'{"query": {"a": 1}}\n',
+        "row 1, column 'query': {'a': 1} is neither text nor a number",
+    ),
+    "UTF-16": ("a.csv", "query\nä\n".encode("utf-16"), "a.csv: is UTF-16; save it as UTF-8"),
+    "UTF-16 JSON": ("a.jsonl", '{"query": 1}\n'.encode("utf-16"), "is UTF-16"),
+    "a column twice": ("a.csv", b"query,query\n1,2\n", "has several columns 'query'; rename"),
+    "open quote": ("a.csv", b'query\n"a"\n"b\nc\n', "row 3: a quote is not closed"),
+    "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "the lines have no 'query'; they have q"),
+    "half a gzip": (
+        "a.csv.gz",
+        gzip.compress(b"query\n" + bytes(range(48, 90)) * 900)[:80],
+        "cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_cannot_be_read_is_said(case: str, tmp_path: Path) -> None:
+    name, content, message = BROKEN[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError) as error:
+        _read(tmp_path / name, "query")
+    assert message in str(error.value)
+    assert name in str(error.value)
+
+
+def test_missing_sources(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="there is no file or folder"):
+        find_pieces(str(tmp_path / "none.csv"), ["query"])
+    with pytest.raises(DatasetError, match="holds no files"):
+        find_pieces(str(tmp_path), ["query"])
+    with pytest.raises(DatasetError, match="holds no files"):
+        find_pieces(str(tmp_path / "*.csv"), ["query"])
+    with pytest.raises(DatasetError, match="cannot open ftp"):
+        find_pieces("ftp://host/a.csv", ["query"])
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
+)
+def test_random_bytes_are_cells_or_a_clear_error(content: bytes, name: str, tmp_path: Path) -> None:
+    start = b'{"query": "a"}\n' if name == "a.jsonl" else b"query\n"
+    (tmp_path / name).write_bytes(start + content)
+    try:
+        for piece in find_pieces(str(tmp_path / name), ["query"]):
+            for block in read_piece(piece):
+                as_strings(block.rows["query"])
+                as_numbers(block.rows["query"])
+                as_seconds(block.rows["query"])
+    except DatasetError as error:
+        assert name in str(error)
+
+
+def test_json_keeps_texts_that_look_like_times(tmp_path: Path) -> None:
+    lines = [{"query": "2026-01-01", "n": 1}, {"query": None, "n": 2}]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    found = _read(tmp_path / "a.jsonl", "query", "n")
+    assert found["query"].tolist()[0] == "2026-01-01"
+    assert found["query"].isna().tolist() == [False, True]
+
+
+def test_a_byte_order_mark_and_a_latin_1_header_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"query": "a"}\n')
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbfquery\na\n")
+    assert _read(tmp_path, "query")["query"].tolist() == ["a", "a"]
+    (tmp_path / "c.csv").write_bytes("größe\r\n1\r\n".encode("latin-1"))
+    [piece] = find_pieces(str(tmp_path / "c.csv"), ["größe"])
+    [block] = read_piece(piece)
+    assert block.rows.to_pydict() == {"größe": ["1"]}
+
+
+def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:
+    cells = ['5" tube', 'a "b', "c"]
+    (tmp_path / "a.tsv").write_text("n\tquery\n" + "".join(f"1\t{cell}\n" for cell in cells[1:]))
+    assert _read(tmp_path / "a.tsv", "query")["query"].tolist() == cells[1:]
+    (tmp_path / "b.csv").write_text("".join(f"{cell}\n" for cell in ["query", *cells[:1]]))
+    assert _read(tmp_path / "b.csv", "query")["query"].tolist() == cells[:1]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
+def test_lines_longer_than_a_piece(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 1 << 20)
+    texts = [letter * 5_000_000 for letter in "abc"]
+    frame = pd.DataFrame({"query": texts})
+    _write(frame, tmp_path / name)
+    assert _read(tmp_path / name, "query")["query"].tolist() == texts
+
+
+def test_json_numbers_may_turn_out_to_be_fractions(tmp_path: Path) -> None:
+    numbers = [1] * 60_000 + [1.5]
+    lines = (json.dumps({"query": "a text to fill the sample", "n": n}) for n in numbers)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert _read(tmp_path / "a.jsonl", "n")["n"].tolist() == numbers
+
+
+def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
+    for name in ("a.csv", "b/c.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"query\n{name}\n")
+    assert _read(tmp_path / "*.csv", "query")["query"].tolist() == ["a.csv"]
+    assert _read(f"file://{tmp_path}/*/*.csv", "query")["query"].tolist() == ["b/c.csv"]
+
+
+ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
+    "lists": (pa.array([["a"]]), "list"),
+    "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
+    "ids that lost digits": (pa.array([2.0**63]), "write such ids as text"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_COLUMNS)
+def test_columns_that_hold_no_texts_are_named(case: str, tmp_path: Path) -> None:
+    column, message = ODD_COLUMNS[case]
+    pq.write_table(pa.table({"query": column}), tmp_path / "a.parquet")
+    [piece] = find_pieces(str(tmp_path / "a.parquet"), ["query"])
+    [block] = read_piece(piece)
+    with pytest.raises(DatasetError, match=f"a.parquet, column 'query': .*{message}"):
+        block.cells("query", as_strings)
+
+
+def test_times_with_zones_and_of_all_units() -> None:
+    texts = ["2026-03-01T12:30:00+02:00", "2026-03-01 05:00:00-0530", "2026-03-01T10:30Z"]
+    seconds, bad = as_seconds(pa.chunked_array([texts]))
+    assert seconds.tolist() == [1772361000.0] * 3
+    assert not bad.any()
+    for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+        column = pa.array([1772361000 * per_second + (unit == "ns")], pa.timestamp(unit))
+        assert as_seconds(pa.chunked_array([column]))[0].tolist() == pytest.approx([1772361000.0])
+    far, _ = as_seconds(pa.chunked_array([pa.array([10**15], pa.timestamp("s"))]))
+    assert far.tolist() == [1e15]
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("query,ad\n\na,1\n\n,2\n\n")
+    (piece,) = find_pieces(str(tmp_path / "a.csv"), ["query", "ad"])
+    (block,) = read_piece(piece)
+    assert block.rows.to_pydict() == {"query": ["a", ""], "ad": ["1", "2"]}
+    assert block.row_numbers.tolist() == [3, 5]

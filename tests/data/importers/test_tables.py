@@ -1,0 +1,458 @@
+"""A user's own tables against plain loops over the same rows."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
+
+from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.orchestration.preparation.tables import import_tables
+
+NUM_CPUS = 2
+Clicks = dict[str, dict[str, float]]
+
+QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
+WITH_IDS = Columns(clicks_weight="count", clicks_time="day")
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 9), st.integers(0, 6), st.integers(1, 3), st.sampled_from(range(1, 29))
+    ),
+    min_size=30,
+    max_size=80,
+)
+
+
+def _write_shop(folder: Path, events: list[tuple[int, int, int, int]]) -> None:
+    """Write the three tables; queries 8 and 9 have ids of earlier ones."""
+    ids = [f"q{n}" for n in [*range(8), 2, 3]]
+    texts = [*QUERY_TEXTS, "red shoes ", "another text"]
+    pd.DataFrame({"query_id": ids, "text": texts}).to_csv(folder / "queries.csv", index=False)
+    ads = pd.DataFrame({"ad_id": range(100, 107), "text": [f"ad number {n}" for n in range(7)]})
+    ads.to_json(folder / "ads.jsonl", orient="records", lines=True)
+    rows = [(ids[q], 100 + ad, count, f"2026-03-{day:02d}") for q, ad, count, day in events]
+    clicks = pd.DataFrame(rows, columns=["query_id", "ad_id", "count", "day"])
+    clicks.to_parquet(folder / "clicks.parquet", row_group_size=13)
+
+
+def _shop(folder: Path, **changes: Any) -> UserTables:
+    found = {"clicks": "clicks.parquet", "queries": "queries.csv", "ads": "ads.jsonl"}
+    paths = {kind: str(folder / name) for kind, name in found.items()}
+    return UserTables(**{**paths, "columns": WITH_IDS, **changes})
+
+
+def _clicks_of(dataset: Dataset, split: str) -> Clicks:
+    texts = dataset.read("ads")["text"].to_pylist()
+    return {
+        row["text"]: dict(zip((texts[ad] for ad in row["ad_ids"]), row["weights"], strict=True))
+        for row in dataset.read(f"queries/{split}").to_pylist()
+    }
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).lower()
+
+
+def _by_loops(events: list[tuple[int, int, int, int]], validation: int, test: int) -> Any:
+    """Split by time with loops; returns {split: {query: {ad: weight}}}."""
+    text_of = [*QUERY_TEXTS, QUERY_TEXTS[2], QUERY_TEXTS[3]]
+    period_of = {day: (day >= validation) + (day >= test) for day in range(1, 32)}
+    first: dict[str, int] = defaultdict(lambda: 9)
+    for query, _, _, day in events:
+        group = _folded(text_of[query])
+        first[group] = min(first[group], period_of[day])
+    found: dict[str, Any] = {split: defaultdict(lambda: defaultdict(float)) for split in SPLITS}
+    for query, ad, count, day in events:
+        text = text_of[query]
+        if period_of[day] == first[_folded(text)]:
+            found[SPLITS[period_of[day]]][text][f"ad number {ad}"] += count
+    return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=EVENTS)
+def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> None:
+    folder = tmp_path_factory.mktemp("shop")
+    _write_shop(folder, events)
+    splits = Splits(validation_from="2026-03-05", test_from="2026-03-09")
+    expected = _by_loops(events, 5, 9)
+    if not all(expected.values()):
+        with pytest.raises(DatasetError, match="split would have no queries"):
+            import_in_process(_shop(folder, splits=splits), folder / "out")
+        return
+    dataset, findings = import_in_process(_shop(folder, splits=splits), folder / "out")
+    assert findings == []
+    assert {split: _clicks_of(dataset, split) for split in SPLITS} == expected
+    assert dataset.read("ads")["source_id"].to_pylist() == [str(n) for n in range(100, 107)]
+    for split in SPLITS:
+        for row in dataset.read(f"queries/{split}").to_pylist():
+            assert QUERY_TEXTS[int(row["source_id"][1:])] == row["text"]
+
+
+def _random_shop(folder: Path, piece_size: int, **changes: Any) -> Dataset:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
+        return import_in_process(
+            UserTables(str(folder / "clicks.csv"), **changes), folder / f"out-{piece_size}"
+        )[0]
+
+
+def _write_log(folder: Path) -> list[tuple[str, str]]:
+    """Write clicks by text alone: 400 queries, each in two spellings."""
+    pairs = [
+        (f"{'Query' if n % 3 else 'query'} {n % 400}", f"ad {(n * n) % 37}") for n in range(1600)
+    ]
+    frame = pd.DataFrame(pairs, columns=["query", "ad"])
+    frame.to_csv(folder / "clicks.csv", index=False)
+    return pairs
+
+
+def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -> None:
+    pairs = _write_log(tmp_path)
+    dataset = _random_shop(tmp_path, 1 << 20, splits=Splits(0.2, 0.1))
+    ads = dataset.read("ads")["text"].to_pylist()
+    assert ads == list(dict.fromkeys(ad for _, ad in pairs))
+    found, folded = set(), []
+    for split in SPLITS:
+        rows = dataset.read(f"queries/{split}").to_pylist()
+        found |= {(row["text"], ads[ad]) for row in rows for ad in row["ad_ids"]}
+        folded.append({_folded(row["text"]) for row in rows})
+        assert all(row["ad_ids"] == sorted(set(row["ad_ids"])) for row in rows)
+        assert "source_id" not in rows[0]
+        assert "weights" not in rows[0]
+    assert found == set(pairs)
+    assert not (folded[0] & folded[1] | folded[0] & folded[2] | folded[1] & folded[2])
+    assert len(folded[2]) == pytest.approx(80, abs=25)
+    assert len(folded[1]) == pytest.approx(40, abs=20)
+    assert errors_in(dataset) == []
+
+
+def test_pieces_change_nothing_and_the_seed_changes_the_split(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    whole = _random_shop(tmp_path, 1 << 20)
+    pieces = _random_shop(tmp_path, 3000)
+    assert len(pieces.files("ads")) < len(pieces.files("queries/train"))
+    for table in whole.tables:
+        assert whole.read(table).equals(pieces.read(table).combine_chunks())
+    other = _random_shop(tmp_path, 1 << 19, splits=Splits(seed=1))
+    assert not other.read("queries/test").equals(whole.read("queries/test"))
+
+
+def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
+    pairs = _write_log(tmp_path)
+    queries_of = defaultdict(set)
+    for query, ad in pairs:
+        queries_of[ad].add(query)
+    kept_ads = {ad for ad, queries in queries_of.items() if len(queries) >= 40}
+    ads_of = defaultdict(set)
+    for query, ad in pairs:
+        if ad in kept_ads:
+            ads_of[query].add(ad)
+    expected = {query: ads for query, ads in ads_of.items() if len(ads) >= 2}
+    assert 0 < len(kept_ads) < 37
+    assert 0 < len(expected) < len({query for query, _ in pairs})
+    dataset = _random_shop(tmp_path, 1 << 20, min_queries_per_ad=40, min_ads_per_query=2)
+    ads = dataset.read("ads")["text"].to_pylist()
+    assert set(ads) == kept_ads
+    rows = [row for split in SPLITS for row in dataset.read(f"queries/{split}").to_pylist()]
+    assert {row["text"]: {ads[ad] for ad in row["ad_ids"]} for row in rows} == expected
+    with pytest.raises(DatasetError, match="lower the minimum counts"):
+        _random_shop(tmp_path, 1 << 18, min_ads_per_query=99)
+
+
+def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path) -> None:
+    rows = [(f"q {n}", "a\u00a0 b", 1) for n in range(60)]
+    rows += [(f" q  {n}", "a b", 1) for n in range(30)]
+    pd.DataFrame(rows, columns=["query", "ad", "n"]).to_csv(tmp_path / "clicks.csv", index=False)
+    columns = Columns(clicks_weight="n")
+    dataset = _random_shop(tmp_path, 1 << 20, columns=columns)
+    assert dataset.num_rows("ads") == 2
+    normal = _random_shop(
+        tmp_path, 1 << 19, columns=columns, normalize_texts=True, min_click_weight=2
+    )
+    assert normal.read("ads")["text"].to_pylist() == ["a b"]
+    clicks = [_clicks_of(normal, split) for split in SPLITS]
+    merged = {query: ads for split in clicks for query, ads in split.items()}
+    assert merged == {f"q {n}": {"a b": 2.0} for n in range(30)}
+
+
+BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "one column for two": (
+        {"columns": Columns(clicks_query="id", clicks_ad="id")},
+        "columns.clicks-query and columns.clicks-ad are both 'id'",
+    ),
+    "no room": ({"splits": Splits(0.9, 0.2)}, "the sum of both is 1.1"),
+    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test-fraction is 0"),
+    "times without column": (
+        {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
+        "needs the column of times: columns.clicks-time",
+    ),
+    "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
+    "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "anchor set 'a/b': a name holds"),
+    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
+    "validation after test": (
+        {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
+        "is not before splits.test-from",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_settings_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    changes, message = BAD_SETTINGS[case]
+    with pytest.raises(DatasetError, match=message):
+        _shop(tmp_path, **changes)
+
+
+def _edges_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], float]:
+    """Return an anchor set's edges by the texts of node and anchor."""
+    nodes = dataset.read("queries/train" if side == "query" else "ads")["text"].to_pylist()
+    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    rows = dataset.read(f"edges/{name}/{side}").to_pylist()
+    return {(nodes[r[f"{side}_id"]], anchors[r["anchor_id"]]): r["weight"] for r in rows}
+
+
+def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
+    """A query that has two ids has the edges of both; HAT, socks and gloves are not trained on."""
+    events = [(n % 8, n % 3, 1, 1 + 3 * (n % 8)) for n in range(48)]
+    _write_shop(tmp_path, [*events, (0, 6, 1, 1)])
+    with (tmp_path / "queries.csv").open("a") as queries:
+        queries.write("q8,boots\n")
+    links = pd.DataFrame({"query_id": [f"q{n}" for n in range(9)]})
+    links["topic"] = [n % 2 for n in range(9)]
+    links["w"] = [1.0 + n for n in range(9)]
+    links.to_json(tmp_path / "links.jsonl", orient="records", lines=True)
+    ad_links = pd.DataFrame({"item": [100, 101, 106, 105, 100], "topic": [0, 1, 1, 0, 0], "w": 2})
+    ad_links.to_parquet(tmp_path / "ad_links.parquet")
+    pd.DataFrame({"key": [0, 1], "title": ["even", "odd"]}).to_csv(
+        tmp_path / "topics.csv", index=False
+    )
+    columns = Columns(
+        clicks_weight="count",
+        clicks_time="day",
+        edges_ad="item",
+        edges_anchor="topic",
+        edges_weight="w",
+        anchor_id="key",
+        anchor_text="title",
+    )
+    shop = _shop(
+        tmp_path,
+        columns=columns,
+        splits=Splits(validation_from="2026-03-16", test_from="2026-03-22"),
+        min_queries_per_ad=1,
+        query_edges={"topics": str(tmp_path / "links.jsonl")},
+        ad_edges={"topics": str(tmp_path / "ad_links.parquet")},
+        anchors={"topics": str(tmp_path / "topics.csv")},
+    )
+    dataset, findings = import_in_process(shop, tmp_path / "out")
+    assert findings == []
+    assert errors_in(dataset) == []
+    train = set(_clicks_of(dataset, "train"))
+    expected: dict[tuple[str, str], float] = defaultdict(float)
+    for number, text in enumerate([*QUERY_TEXTS, "boots"]):
+        if text in train:
+            expected[text, ["even", "odd"][number % 2]] += 1.0 + number
+    assert len(train) == 5
+    assert _edges_of(dataset, "topics", "query") == expected
+    assert _edges_of(dataset, "topics", "ad") == {
+        ("ad number 0", "even"): 4.0,
+        ("ad number 1", "odd"): 2.0,
+        ("ad number 6", "odd"): 2.0,
+    }
+
+
+def test_edges_name_texts_where_the_clicks_do(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    links = pd.DataFrame({"query": [f"query \u00a0{n}" for n in range(400)], "anchor": "anything"})
+    links.to_csv(tmp_path / "links.csv", index=False)
+    edges = {"query_edges": {"links": str(tmp_path / "links.csv")}}
+    with pytest.raises(DatasetError, match=r"row 2, column 'query': there is no such query"):
+        _random_shop(tmp_path, 1 << 20, **edges)
+    normal = _random_shop(tmp_path, 1 << 20, **edges, normalize_texts=True, skip_bad_rows=True)
+    train = normal.read("queries/train")["text"].to_pylist()
+    expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
+    assert _edges_of(normal, "links", "query") == expected
+    assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
+
+
+def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 3000)
+    _write_log(tmp_path)
+    links = pd.DataFrame({"query": [f"query {3 * n}" for n in range(130)], "anchor": "divisible"})
+    links.to_csv(tmp_path / "links.csv", index=False)
+    edges = {"links": str(tmp_path / "links.csv")}
+    tables = UserTables(str(tmp_path / "clicks.csv"), query_edges=edges)
+    expected, _ = import_in_process(tables, tmp_path / "expected")
+    found = import_tables(tables, tmp_path / "found")
+    assert found.tables == expected.tables
+    for table in found.tables:
+        assert found.read(table).equals(expected.read(table))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "clicks.csv",
+        "expected",
+        "found",
+        "links.csv",
+    ]
+    assert found.metadata["anchor_sets"]["links"]["made_by"] == "edges"
+    assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
+
+
+CLICKS = "query_id,ad_id,count,day\n"
+GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in range(60))
+BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
+    "empty query": (" ,100,1,2026-03-01\n", ["row 62", "'query_id'", "1 cells are empty"]),
+    "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
+    "no weight": (
+        "q1,100,few,2026-03-01\n",
+        ["row 62", "'count'", "no positive numbers", ": 'few'"],
+    ),
+    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "no positive", "'-1'"]),
+    "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
+    "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
+    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are no times", "'today'"]),
+    "unknown ad": (
+        "q1,777,1,2026-03-01\n",
+        ["row 62", "'ad_id'", "1 clicks name an ad that", "'777'"],
+    ),
+    "unknown query": ("q1,100,1,2026-03-01\nzz,100,1,2026-03-01\n", ["row 63", "'query_id'"]),
+    "too few cells": ("q1,100\n", ["row 62", "2 cells instead of 4"]),
+    "too many cells": ("q1,100,1,2026-03-01,more\n", ["row 62", "5 cells instead of 4"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLICKS)
+def test_bad_rows_are_named_or_left_out(case: str, cluster: None, tmp_path: Path) -> None:
+    lines, fragments = BAD_CLICKS[case]
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + lines)
+    tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"))
+    with pytest.raises(DatasetError) as error:
+        import_tables(tables, tmp_path / "out")
+    for fragment in ["clicks.csv", *fragments]:
+        assert fragment in str(error.value)
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
+
+
+def test_bad_rows_can_be_left_out(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ramen_ray.orchestration.preparation.tables")
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    bad = "".join(lines for lines, _ in BAD_CLICKS.values())
+    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + bad)
+    clicks, splits = str(tmp_path / "clicks.csv"), Splits(0.3, 0.3)
+    dataset = import_tables(
+        _shop(tmp_path, clicks=clicks, splits=splits, skip_bad_rows=True), tmp_path / "out"
+    )
+    total = sum(sum(map(len, _clicks_of(dataset, split).values())) for split in SPLITS)
+    assert total == len({(n % 8, n % 7) for n in range(60)} | {(1, 0)})
+    num_bad, num_unknown = len(BAD_CLICKS) - 2, 2
+    assert f"clicks: {60 + bad.count(chr(10))} rows read, {num_bad} rows left out" in caplog.text
+    assert f"clicks: 61 rows of known queries and ads, {total} different pairs" in caplog.text
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    mine = [line for line in warnings if "clicks.csv" in line]
+    assert all(line.endswith("; left out") for line in mine)
+    assert len(mine) == len(set(mine))
+    assert num_unknown == sum("is not in" in line for line in mine)
+    assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
+
+
+def test_of_many_findings_the_first_are_shown(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + "1\n" * 99)
+    changes = {"clicks": str(tmp_path / "clicks.csv"), "splits": Splits(0.3, 0.3)}
+    with pytest.raises(DatasetError, match="and 79 more") as error:
+        import_tables(_shop(tmp_path, **changes), tmp_path / "out")
+    assert str(error.value).count("\n") == 21
+    import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
+    assert "and 79 more" in caplog.text
+    assert len([line for line in caplog.messages if "cells instead of" in line]) == 20
+
+
+def test_a_table_without_rows_is_named(cluster: None, tmp_path: Path) -> None:
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    for name, header in (("clicks", CLICKS), ("queries", "query_id,text\n")):
+        (tmp_path / f"{name}.csv").write_text(header)
+        tables = _shop(tmp_path, **{name: str(tmp_path / f"{name}.csv")})
+        with pytest.raises(DatasetError, match=f"{name}.csv has no rows that can be used"):
+            import_tables(tables, tmp_path / "out")
+
+
+def test_texts_may_be_ids(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    ads = "".join(f"ad {n}\n" for n in range(40))
+    (tmp_path / "ads.csv").write_text("title\n" + ads)
+    columns = Columns(clicks_ad="ad", ad_id="title", ad_text="title")
+    dataset = _random_shop(tmp_path, 1 << 20, ads=str(tmp_path / "ads.csv"), columns=columns)
+    assert dataset.read("ads")["source_id"].to_pylist() == ads.split("\n")[:-1]
+
+
+def test_outputs_that_cannot_be_written(cluster: None, tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    tables = UserTables(str(tmp_path / "clicks.csv"))
+    with pytest.raises(DatasetError, match=r"cannot write to .*clicks.csv: "):
+        import_tables(tables, tmp_path / "clicks.csv" / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DatasetError, match="exists already"):
+        import_tables(tables, tmp_path / "out")
+
+
+def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
+    edges = {"links": str(tmp_path / "links.csv")}
+    with pytest.raises(DatasetError, match=r"row 3, column 'query': there is no such query"):
+        import_tables(UserTables(str(tmp_path / "clicks.csv"), query_edges=edges), tmp_path / "out")
+    missing = {"links": str(tmp_path / "none.csv")}
+    with pytest.raises(DatasetError, match=r"there is no file or folder .*none\.csv"):
+        import_tables(UserTables(str(tmp_path / "clicks.csv"), ad_edges=missing), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "links.csv"]
+
+
+def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) -> None:
+    _write_shop(tmp_path, [(0, 0, 1, 1)])
+    (tmp_path / "clicks.csv").write_text(CLICKS + "zz,1,1,2026-03-01\n")
+    tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"), skip_bad_rows=True)
+    with pytest.raises(DatasetError, match="are query_id and ad_id the right columns"):
+        import_tables(tables, tmp_path / "out")
+
+
+def test_a_killed_import_leaves_no_dataset_directory(tmp_path: Path) -> None:
+    """Kill the driver in the middle, then import again with the same command."""
+    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(100_000)]})
+    rows["ad"] = [f"ad {n % 3_000}" for n in range(100_000)]
+    rows.to_parquet(tmp_path / "clicks.parquet", row_group_size=10_000)
+    command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), "tables"]
+    command += ["--clicks", str(tmp_path / "clicks.parquet"), "--output", str(tmp_path / "out")]
+    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    staged = ".out-*/.staging/clicks-000004.arrow"
+    wait_until(lambda: list(tmp_path.glob(staged)) or importing.poll() is not None, staged)
+    assert importing.poll() is None
+    started = psutil.Process(importing.pid).children(recursive=True)
+    importing.send_signal(signal.SIGKILL)
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    importing.wait(timeout=PATIENCE_S)
+    with pytest.raises(DatasetError, match="there is no dataset directory"):
+        Dataset(tmp_path / "out")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert f"wrote out to {tmp_path / 'out'}" in done.stdout
+    assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000

@@ -1,0 +1,108 @@
+"""CSR rows against scipy and plain loops."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from support import csr_of, rows_of
+
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum, ragged_positions
+
+NUM_COLUMNS = 9
+rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
+weighted_rows = st.lists(
+    st.dictionaries(st.integers(0, NUM_COLUMNS - 1), st.integers(1, 8)), min_size=1
+)
+eighths = st.integers(0, 63).map(lambda n: n / 64)
+
+
+def _weighted(rows: list[dict[int, int]]) -> tuple[Csr, list[tuple[int, int, int]]]:
+    entries = [(r, column, weight) for r, row in enumerate(rows) for column, weight in row.items()]
+    row_ids, columns, weights = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    return Csr.from_pairs(row_ids, columns, len(rows), weights), entries
+
+
+@given(weighted_rows, st.randoms())
+def test_from_pairs_equals_scipy_whatever_the_order(rows, random):
+    _, entries = _weighted(rows)
+    random.shuffle(entries)
+    row_ids, columns, weights = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    found = Csr.from_pairs(row_ids, columns, len(rows), weights)
+    expected = sp.csr_array((weights, (row_ids, columns)), shape=(len(rows), NUM_COLUMNS))
+    expected.sort_indices()
+    assert found.num_rows == len(rows)
+    assert found.indptr.tolist() == expected.indptr.tolist()
+    assert found.indices.tolist() == expected.indices.tolist()
+    if found.cumulative_weights is None:
+        assert len(set(expected.data.tolist())) <= 1
+    else:
+        assert np.diff(found.cumulative_weights).tolist() == expected.data.tolist()
+
+
+@given(rows_strategy, st.data())
+def test_degrees_and_gather_equal_a_loop(rows, data):
+    asked = data.draw(st.lists(st.integers(0, len(rows) - 1)))
+    csr = csr_of(rows)
+    positions, columns = csr.gather(np.array(asked, dtype=np.int64))
+    pairs = [(place, column) for place, row in enumerate(asked) for column in sorted(rows[row])]
+    assert list(zip(positions.tolist(), columns.tolist(), strict=True)) == pairs
+    degrees = csr.degrees(np.array(asked, dtype=np.int64))
+    assert degrees.tolist() == [len(rows[row]) for row in asked]
+
+
+@given(weighted_rows, st.data())
+def test_draw_inverts_the_cumulative_weights_of_the_row(rows, data):
+    csr, _ = _weighted(rows)
+    uniforms = data.draw(st.lists(eighths, min_size=len(rows), max_size=len(rows)))
+    expected = []
+    for row, uniform in zip(rows, uniforms, strict=True):
+        rest = uniform * sum(row.values())
+        chosen = -1
+        for column in sorted(row):
+            chosen = column
+            if rest < row[column]:
+                break
+            rest -= row[column]
+        expected.append(chosen)
+    assert csr.draw(np.arange(len(rows)), np.array(uniforms)).tolist() == expected
+
+
+@given(weighted_rows)
+def test_draw_stays_in_the_row_at_the_ends_of_the_unit_interval(rows):
+    csr, _ = _weighted(rows)
+    rows_of_csr = np.arange(len(rows))
+    for uniform in (0.0, np.nextafter(1.0, 0.0)):
+        drawn = csr.draw(rows_of_csr, np.full(len(rows), uniform)).tolist()
+        assert all(column in row for column, row in zip(drawn, rows, strict=True) if row)
+        assert all(column == -1 for column, row in zip(drawn, rows, strict=True) if not row)
+
+
+@pytest.mark.parametrize("weights", [[1, 5, 2], [3, 3, 3]])
+def test_open_maps_what_was_saved(tmp_path: Path, weights: list[int]):
+    csr = Csr.from_pairs(np.array([2, 0, 2]), np.array([7, 1, 4]), 4, np.array(weights))
+    for name, array in vars(csr).items():
+        if array is not None:
+            np.save(tmp_path / f"{name}.npy", array)
+    opened = Csr.open(tmp_path)
+    assert isinstance(opened.indices, np.memmap)
+    assert rows_of(opened) == [[1], [], [4, 7], []]
+    expected = None if len(set(weights)) == 1 else [0, 5, 7, 8]
+    found = opened.cumulative_weights
+    assert (None if found is None else found.tolist()) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6))))
+def test_ragged_positions_concatenate_ranges(ranges):
+    starts, lengths = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+    expected = [position for start, length in ranges for position in range(start, start + length)]
+    assert ragged_positions(starts, lengths).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 1000)))
+def test_cumulative_sum_starts_at_zero_and_ends_at_the_total(weights):
+    found = cumulative_sum(np.array(weights, dtype=np.float32))
+    assert found.dtype == np.float64
+    assert found.tolist() == [sum(weights[:end]) for end in range(len(weights) + 1)]

@@ -1,0 +1,74 @@
+"""The stateless random numbers: known values, uniformity, and independence of keys."""
+
+from itertools import combinations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ramen_ray.data.prepared.hashing import hash_strings, hash_texts, keyed_hash, mix, uniforms
+
+WORD = 1 << 64
+texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
+
+
+def _splitmix64(seed: int) -> int:
+    z = (seed + 0x9E3779B97F4A7C15) % WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % WORD
+    return z ^ (z >> 31)
+
+
+def _flat(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.cumsum([0, *map(len, texts)])
+    return np.array([token for text in texts for token in text], dtype=np.uint16), offsets
+
+
+def test_mix_gives_the_published_first_output_of_splitmix64():
+    assert mix(np.array([1234567])).tolist() == [6457827717110365317]
+
+
+@given(st.lists(st.integers(0, WORD - 1), min_size=1))
+def test_mix_equals_splitmix64_in_python_integers(values):
+    assert mix(np.array(values, dtype=np.uint64)).tolist() == [_splitmix64(v) for v in values]
+
+
+def test_uniforms_are_uniform_and_below_one():
+    drawn = uniforms((3, 1), np.arange(20_000))
+    assert 0 <= drawn.min() <= drawn.max() < 1
+    assert stats.kstest(drawn, "uniform").pvalue > 0.01
+
+
+def test_different_keys_give_uncorrelated_numbers():
+    keys = [(0,), (1,), (0, 0), (0, 1), (1, 0), (-1,)]
+    drawn = [uniforms(key, np.arange(20_000)) for key in keys]
+    for one, other in combinations(drawn, 2):
+        assert abs(stats.pearsonr(one, other).statistic) < 0.03
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=4), st.lists(st.integers(-5, 5)))
+def test_a_hash_depends_on_its_key_and_value_only(key, values):
+    together = keyed_hash(tuple(key), np.array(values, dtype=np.int64))
+    alone = [keyed_hash(tuple(key), np.array([v])).item() for v in values]
+    assert together.tolist() == alone
+
+
+@given(texts_strategy, texts_strategy)
+def test_texts_hash_equally_exactly_when_they_are_equal(texts, others):
+    tokens, offsets = _flat(texts + others)
+    middle = offsets[len(texts)]
+    here = hash_texts(tokens[:middle], offsets[: len(texts) + 1]).tolist()
+    there = hash_texts(tokens[middle:].astype(np.int32), offsets[len(texts) :]).tolist()
+    for text, hashed in zip(texts, here, strict=True):
+        for other, other_hashed in zip(others, there, strict=True):
+            assert (text == other) == (hashed == other_hashed)
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20))
+def test_string_hashes_are_equal_exactly_for_equal_strings(strings):
+    hashes = hash_strings(pa.array(strings, pa.string())).tolist()
+    texts = [text or "" for text in strings]
+    assert len(set(hashes)) == len(set(texts)) == len(set(zip(hashes, texts, strict=True)))
+    assert hash_strings(pa.array(["x", *strings], pa.string())[1:]).tolist() == hashes

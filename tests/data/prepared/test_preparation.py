@@ -1,0 +1,207 @@
+"""The prepared arrays against a naive reading of the tables."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
+from transformers import AutoTokenizer
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.data.store.schemas import SPLITS
+
+SETS = ("links", "topics")
+
+
+def _texts_of(table: TokenTable) -> list[list[int]]:
+    return [table.gather(np.array([row])).tolist() for row in range(len(table))]
+
+
+def _arrays(prepared: Prepared) -> dict[str, tuple[str, list]]:
+    files = sorted(prepared.path.rglob("*.npy"))
+    loaded = {str(file.relative_to(prepared.path)): np.load(file) for file in files}
+    return {name: (str(array.dtype), array.tolist()) for name, array in loaded.items()}
+
+
+def _tokens_by_id(dataset: Dataset, table: str, encoder: Path, special: bool) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    rows = sorted(dataset.read(table).to_pylist(), key=lambda row: next(iter(row.values())))
+    return [tokenizer.encode(row["text"], add_special_tokens=special) for row in rows]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_token_tables_hold_every_text(
+    special: bool, request: pytest.FixtureRequest, dataset_path: Path, encoder_path: Path
+):
+    prepared = request.getfixturevalue("prepared" if special else "prepared_bag")
+    dataset = Dataset(dataset_path)
+    tables = {
+        "ads": prepared.ads,
+        "queries/validation": prepared.queries["validation"],
+        "queries/test": prepared.queries["test"],
+        **{f"anchors/{name}": prepared.anchors(name) for name in SETS},
+    }
+    for name, table in tables.items():
+        assert _texts_of(table) == _tokens_by_id(dataset, name, encoder_path, special)
+    by_id = _tokens_by_id(dataset, "queries/train", encoder_path, special)
+    found = _texts_of(prepared.queries["train"])
+    assert found == [by_id[query] for query in prepared.query_ids.tolist()]
+
+
+def test_texts_hash_equally_across_tables_exactly_when_they_are_equal(prepared: Prepared):
+    tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
+    texts = [tuple(text) for table in tables for text in _texts_of(table)]
+    hashes = np.concatenate([table.hashes for table in tables]).tolist()
+    assert len(set(texts)) == len(set(hashes)) == len(set(zip(texts, hashes, strict=True)))
+    assert len(set(texts)) < len(texts)
+
+
+def test_train_rows_are_a_shuffle_of_the_ids(prepared: Prepared):
+    ids = prepared.query_ids.tolist()
+    assert sorted(ids) == list(range(60))
+    assert abs(np.corrcoef(ids, range(60))[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_clicks_are_the_sorted_ads_of_each_query(
+    prepared: Prepared, dataset_path: Path, split: str
+):
+    rows = Dataset(dataset_path).read(f"queries/{split}").to_pylist()
+    by_id = {row["query_id"]: sorted(row["ad_ids"]) for row in rows}
+    order = prepared.query_ids.tolist() if split == "train" else range(len(rows))
+    assert rows_of(prepared.clicks[split]) == [by_id[query] for query in order]
+
+
+def test_train_click_counts_count_the_queries_of_each_ad(prepared: Prepared, dataset_path: Path):
+    clicks = Dataset(dataset_path).read("queries/train")["ad_ids"].to_pylist()
+    expected = [sum(ad in ads for ads in clicks) for ad in range(40)]
+    assert prepared.train_click_counts.tolist() == expected
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("side", ["query", "ad"])
+def test_edges_are_the_sorted_anchors_with_their_weights(
+    prepared: Prepared, dataset_path: Path, name: str, side: str
+):
+    edges: dict[int, dict[int, float]] = {}
+    for row in Dataset(dataset_path).read(f"edges/{name}/{side}").to_pylist():
+        edges.setdefault(row[f"{side}_id"], {})[row["anchor_id"]] = row["weight"]
+    order = prepared.query_ids.tolist() if side == "query" else range(40)
+    expected = [dict(sorted(edges.get(node, {}).items())) for node in order]
+    found = prepared.edges(name, side)
+    assert rows_of(found) == [list(row) for row in expected]
+    assert any(not row for row in expected)
+    if name == "topics":
+        assert found.cumulative_weights is None
+    else:
+        weights = [weight for row in expected for weight in row.values()]
+        np.testing.assert_allclose(found.cumulative_weights, np.cumsum([0, *weights]), rtol=1e-12)
+
+
+def test_filters_are_the_pairs_of_the_table_or_none(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
+):
+    dataset = Dataset(dataset_path)
+    for split in ("validation", "test"):
+        pairs = [list(row.values()) for row in dataset.read(f"filters/{split}").to_pylist()]
+        assert prepared.filters(split).tolist() == pairs
+    bare = shutil.copytree(dataset_path, tmp_path / "bare")
+    shutil.rmtree(bare / "filters")
+    unfiltered = _prepare(bare, encoder_path, tmp_path / "out")
+    assert unfiltered.filters("test").shape == (0, 2)
+
+
+def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepared:
+    return prepare_in_process(Dataset(path), folder, str(encoder), MAX_LENGTH, True, **options)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 7, 1000])
+def test_any_number_of_blocks_gives_the_same_arrays(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+):
+    found = _prepare(dataset_path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    assert _arrays(found) == _arrays(prepared)
+
+
+def test_tables_in_parts_with_their_rows_in_any_order_give_the_same_arrays(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
+):
+    path = shutil.copytree(dataset_path, tmp_path / "parts")
+    draw = np.random.default_rng(0)
+    for table in [t for t in Dataset(path).tables if not t.startswith("filters/")]:
+        file = path / f"{table}.parquet"
+        rows = pq.read_table(file)
+        rows = rows.take(draw.permutation(len(rows)))
+        file.unlink()
+        file.mkdir()
+        third = len(rows) // 3
+        for number, part in enumerate([rows[:third], rows[:0], rows[third:]]):
+            pq.write_table(part, file / f"part-{number}.parquet")
+    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=3)
+    assert _arrays(found) == _arrays(prepared)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "token_type"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)]
+)
+def test_token_ids_take_two_bytes_where_the_vocabulary_allows(
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, vocab_size: int, token_type: type
+):
+    found = _prepare(dataset_path, encoder_path, tmp_path / "out", vocab_size=vocab_size)
+    assert found.ads.token_ids.dtype == token_type
+    expected = _tokens_by_id(Dataset(dataset_path), "ads", encoder_path, special=True)
+    assert _texts_of(found.ads) == expected
+
+
+def _repeat_ad_of_query_7(rows: pa.Table) -> pa.Table:
+    clicks = rows["ad_ids"].to_pylist()
+    clicks[7] = [5, 30, 5]
+    return query_table(rows["text"].to_pylist(), clicks)
+
+
+def _repeat_row_3(rows: pa.Table) -> pa.Table:
+    return pa.concat_tables([rows, rows[3:4]])
+
+
+def _replace_id_4_by_id_3(rows: pa.Table) -> pa.Table:
+    ids = [3 if value == 4 else value for value in rows[0].to_pylist()]
+    return rows.set_column(0, rows.column_names[0], pa.array(ids))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5, 300])
+@pytest.mark.parametrize(
+    ("table", "change", "fragments"),
+    [
+        ("queries/train", _repeat_ad_of_query_7, ["row 7", "ad_ids", "one ad twice: 5"]),
+        ("queries/test", _repeat_ad_of_query_7, ["row 7", "ad_ids", "one ad twice: 5"]),
+        ("queries/train", _replace_id_4_by_id_3, ["id 3"]),
+        ("queries/validation", _replace_id_4_by_id_3, ["id 3"]),
+        ("ads", _replace_id_4_by_id_3, ["id 3"]),
+        ("anchors/links", _replace_id_4_by_id_3, ["id 3"]),
+        ("edges/links/query", _repeat_row_3, ["anchor_id"]),
+        ("edges/topics/ad", _repeat_row_3, ["anchor_id 3"]),
+    ],
+)
+def test_repeated_ids_clicks_and_edges_are_refused(
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    table: str,
+    change: Callable[[pa.Table], pa.Table],
+    fragments: list[str],
+    num_blocks: int,
+):
+    path = shutil.copytree(dataset_path, tmp_path / "changed")
+    file = path / f"{table}.parquet"
+    pq.write_table(change(pq.read_table(file)), file)
+    write_metadata(path, Dataset(path).metadata)
+    with pytest.raises(DatasetError) as error:
+        _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    for fragment in [table, *fragments]:
+        assert fragment in str(error.value)

@@ -1,0 +1,519 @@
+"""Novel splits against plain loops, and what is trained, measured and predicted on them."""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import TOPICS
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from mlflow.tracking import MlflowClient
+from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
+
+from jobs import evaluate as evaluate_job
+from jobs import ingest
+from ramen_ray.command_line import run_job
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.predictions import write_predictions
+from ramen_ray.data.validation import validate
+from ramen_ray.data.validation.structure import check_structure
+from ramen_ray.method.metrics.evaluation import KS, Propensity, encode_rows, evaluate
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.orchestration.training.results import TrainResult
+from ramen_ray.orchestration.training.run import fit
+
+NUM_CPUS = 3
+SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
+NUM_ANCHORS = 6
+NAMES = {
+    kind: {word for topic in topics for word in TOPICS[topic]}
+    for kind, topics in {"grown": ("birds", "trees"), "made": ("ships", "tools", "dances")}.items()
+}
+
+
+def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
+    """Write a dataset with users' ids, weights, filters, three graphs, and rows in any order."""
+    draw = np.random.default_rng(seed)
+
+    def lists(count: int, below: int, low: int) -> list[list[int]]:
+        sizes = draw.integers(low, min(below, 4) + 1, count)
+        return [draw.choice(below, size, replace=False).tolist() for size in sizes]
+
+    tables = {"ads": _with_source_ids(text_table("ad_id", [f"ad {a}" for a in range(num_ads)]))}
+    for split, count in SPLIT_SIZES.items():
+        rows = query_table([f"{split} {q}" for q in range(count)], lists(count, num_ads, 1))
+        weights = [draw.random(len(ads)).tolist() for ads in rows["ad_ids"].to_pylist()]
+        weights = pa.array(weights, pa.list_(pa.float32()))
+        tables[f"queries/{split}"] = _with_source_ids(rows).append_column("weights", weights)
+        if split != "train":
+            pairs = [(q, ad) for q, ads in enumerate(lists(count, num_ads, 0)) for ad in ads]
+            columns = {"query_id": [q for q, _ in pairs], "ad_id": [ad for _, ad in pairs]}
+            tables[f"filters/{split}"] = pa.table(columns)
+    for name, sides in {"both": "query ad", "left": "query test_query", "right": "ad"}.items():
+        texts = [f"{name} {anchor}" for anchor in range(NUM_ANCHORS)]
+        tables[f"anchors/{name}"] = text_table("anchor_id", texts)
+        for side in sides.split():
+            count = {"query": 14, "test_query": 8, "ad": num_ads}[side]
+            column = "ad_id" if side == "ad" else "query_id"
+            linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
+            tables[f"edges/{name}/{side}"] = node_edges(column, linked)
+    shuffled = {name: rows.take(draw.permutation(len(rows))) for name, rows in tables.items()}
+    return write_dataset(path, shuffled, name="random", source="a die", licence="free")
+
+
+def _with_source_ids(rows: pa.Table) -> pa.Table:
+    own = [f"user's {text}" for text in rows["text"].to_pylist()]
+    return rows.append_column("source_id", pa.array(own))
+
+
+def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
+    """Weights of all clicks by the query's text and id of the user's, and the ad."""
+    return {
+        (row["text"], row.get("source_id", ""), ad): weight
+        for row in dataset.read(f"queries/{split}").to_pylist()
+        for ad, weight in zip(row["ad_ids"], row.get("weights", row["ad_ids"]), strict=True)
+    }
+
+
+def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
+    rows = dataset.read(f"queries/{split}").to_pylist()
+    assert sorted(row["query_id"] for row in rows) == list(range(len(rows)))
+    assert all(row["ad_ids"] for row in rows)
+    return {row["query_id"]: row["text"] for row in rows}
+
+
+def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    return dataset.read(table).to_pylist() if dataset.has(table) else []
+
+
+def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]:
+    """The rows of filters or query edges with the query's text in place of its id."""
+    texts = _query_texts(dataset, split)
+    return Counter(
+        (texts[row.pop("query_id")], *sorted(row.items())) for row in _rows(dataset, table)
+    )
+
+
+def _expected_pairs(
+    parent: Dataset, table: str, split: str, kept: set[str], ads: set[int] | None = None
+) -> Counter[tuple[Any, ...]]:
+    texts = _query_texts(parent, split)
+    return Counter(
+        (texts[row.pop("query_id")], *sorted(row.items()))
+        for row in _rows(parent, table)
+        if texts[row["query_id"]] in kept and (ads is None or row["ad_id"] in ads)
+    )
+
+
+cases = st.tuples(
+    st.integers(0, 10**6), st.integers(4, 14), st.floats(0.15, 0.7), st.booleans(), st.integers(0)
+)
+
+
+@settings(max_examples=60)
+@given(cases)
+def test_a_split_is_what_plain_loops_make_of_the_rule(case):
+    dataset_seed, num_ads, fraction, one_shot, seed = case
+    seed %= 2**31
+    with TemporaryDirectory() as folder:
+        parent = _write_random_dataset(Path(folder) / "parent", dataset_seed, num_ads)
+        output = Path(folder) / "split"
+        try:
+            split = make_novel_split(parent.path, output, fraction, one_shot, seed)
+        except DatasetError as error:
+            event("a split would be empty")
+            assert "has a click on a" in str(error)
+            assert [path.name for path in Path(folder).iterdir()] == ["parent"]
+            return
+        assert errors_in(split) == []
+        novel = set(split.read("novel_ads")["ad_id"].to_pylist())
+        seen = set(range(num_ads)) - novel
+        assert len(novel) == split.num_rows("novel_ads") == round(fraction * num_ads)
+        _assert_clicks_follow(parent, split, novel, one_shot)
+        _assert_pairs_follow(parent, split, novel, seen)
+        for table in ("ads", "queries/test", "filters/test"):
+            assert _rows(split, table) == _rows(parent, table)
+
+
+def _assert_clicks_follow(parent: Dataset, split: Dataset, novel: set[int], one_shot: bool) -> None:
+    before, after = _clicks(parent, "train"), _clicks(split, "train")
+    revealed = {click for click in after if click[2] in novel}
+    clicked = {click[2] for click in before} & novel
+    assert sorted(click[2] for click in revealed) == (sorted(clicked) if one_shot else [])
+    assert after == {
+        click: weight
+        for click, weight in before.items()
+        if click[2] not in novel or click in revealed
+    }
+    before = _clicks(parent, "validation")
+    expected = {click: weight for click, weight in before.items() if click[2] not in novel}
+    assert _clicks(split, "validation") == expected
+    before = _clicks(parent, "test")
+    expected = {click: weight for click, weight in before.items() if click[2] in novel}
+    assert _clicks(split, "zero_shot") == expected
+
+
+def _assert_pairs_follow(parent: Dataset, split: Dataset, novel: set[int], seen: set[int]) -> None:
+    kept = {name: set(_query_texts(split, name).values()) for name in (*SPLIT_SIZES, "zero_shot")}
+    for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
+        expected = _expected_pairs(parent, f"filters/{source}", source, kept[target], ads)
+        assert _pairs(split, f"filters/{target}", target) == expected
+    for name in parent.anchor_sets:
+        table = f"edges/{name}/query"
+        by_query = _expected_pairs(parent, table, "train", kept["train"])
+        by_ad = [row for row in _rows(parent, f"edges/{name}/ad") if row["ad_id"] in seen]
+        assert _pairs(split, table, "train") == by_query
+        assert _rows(split, f"edges/{name}/ad") == by_ad
+        assert split.has(f"anchors/{name}") == bool(by_query or by_ad)
+        if by_query or by_ad:
+            for table in (f"anchors/{name}", f"edges/{name}/test_query"):
+                assert _rows(split, table) == _rows(parent, table)
+
+
+def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
+    return {table: _rows(dataset, table) for table in dataset.tables}
+
+
+def test_the_seed_decides(tmp_path: Path):
+    parent = _write_random_dataset(tmp_path / "parent", 3, 12).path
+    made = [
+        make_novel_split(parent, tmp_path / str(number), 0.4, one_shot, seed)
+        for number, (one_shot, seed) in enumerate([(True, 1), (True, 1), (True, 2), (False, 1)])
+    ]
+    assert _contents(made[0]) == _contents(made[1])
+    assert _rows(made[0], "novel_ads") != _rows(made[2], "novel_ads")
+    assert _rows(made[0], "novel_ads") == _rows(made[3], "novel_ads")
+    assert made[2].metadata["name"] == "random-one-shot"
+    assert made[2].metadata["source"] == "a die"
+    assert made[2].metadata["licence"] == "free"
+    assert made[2].metadata["novel_split"] == {
+        "parent": "random",
+        "parent_fingerprint": Dataset(parent).fingerprint,
+        "novel_fraction": 0.4,
+        "one_shot": True,
+        "seed": 2,
+    }
+
+
+def test_the_order_of_the_rows_decides_nothing(tmp_path: Path):
+    parent = _write_random_dataset(tmp_path / "parent", 4, 12)
+    tables = {table: parent.read(table)[::-1] for table in parent.tables}
+    turned = write_dataset(tmp_path / "turned", tables, name="turned")
+    one, other = (
+        make_novel_split(dataset.path, tmp_path / f"{number}", 0.4, one_shot=True)
+        for number, dataset in enumerate((parent, turned))
+    )
+    for split in ("train", "validation", "zero_shot"):
+        assert _clicks(one, split) == _clicks(other, split)
+
+
+def test_all_ads_and_all_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Path):
+    draws = 150
+    ads = text_table("ad_id", [f"ad {a}" for a in range(4)])
+    every = [[0, 1, 2, 3]] * 5
+    tables = {
+        f"queries/{s}": query_table([f"{s} {q}" for q in range(5)], every) for s in SPLIT_SIZES
+    }
+    parent = write_dataset(tmp_path / "parent", {"ads": ads, **tables}, name="even").path
+    novel, revealed, together = Counter[int](), Counter[str](), 0
+    for seed in range(draws):
+        split = make_novel_split(parent, tmp_path / str(seed), 0.5, one_shot=True, seed=seed)
+        ads = split.read("novel_ads")["ad_id"].to_pylist()
+        clicks = [(query, ad) for query, _, ad in _clicks(split, "train") if ad in ads]
+        novel.update(ads)
+        revealed.update(query for query, _ in clicks)
+        together += clicks[0][0] == clicks[1][0]
+    for counts, outcomes in ((novel, 4), (revealed, 5)):
+        expected = 2 * draws / outcomes
+        assert len(counts) == outcomes
+        assert min(counts.values()) > 0.6 * expected
+        assert max(counts.values()) < 1.4 * expected
+    assert 0.5 * draws / 5 < together < 1.5 * draws / 5
+
+
+def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
+    queries = {f"queries/{s}": query_table([f"{s} 0", f"{s} 1"], [[0], [1]]) for s in SPLIT_SIZES}
+    tables = {
+        **queries,
+        "ads": text_table("ad_id", ["an ad", "another"]),
+        "anchors/graph": text_table("anchor_id", ["an anchor"]),
+        "edges/graph/ad": node_edges("ad_id", [[0], []]),
+    }
+    parent = write_dataset(tmp_path / "parent", tables, name="bare").path
+    splits = [make_novel_split(parent, tmp_path / str(s), 0.5, seed=s) for s in range(8)]
+    left = {(_rows(split, "novel_ads")[0]["ad_id"], len(split.anchor_sets)) for split in splits}
+    assert left == {(0, 0), (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--novel-fraction", "1.0"], "must lie between 0 and 1, not be 1.0"),
+        (["--novel-fraction", "-0.1"], "must lie between 0 and 1, not be -0.1"),
+        (["--novel-fraction", "nan"], "must lie between 0 and 1, not be nan"),
+        (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
+        (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
+        (["--novel-fraction", "0.97"], "has a click on a seen ad"),
+        (["--output", "/proc"], "/proc exists already"),
+        (["--dataset", "no/such/folder"], "there is no dataset directory at"),
+    ],
+)
+def test_what_makes_no_split_is_one_clear_line(
+    flags: list[str],
+    message: str,
+    dataset_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    given_flags = dict(zip(flags[::2], flags[1::2], strict=True))
+    known = {"--dataset": str(dataset_path), "--output": str(tmp_path / "split"), **given_flags}
+    arguments = [word for pair in known.items() for word in pair]
+    monkeypatch.setattr(sys, "argv", ["ingest.py", "novel", *arguments])
+    assert run_job(ingest.main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_is_not_split_again(dataset_path: Path, tmp_path: Path):
+    split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
+    with pytest.raises(DatasetError, match="has novel ads already"):
+        make_novel_split(split.path, tmp_path / "again", 0.3)
+
+
+def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: Path):
+    split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
+    pq.write_table(pa.table({"ad_id": [3, 40]}), split.path / "novel_ads.parquet")
+    said = "\n".join(map(str, validate(split)))
+    assert "novel_ads.parquet, row 1, column 'ad_id'" in said
+    (split.path / "novel_ads.parquet").unlink()
+    with pytest.raises(DatasetError, match="it is there without novel_ads"):
+        check_structure(Dataset(split.path))
+
+
+@pytest.fixture(scope="module")
+def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""
+    folder = tmp_path_factory.mktemp("novel")
+    handmade = Dataset(dataset_path)
+    tables = {table: handmade.read(table) for table in handmade.tables}
+    for table in ("ads", "queries/test"):
+        own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
+        tables[table] = tables[table].append_column("source_id", own)
+    parent = write_dataset(folder / "parent", tables, name="handmade")
+    return make_novel_split(parent.path, folder / "split", 0.3).path
+
+
+@pytest.fixture(scope="module")
+def split_prepared(
+    split_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Prepared:
+    folder = tmp_path_factory.mktemp("prepared") / "novel"
+    return prepare_in_process(Dataset(split_path), folder, str(encoder_path), MAX_LENGTH, True)
+
+
+def test_zero_shot_searches_the_novel_ads_only(
+    split_path: Path, split_prepared: Prepared, encoder_path: Path
+):
+    dataset, encoder = Dataset(split_path), build_transformer(str(encoder_path))
+    metrics, (found, _) = evaluate(encoder, split_prepared, "zero_shot", Propensity())
+    queries = sorted(_rows(dataset, "queries/zero_shot"), key=lambda row: row["query_id"])
+    novel = dataset.read("novel_ads")["ad_id"].to_pylist()
+    dropped = {tuple(row.values()) for row in _rows(dataset, "filters/zero_shot")}
+    assert dropped
+    texts = split_prepared.queries["zero_shot"]
+    embedded = encode_rows(encoder, texts, np.arange(len(texts))).astype(np.float64)
+    ads = encode_rows(encoder, split_prepared.ads, np.arange(40)).astype(np.float64)
+    expected: dict[str, list[float]] = {}
+    for query, (row, embedding) in enumerate(zip(queries, embedded, strict=True)):
+        scores = {ad: ads[ad] @ embedding for ad in novel if (query, ad) not in dropped}
+        shown = [ad for ad in found[query].tolist() if ad >= 0]
+        assert sorted(shown) == sorted(scores)
+        ranked = [scores[ad] for ad in shown]
+        assert ranked == pytest.approx(sorted(scores.values(), reverse=True), abs=1e-5)
+        hits = [ad in row["ad_ids"] for ad in shown]
+        for k in KS:
+            expected.setdefault(f"P@{k}", []).append(sum(hits[:k]) / k)
+            expected.setdefault(f"R@{k}", []).append(sum(hits[:k]) / len(row["ad_ids"]))
+    assert len(novel) == 12
+    for name, values in expected.items():
+        assert metrics[name] == pytest.approx(np.mean(values)), name
+    assert metrics["R@100"] > metrics["R@3"]
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_validation_leaves_novel_ads_out_and_test_does_not(
+    split_path: Path, split_prepared: Prepared, prepared: Prepared, encoder_path: Path
+):
+    encoder = build_transformer(str(encoder_path))
+    novel = set(Dataset(split_path).read("novel_ads")["ad_id"].to_pylist())
+    for split, expected in (("validation", set(range(40)) - novel), ("test", set(range(40)))):
+        _, (found, _) = evaluate(encoder, split_prepared, split, Propensity())
+        assert set(found[found >= 0].tolist()) == expected
+    assert prepared.splits == ["train", "validation", "test"]
+    assert prepared.candidates("validation").tolist() == list(range(40))
+
+
+@given(st.integers(0, 999), st.integers(1, 20))
+def test_predictions_are_written_in_the_users_ids(seed: int, k: int):
+    draw = np.random.default_rng(seed)
+    with TemporaryDirectory() as folder:
+        dataset = _write_random_dataset(Path(folder) / "dataset", seed, 12)
+        ads = np.stack([draw.permutation(20) for _ in range(8)])[:, :k]
+        scores = draw.random(ads.shape, dtype=np.float32)
+        order = np.argsort(ads >= 12, axis=1, kind="stable")
+        ads = np.take_along_axis(np.where(ads < 12, ads, -1), order, 1)
+        file = Path(folder) / "predictions.parquet"
+        file.write_text("of an earlier run")
+        write_predictions(file, dataset, "test", (ads, scores))
+        written = pq.read_table(file).to_pylist()
+        query_ids = dataset.read("queries/test")["query_id"].to_pylist()
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["dataset", file.name]
+    expected = [
+        {
+            "query_id": f"user's test {query}",
+            "query": f"test {query}",
+            "rank": place + 1,
+            "ad_id": f"user's ad {ads[query, place]}",
+            "ad": f"ad {ads[query, place]}",
+            "score": float(scores[query, place]),
+        }
+        for query in query_ids
+        for place in range(k)
+        if ads[query, place] >= 0
+    ]
+    assert written == expected
+
+
+def test_without_ids_of_the_users_the_dense_ones_are_written(dataset_path: Path, tmp_path: Path):
+    file = tmp_path / "predictions.parquet"
+    ads, scores = np.array([[5, -1]] * 12), np.array([[0.5, -np.inf]] * 12, dtype=np.float32)
+    write_predictions(file, Dataset(dataset_path), "test", (ads, scores))
+    rows = pq.read_table(file)
+    assert rows["query_id"].to_pylist() == [str(query) for query in range(12)]
+    assert rows["ad_id"].to_pylist() == ["5"] * 12
+
+
+def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_path: Path):
+    file = tmp_path / "predictions.parquet"
+    file.write_text("of an earlier run")
+    too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)
+    with pytest.raises(IndexError):
+        write_predictions(file, Dataset(dataset_path), "test", too_few)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (file.name, "of an earlier run")
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: None, split_path: Path, small_run: RunConfig) -> TrainResult:
+    return fit(overlay(small_run, {"dataset": str(split_path), "training.epochs": 1}))
+
+
+def test_training_measures_zero_shot_too(trained: TrainResult):
+    run = MlflowClient(tracking_uri=trained.tracking_uri).get_run(trained.mlflow_run_id)
+    for row, prefix in (("trained", ""), ("untrained", "untrained/")):
+        assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
+        logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]
+        assert logged == trained.metrics[row]["zero_shot"]["R@10"]
+
+
+def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
+    client = MlflowClient(tracking_uri=trained.tracking_uri)
+    file = client.download_artifacts(trained.mlflow_run_id, "sample_predictions.json")
+    table = json.loads(Path(file).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    dataset = Dataset(split_path)
+    ads = {row["source_id"]: row for row in _rows(dataset, "ads")}
+    queries = {row["source_id"]: row for row in _rows(dataset, "queries/test")}
+    assert len(rows) == 5 * len(queries)
+    for row in rows:
+        query, ad = queries[row["query_id"]], ads[row["ad_id"]]
+        assert (row["query"], row["ad"]) == (query["text"], ad["text"])
+        assert (row["hit"] == "hit") == (ad["ad_id"] in query["ad_ids"])
+
+
+def test_the_evaluation_job_does_the_same_and_writes_predictions(
+    trained: TrainResult,
+    split_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
+    written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
+    names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
+    Path("names.csv").write_text("\n".join(["kind,name", *names]))
+    monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
+    assert run_job(evaluate_job.main) == 0
+    said = capsys.readouterr().out
+    assert "predictions: predictions.parquet" in said
+    assert all(f" {kind} " in said for kind in ("grown", "made", "all"))
+    measured = json.loads(Path("metrics.json").read_text())
+    file = Path("predictions.parquet")
+    _assert_bad_matches(measured, pq.read_table(file).to_pylist())
+    trained_metrics = trained.metrics["trained"]["zero_shot"]
+    metrics = {name: measured[name] for name in trained_metrics}
+    assert metrics == pytest.approx(trained_metrics, abs=1e-12)
+    dataset = Dataset(split_path)
+    ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
+    queries = {row["source_id"]: row for row in _rows(dataset, "queries/zero_shot")}
+    rows = pq.read_table(file).to_pylist()
+    first = {row["query_id"]: ads[row["ad_id"]] for row in rows if row["rank"] == 1}
+    assert first.keys() == queries.keys()
+    hits = [ad in queries[query]["ad_ids"] for query, ad in first.items()]
+    assert metrics["P@1"] == pytest.approx(np.mean(hits))
+
+
+def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    shown = [(set(row["query"].split()), set(row["ad"].split()), row["rank"]) for row in rows]
+    for kind, words in NAMES.items():
+        for k in (1, 3, 5):
+            asked = [
+                (query & words, ad & words)
+                for query, ad, rank in shown
+                if rank <= k and query & words
+            ]
+            bad = sum(bool(ad) and not query & ad for query, ad in asked)
+            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(asked))
+    assert 0 < metrics["BMR@5"] < 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--names", "/no/such/names.csv"], "there is no file or folder /no/such/names.csv"),
+        (["--split", "zero_shot"], "handmade has no zero_shot split"),
+        (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
+        (["--predictions", "/tmp"], "must be a file in a folder"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_clear_line(
+    trained: TrainResult,
+    flags: list[str],
+    message: str,
+    dataset_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent)]
+    monkeypatch.setattr(sys, "argv", [*command, "--dataset", str(dataset_path), *flags])
+    assert run_job(evaluate_job.main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said

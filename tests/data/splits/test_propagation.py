@@ -1,0 +1,260 @@
+"""Propagated clicks against plain loops, and training on them."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from support import errors_in, node_edges, query_table, text_table
+
+from jobs import ingest
+from jobs import validate as validate_job
+from ramen_ray.command_line import run_job
+from ramen_ray.data.splits import propagation
+from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+
+NUM_ANCHORS = 4
+WEIGHTS = (0.5, 1.0, 3.0)  # sums of their products are exact
+
+
+def _write_random_dataset(path: Path, seed: int, weighted: bool) -> Dataset:
+    """Write 9 train queries and 7 ads, of which some have a query's text, and three graphs."""
+    draw = np.random.default_rng(seed)
+
+    def lists(count: int, below: int, low: int) -> list[list[int]]:
+        return [
+            draw.choice(below, draw.integers(low, 4), replace=False).tolist() for _ in range(count)
+        ]
+
+    tables = {"ads": text_table("ad_id", [f"Train  {a}" if a < 4 else f"ad {a}" for a in range(7)])}
+    for split, count in {"train": 9, "validation": 2, "test": 3}.items():
+        rows = query_table([f"{split} {q}" for q in range(count)], lists(count, 7, 1))
+        if weighted:
+            weights = [(1 + draw.random(len(ads))).tolist() for ads in rows["ad_ids"].to_pylist()]
+            rows = rows.append_column("weights", pa.array(weights, pa.list_(pa.float32())))
+        own = pa.array([f"own {split} {q}" for q in range(count)])
+        tables[f"queries/{split}"] = rows.append_column("source_id", own)
+    tables["filters/test"] = pa.table({"query_id": [1], "ad_id": [6]})
+    for name, sides in {"both": "query ad test_query", "left": "query", "more": "query ad"}.items():
+        tables[f"anchors/{name}"] = text_table(
+            "anchor_id", [f"{name} {a}" for a in range(NUM_ANCHORS)]
+        )
+        for side in sides.split():
+            count = {"query": 9, "test_query": 3, "ad": 7}[side]
+            linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
+            weights = [draw.choice(WEIGHTS, len(anchors)).tolist() for anchors in linked]
+            column = "ad_id" if side == "ad" else "query_id"
+            tables[f"edges/{name}/{side}"] = node_edges(column, linked, weights)
+    shuffled = {name: rows.take(draw.permutation(len(rows))) for name, rows in tables.items()}
+    return write_dataset(path, shuffled, name="random", source="a die")
+
+
+def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    return dataset.read(table).to_pylist() if dataset.has(table) else []
+
+
+def _scores(parent: Dataset, settings: PropagationSettings) -> Counter[tuple[int, int]]:
+    """What every query and ad share, by loops over pairs of edges."""
+    scores = Counter[tuple[int, int]]()
+    clicks = [
+        (row["query_id"], ad) for row in _rows(parent, "queries/train") for ad in row["ad_ids"]
+    ]
+    for name in settings.anchor_sets or parent.anchor_sets:
+        query_edges, ad_edges = (_rows(parent, f"edges/{name}/{side}") for side in ("query", "ad"))
+        degrees = Counter(edge["anchor_id"] for edge in query_edges + ad_edges)
+        for edge in query_edges:
+            if degrees[edge["anchor_id"]] > settings.max_anchor_degree:
+                continue
+            for other in query_edges if settings.via == "clicks" else ad_edges:
+                if other["anchor_id"] == edge["anchor_id"]:
+                    reached = (
+                        [other["ad_id"]]
+                        if "ad_id" in other
+                        else [ad for query, ad in clicks if query == other["query_id"]]
+                    )
+                    for ad in reached:
+                        scores[edge["query_id"], ad] += edge["weight"] * other["weight"]
+    return scores
+
+
+cases = st.builds(
+    PropagationSettings,
+    via=st.sampled_from(["ad-edges", "clicks"]),
+    anchor_sets=st.sampled_from([(), ("both",), ("more", "both"), ("left", "more")]),
+    max_anchor_degree=st.integers(5, 16),
+    top_k=st.integers(1, 7),
+    seed=st.integers(0, 3),
+)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 10**6), st.booleans(), cases)
+def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen):
+    with TemporaryDirectory() as folder:
+        parent = _write_random_dataset(Path(folder) / "parent", dataset_seed, weighted)
+        scores = _scores(parent, chosen)
+        texts = {row["ad_id"]: row["text"].lower().split() for row in _rows(parent, "ads")}
+        before = {row["query_id"]: row for row in _rows(parent, "queries/train")}
+        candidates = {
+            query: {
+                ad: scores[query, ad]
+                for ad, text in texts.items()
+                if scores[query, ad] and ad not in row["ad_ids"] and text != row["text"].split()
+            }
+            for query, row in before.items()
+        }
+        output = Path(folder) / "output"
+        if not any(candidates.values()):
+            event("nothing to add")
+            with pytest.raises(DatasetError, match="shares an anchor"):
+                propagate_clicks(parent.path, output, chosen)
+            assert [path.name for path in Path(folder).iterdir()] == ["parent"]
+            return
+        made = propagate_clicks(parent.path, output, chosen)
+        after = _rows(made, "queries/train")
+        assert errors_in(made) == []
+        assert [row["query_id"] for row in after] == list(before)
+        assert made.tables == parent.tables
+        for table in parent.tables:
+            assert table == "queries/train" or _rows(made, table) == _rows(parent, table)
+    for row in after:
+        old, best = before[row["query_id"]], candidates[row["query_id"]]
+        own = len(old["ad_ids"])
+        added = row["ad_ids"][own:]
+        assert [best[ad] for ad in added] == sorted(best.values(), reverse=True)[: chosen.top_k]
+        assert len(set(added)) == len(added)
+        assert row["ad_ids"][:own] == old["ad_ids"]
+        assert [row["text"], row["source_id"]] == [old["text"], old["source_id"]]
+        if weighted:
+            assert row["weights"] == old["weights"] + [min(old["weights"])] * len(added)
+
+
+def test_it_is_written_down_how_a_dataset_was_made(tmp_path: Path):
+    parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
+    made = propagate_clicks(parent.path, tmp_path / "made", PropagationSettings(top_k=2, seed=5))
+    assert made.name == "random-propagated"
+    assert made.metadata["source"] == "a die"
+    assert made.metadata["propagated_clicks"] == {
+        "parent": "random",
+        "parent_fingerprint": parent.fingerprint,
+        "via": "ad-edges",
+        "anchor_sets": [],
+        "max_anchor_degree": 500,
+        "top_k": 2,
+        "seed": 5,
+    }
+
+
+def _star(path: Path, num_queries: int, num_ads: int) -> Path:
+    """One anchor that ties all queries to all ads alike; each query has an ad of its own."""
+    ads = text_table("ad_id", [f"ad {a}" for a in range(num_ads + num_queries)])
+    clicks = [[num_ads + q] for q in range(num_queries)]
+    tables = {
+        "ads": ads,
+        "queries/train": query_table([f"train {q}" for q in range(num_queries)], clicks),
+        "queries/validation": query_table(["a query"], [[0]]),
+        "queries/test": query_table(["another"], [[0]]),
+        "anchors/hub": text_table("anchor_id", ["hub"]),
+        "edges/hub/query": node_edges("query_id", [[0]] * num_queries),
+        "edges/hub/ad": node_edges("ad_id", [[0]] * num_ads),
+    }
+    return write_dataset(path, tables, name="star").path
+
+
+def _added(dataset: Dataset) -> list[tuple[int, int]]:
+    return [
+        (row["query_id"], ad) for row in _rows(dataset, "queries/train") for ad in row["ad_ids"][1:]
+    ]
+
+
+def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path: Path):
+    star = _star(tmp_path / "star", 240, 6)
+    first, again, other = (
+        _added(propagate_clicks(star, tmp_path / name, PropagationSettings(top_k=2, seed=seed)))
+        for name, seed in (("first", 0), ("again", 0), ("other", 1))
+    )
+    assert first == again != other
+    counts = Counter(ad for _, ad in first)
+    assert len(first) == 480
+    assert all(50 < counts[ad] < 110 for ad in range(6))
+
+
+def test_neither_the_order_of_rows_nor_the_size_of_blocks_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    star = Dataset(_star(tmp_path / "star", 40, 6))
+    two = PropagationSettings(top_k=2)
+    expected = _added(propagate_clicks(star.path, tmp_path / "whole", two))
+    tables = {table: star.read(table)[::-1] for table in star.tables}
+    turned = write_dataset(tmp_path / "turned", tables, name="turned")
+    monkeypatch.setattr(propagation, "PRODUCTS_AT_ONCE", 13)
+    found = _added(propagate_clicks(turned.path, tmp_path / "parts", two))
+    assert sorted(found) == sorted(expected)
+
+
+def test_hubs_are_left_out(tmp_path: Path):
+    star = _star(tmp_path / "star", 5, 6)
+    kept = PropagationSettings(max_anchor_degree=11)
+    assert len(_added(propagate_clicks(star, tmp_path / "kept", kept))) == 30
+    with pytest.raises(DatasetError, match="an anchor of at most 10 edges"):
+        propagate_clicks(star, tmp_path / "left", PropagationSettings(max_anchor_degree=10))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--top-k", "0"], "top_k has to be 1 or more"),
+        (["--max-anchor-degree", "1"], "max_anchor_degree 2 or more"),
+        (["--anchor-sets", "links", "nets"], "has no anchor set 'nets'; it has 'links', 'topics'"),
+        (["--via", "friends"], "--via"),
+        (["--output", "/proc"], "/proc exists already"),
+        (["--dataset", "no/such/folder"], "there is no dataset directory at"),
+    ],
+)
+def test_what_cannot_be_propagated_is_one_clear_line(
+    flags: list[str],
+    message: str,
+    dataset_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    known = ["--dataset", str(dataset_path), "--output", str(tmp_path / "output")]
+    monkeypatch.setattr(sys, "argv", ["ingest.py", "propagate", *known, *flags])
+    assert run_job(ingest.main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
+    star = Dataset(_star(tmp_path / "star", 3, 3))
+    tables = {t: star.read(t) for t in star.tables if t.startswith(("queries", "ads"))}
+    bare = write_dataset(tmp_path / "bare", tables, name="bare")
+    with pytest.raises(DatasetError, match="has no anchor sets"):
+        propagate_clicks(bare.path, tmp_path / "made", PropagationSettings())
+
+
+def test_the_job_writes_what_is_sound(
+    dataset_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    output = tmp_path / "made"
+    words = ["propagate", "--dataset", str(dataset_path), "--output", str(output), "--top-k", "2"]
+    monkeypatch.setattr(sys, "argv", ["ingest.py", *words])
+    assert run_job(ingest.main) == 0
+    assert f"wrote handmade-propagated to {output}" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["validate.py", str(output)])
+    assert run_job(validate_job.main) == 0
+    assert "errors: 0" in capsys.readouterr().out

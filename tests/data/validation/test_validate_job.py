@@ -1,0 +1,167 @@
+"""Findings as people meet them: in jobs/validate.py, and in the log of a job that trains."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import MAX_LENGTH, ROOT
+
+from jobs import validate as job
+from ramen_ray.command_line import run_job
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.orchestration.preparation import pipeline
+
+NUM_CPUS = 4
+
+
+@pytest.fixture
+def copied(dataset_path: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(dataset_path, tmp_path / "mine")
+
+
+def _change(path: Path, table: str, column: str, row: int, value: object) -> None:
+    file = path / f"{table}.parquet"
+    rows = pq.read_table(file)
+    values = rows[column].to_pylist()
+    values[row] = value
+    index = rows.column_names.index(column)
+    pq.write_table(rows.set_column(index, column, pa.array(values, rows[column].type)), file)
+
+
+def _run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["validate.py", *arguments])
+    code = run_job(job.main)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_warnings_alone_end_well(copied: Path, monkeypatch, capsys):
+    code, out, _ = _run(monkeypatch, capsys, str(copied))
+    *_, closing = out.splitlines()
+    assert code == 0
+    assert closing == "errors: 0, warnings: 4"
+    assert "│ queries/train      │   60 │" in out
+    assert "\nwarning: ads.parquet, row 38, column 'text': text that an earlier ad has" in out
+
+
+def test_errors_come_first_and_end_in_exit_code_1(
+    copied: Path, tmp_path: Path, monkeypatch, capsys
+):
+    _change(copied, "edges/links/ad", "weight", 3, -1.0)
+    _change(copied, "ads", "text", 2, "\tword [bold]\x07")
+    findings = tmp_path / "findings.json"
+    code, out, _ = _run(monkeypatch, capsys, str(copied), "--json-file", str(findings))
+    lines = [line for line in out.splitlines() if line.startswith(("error:", "warning:"))]
+    assert code == 1
+    assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 5
+    assert lines[0] == (
+        "error: edges/links/ad.parquet, row 3, column 'weight': weight that is no positive number: "
+        "-1; give it a positive number, or leave it out"
+    )
+    assert out.endswith("errors: 1, warnings: 5\n")
+    written = json.loads(findings.read_text())
+    assert [finding["severity"] for finding in written] == ["error"] + ["warning"] * 5
+    assert (written[0]["row"], written[0]["column"]) == (3, "weight")
+    assert written[0]["file"] == "edges/links/ad.parquet"
+
+
+def test_a_folder_of_something_else_ends_in_exit_code_2(tmp_path: Path, monkeypatch, capsys):
+    code, out, err = _run(monkeypatch, capsys, str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err == f"error: {tmp_path} is not a dataset directory: it has no dataset.json\n"
+
+
+def test_findings_that_cannot_be_written_end_in_exit_code_2(copied: Path, monkeypatch, capsys):
+    file = copied / "nowhere" / "findings.json"
+    code, _, err = _run(monkeypatch, capsys, str(copied), "--json-file", str(file))
+    assert (code, err) == (2, f"error: --json-file {file}: No such file or directory\n")
+
+
+def test_it_runs_as_a_command_without_ray():
+    code = (
+        "import sys, runpy; sys.argv = ['jobs/validate.py', '--help']\n"
+        "try: runpy.run_path('jobs/validate.py', run_name='__main__')\n"
+        "finally: assert not {'ray', 'torch', 'mlflow'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "python jobs/validate.py datasets/foldoc" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["foldoc", "debian"])
+def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
+    code, out, _ = _run(monkeypatch, capsys, str(ROOT / "datasets" / name))
+    assert code == 0
+    assert out.endswith("errors: 0, warnings: 1\n")
+
+
+def _prepare(path: Path, encoder: Path) -> Prepared:
+    tokenizer = text_tokenizer(load_tokenizer(str(encoder)), MAX_LENGTH, True)
+    return pipeline.prepare(Dataset(path), path.parent / "cache", tokenizer)
+
+
+def test_a_job_says_each_time_what_is_doubtful(
+    cluster: None, copied: Path, encoder_path: Path, caplog, monkeypatch
+):
+    _change(copied, "queries/test", "text", 0, "an old\ufffd heron")
+    (copied / "spare.parquet").write_bytes(b"")
+    monkeypatch.setattr(pipeline, "MAX_WARNINGS_SHOWN", 5)
+    said = []
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING, pipeline.__name__):
+            _prepare(copied, encoder_path)
+        said.append([record.getMessage() for record in caplog.records])
+        caplog.clear()
+    assert said[0] == said[1]
+    assert len(said[0]) == 6
+    assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
+    assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
+    assert said[0][-1] == f"and 1 more: jobs/validate.py {copied} lists all"
+    moved = copied.rename(copied.parent / "moved")
+    with caplog.at_level(logging.WARNING, pipeline.__name__):
+        _prepare(moved, encoder_path)
+    found = [record.getMessage() for record in caplog.records]
+    assert found == [line.replace(str(copied), str(moved)) for line in said[0]]
+    assert len(list((copied.parent / "cache").glob("[!.]*"))) == 1
+
+
+def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
+    cluster: None, copied: Path, encoder_path: Path
+):
+    _change(copied, "anchors/links", "anchor_id", 4, 5)
+    with pytest.raises(DatasetError, match=r"links\.parquet, row 5, column 'anchor_id'.*: 5;"):
+        _prepare(copied, encoder_path)
+    _change(copied, "anchors/links", "anchor_id", 4, 4)
+    _change(copied, "ads", "text", 3, "")
+    _change(copied, "ads", "ad_id", 7, 99)
+    with pytest.raises(DatasetError) as error:
+        _prepare(copied, encoder_path)
+    assert "ads.parquet, row 3, column 'text': empty text" in str(error.value)
+    assert "ads.parquet, row 7, column 'ad_id': id outside 0..39: 99" in str(error.value)
+    assert "retr" not in str(error.value)
+    _change(copied, "ads", "text", 3, "a text")
+    _change(copied, "ads", "ad_id", 7, 7)
+    _change(copied, "filters/test", "query_id", 2, -7)
+    with pytest.raises(DatasetError, match=r"filters/test\.parquet, row 2, column 'query_id'.*-7"):
+        _prepare(copied, encoder_path)
+    assert list((copied.parent / "cache").glob("[!.]*")) == []
+
+
+def test_damaged_pages_are_refused_as_such(cluster: None, copied: Path, encoder_path: Path):
+    file = copied / "anchors" / "links.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:60] = b"\xff" * 56
+    file.write_bytes(content)
+    write_metadata(copied, Dataset(copied).metadata)
+    with pytest.raises(DatasetError, match=r"anchors/links\.parquet: not a readable parquet file"):
+        _prepare(copied, encoder_path)

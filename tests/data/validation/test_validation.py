@@ -1,0 +1,1074 @@
+"""Malformed dataset directories, each with the exact finding that it must give."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import MAX_LENGTH, node_edges, prepare_in_process, query_table, text_table
+
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
+from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.validation import batches, validate
+from ramen_ray.data.validation.batches import Batch
+from ramen_ray.data.validation.cross_checks import cross_findings
+from ramen_ray.data.validation.row_checks import row_findings
+from ramen_ray.data.validation.structure import check_structure
+
+Change = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def full_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The handmade dataset with every optional table and column."""
+    dataset = Dataset(dataset_path)
+    tables = {table: dataset.read(table) for table in dataset.tables}
+    for table, rows in tables.items():
+        if table.split("/")[0] in ("queries", "ads", "anchors"):
+            own_ids = pa.array([f"{table}:{number}" for number in range(len(rows))])
+            tables[table] = rows.append_column("source_id", own_ids)
+    train = tables["queries/train"]
+    weights = [[1.0 + ad for ad in ads] for ads in train["ad_ids"].to_pylist()]
+    tables["queries/train"] = train.append_column("weights", pa.array(weights))
+    texts = ["first of the new", "second of the new", "third of the new"]
+    tables["queries/zero_shot"] = query_table(texts, [[36], [37, 38], [36, 39]])
+    tables["filters/zero_shot"] = pa.table({"query_id": [0, 1], "ad_id": [38, 39]})
+    tables["novel_ads"] = pa.table({"ad_id": [36, 37, 38, 39]})
+    tables["edges/links/test_query"] = node_edges("query_id", [[0], [3, 4]])
+    path = tmp_path_factory.mktemp("full") / "full"
+    return write_dataset(path, tables, name="full").path
+
+
+@pytest.fixture
+def copied(full_path: Path, tmp_path: Path) -> Path:
+    """A dataset directory to break."""
+    return shutil.copytree(full_path, tmp_path / "broken")
+
+
+def _lines(path: Path) -> list[str]:
+    """Spell out all findings without advice."""
+    found = validate(Dataset(path))
+    spelt = [f"{f.severity}: {replace(f, advice='')}" for f in found]
+    return [re.sub("(?<=not a readable parquet file):.*", "", line) for line in spelt]
+
+
+def _recount(path: Path) -> None:
+    write_metadata(path, Dataset(path).metadata)
+
+
+def _edit(table: str, change: Callable[[pa.Table], pa.Table], recount: bool = True) -> Change:
+    def edit(path: Path) -> None:
+        file = path / f"{table}.parquet"
+        pq.write_table(change(pq.read_table(file)), file)
+        if recount:
+            _recount(path)
+
+    return edit
+
+
+def _set(table: str, column: str, row: int, *values: Any) -> Change:
+    """Set ``values`` from ``row`` on."""
+
+    def change(rows: pa.Table) -> pa.Table:
+        content = rows[column].to_pylist()
+        content[row : row + len(values)] = values
+        index = rows.column_names.index(column)
+        return rows.set_column(index, column, pa.array(content, rows[column].type))
+
+    return _edit(table, change)
+
+
+def _text(table: str, row: int, *texts: str | None) -> Change:
+    return _set(table, "text", row, *texts)
+
+
+def _cast(table: str, column: str, kind: pa.DataType) -> Change:
+    def change(rows: pa.Table) -> pa.Table:
+        index = rows.column_names.index(column)
+        return rows.set_column(index, column, pc.cast(rows[column], kind))
+
+    return _edit(table, change)
+
+
+def _append(table: str, **row: Any) -> Change:
+    def change(rows: pa.Table) -> pa.Table:
+        return pa.concat_tables([rows, pa.Table.from_pylist([row], schema=rows.schema)])
+
+    return _edit(table, change)
+
+
+def _all(*changes: Change) -> Change:
+    def change(path: Path) -> None:
+        for each in changes:
+            each(path)
+
+    return change
+
+
+def _write(name: str, content: bytes) -> Change:
+    return lambda path: (path / name).write_bytes(content)
+
+
+def _json(**changes: Any) -> Change:
+    def rewrite(path: Path) -> None:
+        file = path / "dataset.json"
+        content = json.loads(file.read_text()) | changes
+        file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+    return rewrite
+
+
+def _remove(*names: str) -> Change:
+    def remove(path: Path) -> None:
+        for name in names:
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
+            else:
+                (path / f"{name}.parquet").unlink()
+        _recount(path)
+
+    return remove
+
+
+def _without_recount(*names: str) -> Change:
+    def remove(path: Path) -> None:
+        for name in names:
+            (path / f"{name}.parquet").unlink()
+
+    return remove
+
+
+def _halve(path: Path) -> None:
+    file = path / "anchors" / "links.parquet"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _scribble(path: Path) -> None:
+    """Damage the pages of a file and leave its footer whole."""
+    file = path / "edges" / "links" / "ad.parquet"
+    content = bytearray(file.read_bytes())
+    content[4:60] = b"\xff" * 56
+    file.write_bytes(content)
+
+
+def _break_utf8(path: Path) -> None:
+    file = path / "ads.parquet"
+    rows = pq.read_table(file)
+    texts = [text.encode() for text in rows["text"].to_pylist()]
+    texts[5] = "na\u00efve".encode("latin-1")
+    broken = pa.array(texts, pa.binary()).view(pa.string())
+    pq.write_table(rows.set_column(1, "text", broken), file)
+
+
+def _split_ads(path: Path, *ids: int, drop_source_id: bool = False) -> None:
+    """Write the ads as two files of 20 rows."""
+    file = path / "ads.parquet"
+    rows = pq.read_table(file)
+    rows = rows.set_column(0, "ad_id", pa.array(ids or range(40)))
+    file.unlink()
+    file.mkdir()
+    pq.write_table(rows[:20], file / "0.parquet")
+    second = rows[20:]
+    pq.write_table(
+        second.drop_columns(["source_id"]) if drop_source_id else second, file / "1.parquet"
+    )
+
+
+def _as(table: str, copy: str) -> Change:
+    def copy_table(path: Path) -> None:
+        target = path / f"{copy}.parquet"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path / f"{table}.parquet", target)
+        _recount(path)
+
+    return copy_table
+
+
+UNOPENED: dict[str, tuple[Change, list[str]]] = {
+    "missing directory": (shutil.rmtree, ["no dataset directory", "broken"]),
+    "no dataset.json": (lambda path: (path / "dataset.json").unlink(), ["broken", "dataset.json"]),
+    "bad JSON": (
+        lambda path: (path / "dataset.json").write_text("{'name'"),
+        ["dataset.json", "not valid JSON"],
+    ),
+    "deep JSON": (
+        lambda path: (path / "dataset.json").write_text("[" * 100_000),
+        ["dataset.json", "not valid JSON"],
+    ),
+    "JSON list": (lambda path: (path / "dataset.json").write_text("[]"), ["format_version"]),
+    "other version": (_json(format_version=7), ["dataset.json", "format_version is 7"]),
+    "no version": (_json(format_version=None), ["format_version is None"]),
+    "no name": (_json(name=None), ["dataset.json", "'name'"]),
+    "name of another place": (
+        _json(name="../../evil"),
+        ["dataset.json: 'name': '../../evil' is no valid name"],
+    ),
+}
+CASES: dict[str, tuple[Change, list[str]]] = {
+    # tables and columns
+    "missing table": (_remove("ads"), ["error: ads.parquet: there is no table 'ads'"]),
+    "missing split": (
+        _remove("queries/validation"),
+        ["error: queries/validation.parquet: there is no table 'queries/validation'"],
+    ),
+    "missing edges": (
+        _remove("edges/topics"),
+        [
+            (
+                "error: anchors/topics.parquet: anchor set 'topics' has no edges (no "
+                "edges/topics/query or .../ad)"
+            )
+        ],
+    ),
+    "edges without anchors": (
+        _remove("anchors/links"),
+        ["error: edges/links: the edges belong to no anchor set (there is no anchors/links)"],
+    ),
+    "zero-shot queries without novel ads": (
+        _remove("novel_ads"),
+        [
+            "error: queries/zero_shot.parquet: it is there without novel_ads",
+            (
+                "warning: ads.parquet, row 12, column 'ad_id': ad without a train click (2 of 40,"
+                " 5.0%): 12, 39 (row 39)"
+            ),
+        ],
+    ),
+    "zero-shot filters without queries": (
+        _remove("queries/zero_shot"),
+        [
+            "error: novel_ads.parquet: it is there without queries/zero_shot",
+            "error: filters/zero_shot.parquet: it is there without queries/zero_shot",
+        ],
+    ),
+    "unknown table": (
+        _as("ads", "querys/train"),
+        [
+            (
+                "warning: querys/train.parquet: the dataset directory has no table "
+                "'querys/train'; it is not read"
+            )
+        ],
+    ),
+    "unknown side of edges": (
+        _as("edges/links/ad", "edges/links/banner"),
+        [
+            (
+                "warning: edges/links/banner.parquet: the dataset directory has no table "
+                "'edges/links/banner'; it is not read"
+            )
+        ],
+    ),
+    "anchor set with a blank": (
+        _all(_as("anchors/links", "anchors/my links"), _as("edges/links/ad", "edges/my links/ad")),
+        [
+            (
+                "error: anchors/my links.parquet: an anchor set cannot be called so: 'my links' is "
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
+            )
+        ],
+    ),
+    "anchor set in a folder": (
+        _as("anchors/links", "anchors/my/links"),
+        [
+            (
+                "error: anchors/my/links.parquet: an anchor set cannot be called so: 'my/links' is "
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
+            ),
+            (
+                "error: anchors/my/links.parquet: anchor set 'my/links' has no edges (no "
+                "edges/my/links/query or .../ad)"
+            ),
+            (
+                "warning: anchors/my/links.parquet: the dataset directory has no table "
+                "'anchors/my/links'; it is not read"
+            ),
+        ],
+    ),
+    "half a file": (_halve, ["error: anchors/links.parquet: not a readable parquet file"]),
+    "not parquet": (
+        _write("filters/test.parquet", b"query_id,ad_id"),
+        ["error: filters/test.parquet: not a readable parquet file"],
+    ),
+    "an empty file": (
+        _write("ads.parquet", b""),
+        ["error: ads.parquet: not a readable parquet file"],
+    ),
+    "damaged pages": (_scribble, ["error: edges/links/ad.parquet: not a readable parquet file"]),
+    "missing column": (
+        _edit("queries/test", lambda rows: rows.drop_columns(["ad_ids"])),
+        [
+            (
+                "error: queries/test.parquet, column 'ad_ids': the column is missing (there are "
+                "['query_id', 'text', 'source_id'])"
+            )
+        ],
+    ),
+    "column twice": (
+        _edit("ads", lambda rows: rows.append_column("text", rows["text"])),
+        ["error: ads.parquet, column 'text': 2 columns have this name"],
+    ),
+    "optional column in one part": (
+        lambda path: _split_ads(path, drop_source_id=True),
+        [
+            (
+                "error: ads.parquet/1.parquet, column 'source_id': the column is missing (there "
+                "are ['ad_id', 'text'])"
+            )
+        ],
+    ),
+    "text of numbers": (
+        _edit("ads", lambda rows: rows.set_column(1, "text", rows["ad_id"])),
+        ["error: ads.parquet, column 'text': the column is int64, not string"],
+    ),
+    "narrow ids": (
+        _cast("edges/links/ad", "anchor_id", pa.int32()),
+        ["error: edges/links/ad.parquet, column 'anchor_id': the column is int32, not int64"],
+    ),
+    "wide weights": (
+        _cast("edges/links/query", "weight", pa.float64()),
+        ["error: edges/links/query.parquet, column 'weight': the column is double, not float"],
+    ),
+    "click weights of another type": (
+        _cast("queries/train", "weights", pa.list_(pa.float64())),
+        [
+            (
+                "error: queries/train.parquet, column 'weights': the column is list<element: "
+                "double>, not list<item: float>"
+            )
+        ],
+    ),
+    "empty split": (
+        _edit("queries/validation", lambda rows: rows[:0]),
+        ["error: queries/validation.parquet: table 'queries/validation' is empty"],
+    ),
+    "empty ads": (
+        _edit("ads", lambda rows: rows[:0]),
+        ["error: ads.parquet: table 'ads' is empty"],
+    ),
+    "empty edges": (
+        _edit("edges/links/ad", lambda rows: rows[:0]),
+        ["error: edges/links/ad.parquet: table 'edges/links/ad' is empty"],
+    ),
+    # header against rows
+    "rows lost": (
+        _edit("ads", lambda rows: rows[:39], recount=False),
+        [
+            "error: ads.parquet: it has 39 rows, but dataset.json says 40",
+            "error: queries/validation.parquet, row 3, column 'ad_ids': id outside 0..38: 39",
+            "error: queries/test.parquet, row 9, column 'ad_ids': id outside 0..38: 39",
+            (
+                "error: edges/links/ad.parquet, row 80, column 'ad_id': id outside 0..38: 39, 39 "
+                "(row 81), 39 (row 82) and 1 more"
+            ),
+            "error: edges/topics/ad.parquet, row 35, column 'ad_id': id outside 0..38: 39",
+            "error: filters/zero_shot.parquet, row 1, column 'ad_id': id outside 0..38: 39",
+            "error: queries/zero_shot.parquet, row 2, column 'ad_ids': id outside 0..38: 39",
+            "error: novel_ads.parquet, row 3, column 'ad_id': id outside 0..38: 39",
+            (
+                "warning: ads.parquet, row 38, column 'text': text that an earlier ad has (1 of "
+                "39, 2.6%): 'lathe rasp anvil small'"
+            ),
+            (
+                "warning: ads.parquet, row 12, column 'ad_id': ad without a train click (1 of 39,"
+                " 2.6%): 12"
+            ),
+        ],
+    ),
+    "table lost": (
+        _without_recount("filters/test"),
+        ["warning: dataset.json: num_rows counts 10 rows of 'filters/test', which is not there"],
+    ),
+    "no counts": (
+        _json(num_rows=[1, 2]),
+        ["error: dataset.json: num_rows is not an object that gives each table's row count"],
+    ),
+    "counts of words": (
+        _json(num_rows={"ads": "forty"}),
+        ["error: dataset.json: num_rows is not an object that gives each table's row count"],
+    ),
+    # ids
+    "dangling ad of a query": (
+        _set("queries/train", "ad_ids", 4, [1, 40]),
+        ["error: queries/train.parquet, row 4, column 'ad_ids': id outside 0..39: 40"],
+    ),
+    "dangling ads of many queries": (
+        _set("queries/train", "ad_ids", 4, [40, 41], [42], [43], [44]),
+        [
+            (
+                "error: queries/train.parquet, row 4, column 'ad_ids': id outside 0..39: 40, 41, "
+                "42 (row 5) and 2 more"
+            ),
+            (
+                "error: queries/train.parquet, row 5, column 'weights': other number of weights "
+                "than of ad_ids: 3, 2 (row 6)"
+            ),
+        ],
+    ),
+    "negative ad of a query": (
+        _set("queries/test", "ad_ids", 2, [-3]),
+        ["error: queries/test.parquet, row 2, column 'ad_ids': id outside 0..39: -3"],
+    ),
+    "null among the ads": (
+        _set("queries/train", "ad_ids", 2, [1, None]),
+        [
+            "error: queries/train.parquet, row 2, column 'ad_ids': no value: [1, None]",
+            (
+                "error: queries/train.parquet, row 2, column 'weights': other number of weights "
+                "than of ad_ids: 1"
+            ),
+        ],
+    ),
+    "null instead of ads": (
+        _set("queries/train", "ad_ids", 2, None),
+        ["error: queries/train.parquet, row 2, column 'ad_ids': no value: null"],
+    ),
+    "negative id": (
+        _set("ads", "ad_id", 0, -1),
+        ["error: ads.parquet, row 0, column 'ad_id': id outside 0..39: -1"],
+    ),
+    "id that is not dense": (
+        _set("anchors/topics", "anchor_id", 5, 6),
+        ["error: anchors/topics.parquet, row 5, column 'anchor_id': id outside 0..5: 6"],
+    ),
+    "repeated query id": (
+        _set("queries/train", "query_id", 5, 6),
+        [("error: queries/train.parquet, row 6, column 'query_id': id that an earlier row has: 6")],
+    ),
+    "repeated ad id": (
+        _set("ads", "ad_id", 3, 39),
+        ["error: ads.parquet, row 39, column 'ad_id': id that an earlier row has: 39"],
+    ),
+    "repeated anchor id": (
+        _set("anchors/links", "anchor_id", 1, 0),
+        [
+            (
+                "error: anchors/links.parquet, row 1, column 'anchor_id': id that an earlier row "
+                "has: 0"
+            )
+        ],
+    ),
+    "repeated id in another part": (
+        lambda path: _split_ads(path, *range(20), 7, *range(21, 40)),
+        [
+            "error: ads.parquet/1.parquet, row 0, column 'ad_id': id that an earlier row has: 7",
+            (
+                "warning: ads.parquet/1.parquet, row 18, column 'text': text that an earlier ad "
+                "has (2 of 40, 5.0%): 'lathe rasp anvil small', 'lathe rasp anvil small' (row 19)"
+            ),
+            (
+                "warning: ads.parquet/0.parquet, row 12, column 'ad_id': ad without a train click"
+                " (1 of 40, 2.5%): 12"
+            ),
+        ],
+    ),
+    "null id": (
+        _set("queries/test", "query_id", 3, None),
+        ["error: queries/test.parquet, row 3, column 'query_id': no value: null"],
+    ),
+    "novel ad out of range": (
+        _set("novel_ads", "ad_id", 0, 40),
+        [
+            "error: novel_ads.parquet, row 0, column 'ad_id': id outside 0..39: 40",
+            (
+                "error: queries/zero_shot.parquet, row 0, column 'ad_ids': ad that is not in "
+                "novel_ads: 36, 36 (row 2)"
+            ),
+        ],
+    ),
+    "novel ad twice": (
+        _set("novel_ads", "ad_id", 1, 36),
+        [
+            "error: novel_ads.parquet, row 1, column 'ad_id': id that an earlier row has: 36",
+            (
+                "error: queries/zero_shot.parquet, row 1, column 'ad_ids': ad that is not in "
+                "novel_ads: 37"
+            ),
+        ],
+    ),
+    "zero-shot query of a known ad": (
+        _set("queries/zero_shot", "ad_ids", 1, [37, 5]),
+        [
+            (
+                "error: queries/zero_shot.parquet, row 1, column 'ad_ids': ad that is not in "
+                "novel_ads: 5"
+            )
+        ],
+    ),
+    "repeated source id": (
+        _set("ads", "source_id", 8, "ads:3"),
+        [
+            (
+                "warning: ads.parquet, row 8, column 'source_id': source_id that an earlier row "
+                "has (1 of 40, 2.5%): 'ads:3'"
+            )
+        ],
+    ),
+    "missing source id": (
+        _set("anchors/links", "source_id", 4, None, None),
+        [
+            (
+                "warning: anchors/links.parquet, row 4, column 'source_id': no source_id (2 of "
+                "30, 6.7%): null, null (row 5)"
+            )
+        ],
+    ),
+    # texts
+    "null text": (
+        _text("ads", 3, None),
+        ["error: ads.parquet, row 3, column 'text': no value: null"],
+    ),
+    "empty text": (
+        _text("queries/train", 8, ""),
+        ["error: queries/train.parquet, row 8, column 'text': empty text: ''"],
+    ),
+    "blank text": (
+        _text("anchors/links", 9, " \t\u3000"),
+        ["error: anchors/links.parquet, row 9, column 'text': empty text: ' \\t\\u3000'"],
+    ),
+    "text not in UTF-8": (
+        _break_utf8,
+        ["error: ads.parquet, row 5, column 'text': bytes that are not UTF-8: b'na\\xefve'"],
+    ),
+    "text decoded twice": (
+        _text("ads", 3, "caf\u00c3\u00a9 cr\u00c3\u00a8me"),
+        [
+            (
+                "warning: ads.parquet, row 3, column 'text': text that looks damaged by a wrong "
+                "encoding (1 of 40, 2.5%): 'caf\u00c3\u00a9 cr\u00c3\u00a8me'"
+            )
+        ],
+    ),
+    "apostrophe decoded twice": (
+        _text("queries/test", 0, "the bird\u00e2\u20ac\u2122s nest"),
+        [
+            (
+                "warning: queries/test.parquet, row 0, column 'text': text that looks damaged by "
+                "a wrong encoding (1 of 12, 8.3%): 'the bird\u00e2\u20ac\u2122s nest'"
+            )
+        ],
+    ),
+    "replacement character": (
+        _text("anchors/topics", 0, "bi\ufffdrds"),
+        [
+            (
+                "warning: anchors/topics.parquet, row 0, column 'text': text that looks damaged "
+                "by a wrong encoding (1 of 6, 16.7%): 'bi\ufffdrds'"
+            )
+        ],
+    ),
+    "control characters": (
+        _text("queries/zero_shot", 0, "bell\x07", "nul\x00", "csi\x9b"),
+        [
+            (
+                "warning: queries/zero_shot.parquet, row 0, column 'text': text that looks "
+                "damaged by a wrong encoding (3 of 3, 100.0%): 'bell\\x07', 'nul\\x00' (row 1), "
+                "'csi\\x9b' (row 2)"
+            )
+        ],
+    ),
+    "byte order mark": (
+        _text("queries/train", 0, "\ufefffirst query of a file"),
+        [
+            (
+                "warning: queries/train.parquet, row 0, column 'text': text that looks damaged by"
+                " a wrong encoding (1 of 60, 1.7%): '\\ufefffirst query of a file'"
+            )
+        ],
+    ),
+    "ads of one text": (
+        _text("ads", 10, "the same", "the same", "the same"),
+        [
+            (
+                "warning: ads.parquet, row 11, column 'text': text that an earlier ad has (4 of "
+                "40, 10.0%): 'the same', 'the same' (row 12), 'lathe rasp anvil small' (row 38) "
+                "and 1 more"
+            )
+        ],
+    ),
+    "test query seen in training": (
+        _all(
+            _text("queries/train", 0, "An  Old\tHERON"),
+            _text("queries/test", 1, " an old heron ", "AN OLD HERON"),
+        ),
+        [
+            (
+                "warning: queries/test.parquet, row 1, column 'text': query that queries/train "
+                "has too, up to case and white space (2 of 12, 16.7%): ' an old heron ', 'AN OLD "
+                "HERON' (row 2)"
+            )
+        ],
+    ),
+    # clicks
+    "query without ads": (
+        _set("queries/validation", "ad_ids", 5, []),
+        ["error: queries/validation.parquet, row 5, column 'ad_ids': no ads for query_id: 5"],
+    ),
+    "one ad twice": (
+        _set("queries/train", "ad_ids", 4, [7, 2, 7]),
+        [
+            "error: queries/train.parquet, row 4, column 'ad_ids': one ad twice: 7",
+            (
+                "error: queries/train.parquet, row 4, column 'weights': other number of weights "
+                "than of ad_ids: 2"
+            ),
+        ],
+    ),
+    "ads without clicks": (
+        _edit(
+            "queries/train",
+            lambda rows: rows.set_column(
+                2, "ad_ids", pa.array([[n % 33] for n in range(60)])
+            ).drop_columns(["weights"]),
+        ),
+        [
+            (
+                "warning: ads.parquet, row 33, column 'ad_id': ad without a train click (3 of 40,"
+                " 7.5%): 33, 34 (row 34), 35 (row 35)"
+            )
+        ],
+    ),
+    "too few click weights": (
+        _set("queries/train", "weights", 3, []),
+        [
+            (
+                "error: queries/train.parquet, row 3, column 'weights': other number of weights "
+                "than of ad_ids: 0"
+            )
+        ],
+    ),
+    "NaN among click weights": (
+        _all(
+            _set("queries/train", "ad_ids", 0, [1, 7]),
+            _set("queries/train", "weights", 0, [1.0, float("nan")]),
+        ),
+        [
+            (
+                "error: queries/train.parquet, row 0, column 'weights': weight that is no "
+                "positive number: nan"
+            )
+        ],
+    ),
+    "negative click weight": (
+        _all(
+            _set("queries/train", "ad_ids", 0, [1, 7]),
+            _set("queries/train", "weights", 0, [-2.0, 1.0]),
+        ),
+        [
+            (
+                "error: queries/train.parquet, row 0, column 'weights': weight that is no "
+                "positive number: -2"
+            )
+        ],
+    ),
+    "null click weights": (
+        _set("queries/train", "weights", 1, None),
+        ["error: queries/train.parquet, row 1, column 'weights': no value: null"],
+    ),
+    # edges
+    "dangling anchor": (
+        _set("edges/topics/query", "anchor_id", 3, 6),
+        ["error: edges/topics/query.parquet, row 3, column 'anchor_id': id outside 0..5: 6"],
+    ),
+    "dangling query of an edge": (
+        _set("edges/links/query", "query_id", 0, 60),
+        ["error: edges/links/query.parquet, row 0, column 'query_id': id outside 0..59: 60"],
+    ),
+    "dangling ad of an edge": (
+        _set("edges/links/ad", "ad_id", 0, -2),
+        ["error: edges/links/ad.parquet, row 0, column 'ad_id': id outside 0..39: -2"],
+    ),
+    "dangling test query of an edge": (
+        _set("edges/links/test_query", "query_id", 0, 12),
+        [("error: edges/links/test_query.parquet, row 0, column 'query_id': id outside 0..11: 12")],
+    ),
+    "NaN weight": (
+        _set("edges/links/ad", "weight", 0, float("nan")),
+        [
+            (
+                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is no "
+                "positive number: nan"
+            )
+        ],
+    ),
+    "infinite weight": (
+        _set("edges/links/ad", "weight", 0, float("inf")),
+        [
+            (
+                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is no "
+                "positive number: inf"
+            )
+        ],
+    ),
+    "zero weight": (
+        _set("edges/topics/query", "weight", 2, 0.0),
+        [
+            (
+                "error: edges/topics/query.parquet, row 2, column 'weight': weight that is no "
+                "positive number: 0"
+            )
+        ],
+    ),
+    "negative weight": (
+        _set("edges/links/query", "weight", 0, -0.5),
+        [
+            (
+                "error: edges/links/query.parquet, row 0, column 'weight': weight that is no "
+                "positive number: -0.5"
+            )
+        ],
+    ),
+    "null weight": (
+        _set("edges/links/query", "weight", 0, None),
+        ["error: edges/links/query.parquet, row 0, column 'weight': no value: null"],
+    ),
+    "edge twice": (
+        _append("edges/topics/ad", ad_id=0, anchor_id=0, weight=3.0),
+        [
+            (
+                "error: edges/topics/ad.parquet, row 36, column 'anchor_id': pair that an earlier"
+                " row has: ad_id 0 anchor_id 0"
+            )
+        ],
+    ),
+    # filters
+    "dangling query of a filter": (
+        _set("filters/test", "query_id", 0, 12),
+        ["error: filters/test.parquet, row 0, column 'query_id': id outside 0..11: 12"],
+    ),
+    "dangling ad of a filter": (
+        _set("filters/validation", "ad_id", 1, 99),
+        ["error: filters/validation.parquet, row 1, column 'ad_id': id outside 0..39: 99"],
+    ),
+    "filter pair twice": (
+        _append("filters/zero_shot", query_id=1, ad_id=39),
+        [
+            (
+                "warning: filters/zero_shot.parquet, row 2, column 'ad_id': pair that an earlier "
+                "row has: query_id 1 ad_id 39"
+            )
+        ],
+    ),
+    "filter pair that is right": (
+        _append("filters/zero_shot", query_id=2, ad_id=36),
+        [
+            (
+                "warning: filters/zero_shot.parquet, row 2, column 'ad_id': pair that is a right "
+                "answer in queries/zero_shot (1 of 3, 33.3%): query_id 2 ad_id 36"
+            )
+        ],
+    ),
+}
+
+DOUBTS = [
+    (
+        "warning: ads.parquet, row 38, column 'text': text that an earlier ad has (2 of "
+        "40, 5.0%): 'lathe rasp anvil small', 'lathe rasp anvil small' (row 39)"
+    ),
+    (
+        "warning: queries/validation.parquet, row 3, column 'text': query that "
+        "queries/train has too, up to case and white space (2 of 12, 16.7%): 'rasp lathe "
+        "northern', 'anvil mallet' (row 9)"
+    ),
+    (
+        "warning: queries/test.parquet, row 2, column 'text': query that queries/train "
+        "has too, up to case and white space (1 of 12, 8.3%): 'rasp anvil'"
+    ),
+    ("warning: ads.parquet, row 12, column 'ad_id': ad without a train click (1 of 40, 2.5%): 12"),
+]
+"""What the handmade dataset is warned of."""
+
+
+@pytest.mark.parametrize("case", UNOPENED)
+def test_what_is_no_dataset_directory_is_not_opened(copied: Path, case: str):
+    change, fragments = UNOPENED[case]
+    change(copied)
+    with pytest.raises(DatasetError) as error:
+        Dataset(copied)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_a_sound_dataset_has_warnings_only_and_its_rows_are_counted(copied: Path):
+    assert _lines(copied) == DOUBTS
+    dataset = Dataset(copied)
+    assert check_structure(dataset) == {t: len(dataset.read(t)) for t in dataset.tables}
+    _remove("filters", "edges/links/test_query")(copied)
+    assert _lines(copied) == DOUBTS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_wrong_is_found_and_nothing_else(copied: Path, case: str):
+    change, expected = CASES[case]
+    change(copied)
+    assert [line for line in _lines(copied) if line not in DOUBTS] == expected
+    assert all(finding.advice for finding in validate(Dataset(copied)))
+
+
+def test_structural_errors_are_refused_together(copied: Path):
+    _without_recount("queries/test", "anchors/topics")(copied)
+    _cast("queries/train", "text", pa.large_string())(copied)
+    with pytest.raises(DatasetError) as error:
+        check_structure(Dataset(copied))
+    for fragment in ("queries/test.parquet", "edges/topics", "queries/train.parquet", "'text'"):
+        assert fragment in str(error.value)
+
+
+def test_all_that_is_wrong_is_reported_together(copied: Path):
+    chosen = ["missing split", "null text", "negative id", "NaN weight", "edge twice"]
+    chosen += ["filter pair twice", "null click weights", "novel ad twice", "no counts"]
+    for case in chosen:
+        CASES[case][0](copied)
+    expected = {line for case in chosen for line in CASES[case][1]}
+    assert set(_lines(copied)) - set(DOUBTS) == expected
+
+
+@given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
+def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
+    rows = pa.record_batch({"ad_id": ids, "text": ["a"] * len(ids)})
+    found = row_findings("ads", [Batch(Path("ads.parquet"), 100, rows)], {"ads": 40})
+    outside = [(100 + row, number) for row, number in enumerate(ids) if not 0 <= number < 40]
+    assert [finding.message for finding in found] == _expected("id outside 0..39", outside)
+    assert [finding.row for finding in found] == [row for row, _ in outside[:1]]
+
+
+def _expected(what: str, hits: list[tuple[int, Any]], out_of: int | None = None) -> list[str]:
+    """Spell out what a finding says of ``hits``, which are (row, what is shown)."""
+    if not hits:
+        return []
+    share = f" ({len(hits)} of {out_of}, {100 * len(hits) / out_of:.1f}%)" if out_of else ""
+    shown = [str(hits[0][1])] + [f"{value} (row {row})" for row, value in hits[1:3]]
+    more = f" and {len(hits) - 3} more" if len(hits) > 3 else ""
+    return [f"{what}{share}: {', '.join(shown)}{more}"]
+
+
+TEXTS = st.sampled_from(
+    ["a b", "A  b", " a\tB ", "c", "C", "d e", "D\u3000E", "\u00c9t\u00e9", "\u00e9T\u00c9", "f"]
+)
+QUERIES = st.lists(
+    st.tuples(TEXTS, st.sets(st.integers(0, 11), min_size=1, max_size=3)), min_size=1, max_size=12
+)
+PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=30)
+
+
+@settings(max_examples=60)
+@given(QUERIES, QUERIES, st.lists(TEXTS, min_size=12, max_size=12), PAIRS, PAIRS, st.integers(1, 9))
+def test_cross_table_findings_are_those_of_plain_loops(train, test, ads, edges, filters, batch):
+    def queries(rows):
+        return query_table([text for text, _ in rows], [sorted(ad_ids) for _, ad_ids in rows])
+
+    tables = {
+        "queries/train": queries(train),
+        "queries/validation": queries([("unseen", {0})]),
+        "queries/test": queries(test),
+        "ads": text_table("ad_id", ads),
+        "anchors/links": text_table("anchor_id", ["x"] * 15),
+        "edges/links/ad": pa.table(
+            {
+                "ad_id": [ad for ad, _ in edges],
+                "anchor_id": [anchor for _, anchor in edges],
+                "weight": [1.0] * len(edges),
+            }
+        ),
+        "filters/test": pa.table(
+            {"query_id": [q for q, _ in filters], "ad_id": [ad for _, ad in filters]}
+        ),
+    }
+    with tempfile.TemporaryDirectory() as folder, patch.object(batches, "ROWS_PER_BATCH", batch):
+        dataset = write_dataset(Path(folder) / "made", tables, name="made")
+        found = [f.message for f in cross_findings(dataset, check_structure(dataset))]
+
+    def plain(text):
+        return " ".join(text.lower().split())
+
+    def again(values):
+        return [(row, value) for row, value in enumerate(values) if value in values[:row]]
+
+    clicked = {ad for _, ad_ids in train for ad in ad_ids}
+    trained = {plain(text) for text, _ in train}
+    answers = {(query, ad) for query, (_, ad_ids) in enumerate(test) for ad in ad_ids}
+    known_edges = [pair if pair[0] < 12 else None for pair in edges]
+    known_filters = [q < len(test) and ad < 12 for q, ad in filters]
+    expected = _expected(
+        "pair that an earlier row has",
+        [(r, f"ad_id {p[0]} anchor_id {p[1]}") for r, p in again(known_edges) if p],
+    )
+    expected += _expected(
+        "pair that an earlier row has",
+        [(r, f"query_id {q} ad_id {ad}") for r, (q, ad) in again(filters) if known_filters[r]],
+    )
+    expected += _expected(
+        "text that an earlier ad has", [(r, repr(text)) for r, text in again(ads)], 12
+    )
+    expected += _expected(
+        "query that queries/train has too, up to case and white space",
+        [(r, repr(text)) for r, (text, _) in enumerate(test) if plain(text) in trained],
+        len(test),
+    )
+    unclicked = [(ad, ad) for ad in range(12) if ad not in clicked]
+    expected += _expected("ad without a train click", unclicked, 12)
+    right = [(r, f"query_id {p[0]} ad_id {p[1]}") for r, p in enumerate(filters) if p in answers]
+    expected += _expected("pair that is a right answer in queries/test", right, len(filters))
+    assert Counter(found) == Counter(expected)
+
+
+TABLES = st.sampled_from(
+    ["ads", "queries/train", "queries/test", "anchors/links", "edges/links/ad", "filters/test"]
+)
+IDS = st.one_of(st.none(), st.integers(-2, 70), st.integers(-(2**63), 2**63 - 1))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+)
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> Change:
+    """Something that may befall a dataset directory."""
+    table, row, column = draw(TABLES), draw(st.integers(0, 8)), draw(st.integers(0, 2))
+    columns = schema_of(table).names
+    name = columns[column % len(columns)]
+    kind = draw(st.sampled_from(["drop", "cast", "ids", "lists", "bytes", "cut", "json", "raw"]))
+    match kind:
+        case "drop":
+            return _edit(table, lambda rows: rows.drop_columns([name]))
+        case "cast":
+            types = [
+                pa.int8(),
+                pa.int32(),
+                pa.uint64(),
+                pa.float64(),
+                pa.large_string(),
+                pa.bool_(),
+            ]
+            to = draw(st.sampled_from([*types, pa.list_(pa.int64()), pa.null()]))
+            return _edit(table, lambda rows: _retyped(rows, name, to))
+        case "ids":
+            return _set(table, columns[0], row, *draw(st.lists(IDS, min_size=1, max_size=3)))
+        case "lists":
+            lists = draw(st.lists(st.none() | st.lists(IDS, max_size=3), min_size=1, max_size=3))
+            return _set("queries/train", "ad_ids", row, *lists)
+        case "bytes":
+            content = draw(st.binary(max_size=6))
+            texts = "anchors/links" if "text" not in columns else table
+            return _edit(texts, lambda rows: _with_bytes(rows, row, content))
+        case "cut":
+            return _cut(table, draw(st.integers(0, 3000)))
+        case "json":
+            value = draw(JSON)
+            return _json(num_rows=value) if row % 2 else _write_json(value)
+    return _write("dataset.json", draw(st.binary(max_size=40)))
+
+
+def _retyped(rows: pa.Table, name: str, to: pa.DataType) -> pa.Table:
+    index = rows.column_names.index(name)
+    try:
+        return rows.set_column(index, name, rows[name].cast(to))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return rows.set_column(index, name, pa.nulls(len(rows), to))
+
+
+def _with_bytes(rows: pa.Table, row: int, content: bytes) -> pa.Table:
+    if rows.schema.field("text").type != pa.string():
+        return rows
+    texts = rows["text"].cast(pa.binary()).to_pylist()
+    texts[min(row, len(texts) - 1)] = content
+    index = rows.column_names.index("text")
+    return rows.set_column(index, "text", pa.array(texts, pa.binary()).view(pa.string()))
+
+
+def _cut(table: str, size: int) -> Change:
+    def cut(path: Path) -> None:
+        file = path / f"{table}.parquet"
+        file.write_bytes(file.read_bytes()[:size])
+
+    return cut
+
+
+def _write_json(value: Any) -> Change:
+    return lambda path: (path / "dataset.json").write_text(json.dumps(value))
+
+
+@settings(max_examples=120)
+@given(st.lists(mutations(), min_size=1, max_size=3))
+def test_whatever_befalls_a_dataset_gives_findings_and_without_errors_it_can_be_trained_on(
+    dataset_path: Path, encoder_path: Path, changes: list[Change]
+):
+    with tempfile.TemporaryDirectory() as folder:
+        path = shutil.copytree(dataset_path, Path(folder) / "changed")
+        for change in changes:
+            # a change may not apply any more after those before it
+            with suppress(pa.ArrowException, OSError, KeyError, ValueError, TypeError):
+                change(path)
+        try:
+            findings = validate(Dataset(path))
+        except DatasetError:
+            return
+        assert json.dumps([asdict(finding) for finding in findings])
+        usable = not any(finding.severity == "error" for finding in findings)
+        prepared = Path(folder) / "prepared"
+        prepared.mkdir()
+        with nullcontext() if usable else pytest.raises(DatasetError):
+            prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255))))
+def test_changed_bytes_of_a_file_give_findings(dataset_path: Path, choice: int, changes):
+    with tempfile.TemporaryDirectory() as folder:
+        path = shutil.copytree(dataset_path, Path(folder) / "changed")
+        files = sorted(path.rglob("*.parquet"))
+        file = files[choice % len(files)]
+        content = bytearray(file.read_bytes())
+        for place, byte in changes:
+            content[place % len(content)] = byte
+        file.write_bytes(content)
+        assert all(str(finding) for finding in validate(Dataset(path)))
+
+
+def test_an_existing_directory_is_never_written_over(copied: Path):
+    before = sorted(copied.rglob("*"))
+    with pytest.raises(DatasetError, match="exists already"):
+        write_dataset(copied, {}, name="other")
+    assert sorted(copied.rglob("*")) == before
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(KeyError, match="colours"):
+        write_dataset(tmp_path / "new", {"colours": pa.table({"a": [1]})}, name="new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_some_rows_are_read_from_the_parts_that_hold_them(copied: Path, full_path: Path):
+    file = copied / "ads.parquet"
+    rows = pq.read_table(file)
+    file.unlink()
+    file.mkdir()
+    for number in range(4):
+        pq.write_table(rows[10 * number : 10 * number + 10], file / f"{number}.parquet")
+    dataset = Dataset(copied)
+    chosen = [0, 9, 10, 25, 39]
+    assert dataset.rows("ads", chosen).to_pylist() == rows.take(chosen).to_pylist()
+    assert dataset.num_rows("ads") == 40
+    assert dataset.tables == Dataset(full_path).tables
+
+
+def test_the_fingerprint_changes_with_content_only(copied: Path, full_path: Path):
+    assert Dataset(copied).fingerprint == Dataset(full_path).fingerprint
+    _set("ads", "text", 3, "another text")(copied)
+    assert Dataset(copied).fingerprint != Dataset(full_path).fingerprint

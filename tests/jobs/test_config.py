@@ -1,0 +1,358 @@
+"""The configuration tree, its overlays and files, and the command line that fills it."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ramen_ray.command_line import (
+    parse_call,
+    parse_run_config,
+    parse_with_run_config,
+    run_job,
+)
+from ramen_ray.config import (
+    ConfigError,
+    LossConfig,
+    RunConfig,
+    experiment_hash,
+    flatten,
+    overlay,
+    read_config,
+    write_config,
+)
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.presets import PRESETS
+
+positive = st.integers(1, 1000)
+floats = st.floats(1e-6, 10)
+changes_strategy = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 99),
+        "name": st.none() | st.from_regex(r"\w[\w.-]{0,24}", fullmatch=True),
+        "dataset": st.text(min_size=1),
+        "encoder.kind": st.sampled_from(["transformer", "bag"]),
+        "encoder.num_layers": st.none() | positive,
+        "optimizer.lr": floats,
+        "optimizer.warmup_fraction": st.floats(0, 1),
+        "optimizer.max_gradient_norm": st.none() | floats,
+        "loss.softmax_weighting": st.booleans(),
+        "regularization.lambda_x.links": floats,
+        "regularization.lambda_x.hyper_link": floats,
+        "regularization.lambda_z.links": floats,
+        "training.epochs": positive,
+        "workers.num_workers": st.sampled_from([1, 2, 4]),
+    },
+)
+OTHER_CHOICE = {
+    "bag": "transformer",
+    "mean": "cls",
+    "auto": "fp32",
+    "in_batch": "ance",
+    "asynchronous": "synchronous",
+    "never": "synchronous",
+}
+
+
+@given(changes_strategy)
+def test_overlay_sets_exactly_the_named_keys(changes: dict[str, Any]):
+    before = RunConfig()
+    after = overlay(before, changes)
+    assert flatten(after) == {**flatten(before), **changes}
+    assert before == RunConfig()
+
+
+@given(st.sampled_from(sorted(PRESETS)), changes_strategy)
+def test_overlaying_what_flatten_gave_rebuilds_the_tree(preset: str, changes: dict[str, Any]):
+    config = overlay(PRESETS[preset](), changes)
+    assert overlay(RunConfig(), flatten(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer.lrr", 1.0),
+        ("optimiser", {"lr": 1.0}),
+        ("nonsense", 1),
+        ("optimizer.lr", 0.0),
+        ("optimizer.lr", float("nan")),
+        ("optimizer.lr", "fast"),
+        ("optimizer.warmup_fraction", 1.5),
+        ("optimizer", 3),
+        ("training.epochs", 0),
+        ("training.epochs", 1.5),
+        ("training.precision", "fp8"),
+        ("encoder.kind", "forest"),
+        ("encoder.num_layers", 0),
+        ("loss.margin", -0.1),
+        ("regularization.lambda_x.links", -1.0),
+        ("regularization.lambda_x", [1.0]),
+        ("walk.restart_probability", 0.0),
+        ("walk.restart_probability", 1.0),
+        ("walk.top_k", 0),
+        ("workers.num_workers", 0),
+        ("seed", -1),
+        ("name", "../other"),
+        ("experiment", "a/b"),
+    ],
+)
+def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key: str, value: Any):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: .+$"):
+        overlay(RunConfig(), {key: value})
+
+
+@pytest.mark.parametrize("key", ["seed.x", "encoder.kind.x", "name.x"])
+def test_a_value_is_no_section(key: str):
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)}: .* is a value, not a section"):
+        overlay(RunConfig(), {key: 1})
+
+
+def test_all_wrong_keys_are_named_at_once():
+    with pytest.raises(ConfigError) as error:
+        overlay(RunConfig(), {"optimizer.lr": -1, "training.epochs": 0, "extra": 1})
+    assert all(key in str(error.value) for key in ("optimizer.lr", "training.epochs", "extra"))
+
+
+def test_a_batch_that_the_workers_cannot_share_evenly_is_refused():
+    with pytest.raises(ConfigError, match=r"global_batch_size 10 .*num_workers 4"):
+        overlay(RunConfig(), {"training.global_batch_size": 10, "workers.num_workers": 4})
+
+
+def test_workers_of_a_run_do_not_share_a_gpu():
+    changes = {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5}
+    overlay(RunConfig(), changes)
+    with pytest.raises(ConfigError, match=r"workers: .*gpus_per_worker 0\.5 .*num_workers 2"):
+        overlay(RunConfig(), changes | {"workers.use_gpu": True})
+
+
+def test_more_hard_negatives_than_a_shortlist_has_are_refused():
+    with pytest.raises(ConfigError, match=r"num_hard_negatives 101 .*shortlist_size 100"):
+        overlay(RunConfig(), {"base.num_hard_negatives": 101})
+
+
+def test_a_configuration_cannot_be_changed_in_place():
+    with pytest.raises(ValidationError, match="frozen"):
+        RunConfig().seed = 5
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets_are_whole_and_their_sides_are_weighted_apart(preset: str):
+    config = PRESETS[preset]()
+    assert overlay(config, {}) == config
+    anchor_set = next(iter(config.regularization.lambda_x))
+    changed = overlay(config, {f"regularization.lambda_x.{anchor_set}": 9.0})
+    assert changed.regularization.lambda_x[anchor_set] == 9.0
+    assert changed.regularization.lambda_z == config.regularization.lambda_z
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_written_file_reads_back_the_same(preset: str, tmp_path: Path):
+    file = tmp_path / "config.json"
+    config = overlay(PRESETS[preset](), {"name": "naïve-1", "encoder.num_layers": 2})
+    write_config(config, file)
+    assert read_config(file) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "fragments"),
+    [
+        (None, ["cannot read", "config.json"]),
+        ("{", ["config.json", "not valid JSON"]),
+        ("[]", ["dictionary"]),
+        (json.dumps({"optimizer": {"lrr": 1}}), ["optimizer.lrr"]),
+        (json.dumps({"training": {"epochs": "many"}}), ["training.epochs"]),
+        (json.dumps({"name": ".."}), ["config.json: name: '..' is no valid name"]),
+    ],
+)
+def test_a_bad_file_is_refused(content: str | None, fragments: list[str], tmp_path: Path):
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        read_config(file)
+    assert all(fragment in str(error.value) for fragment in fragments)
+
+
+def _another(value: Any) -> Any:
+    match value:
+        case None:
+            return 1
+        case bool():
+            return not value
+        case int():
+            return value * 2 if value else 1
+        case float():
+            return value / 2 or 0.5
+        case tuple():
+            return (*value, 1)
+    return OTHER_CHOICE.get(value, f"{value}-other")
+
+
+def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
+    config = PRESETS["tiny"]()
+    known = experiment_hash(config, "data")
+    assert known == experiment_hash(overlay(config, {}), "data")
+    assert known != experiment_hash(config, "other data")
+    same = set()
+    for key, value in flatten(config).items():
+        own = {"name": "x", "index.kind": "flat", "base.refresh_mode": "asynchronous"}
+        other = overlay(config, {key: own.get(key) or _another(value)})
+        if experiment_hash(other, "data") == known:
+            same.add(key)
+    workers = {key for key in flatten(config) if key.startswith("workers.")}
+    assert same == {"dataset", "name", "output", "experiment", *workers}
+
+
+def _parse(*arguments: str) -> RunConfig:
+    return parse_run_config("what it does", list(arguments))
+
+
+def test_without_arguments_it_is_the_default_preset():
+    assert _parse() == PRESETS["foldoc"]()
+
+
+def test_flags_change_a_preset_as_an_overlay_does():
+    found = _parse(
+        *("tiny", "--optimizer.lr", "0.25", "--training.epochs=3", "--workers.use-gpu"),
+        *("--encoder.num-layers", "2", "--regularization.lambda-x.links", "0.5"),
+        *("--walk.enabled", "--walk.restart-probability", "0.6"),
+    )
+    changes = {
+        "optimizer.lr": 0.25,
+        "training.epochs": 3,
+        "workers.use_gpu": True,
+        "encoder.num_layers": 2,
+        "regularization.lambda_x.links": 0.5,
+        "walk.enabled": True,
+        "walk.restart_probability": 0.6,
+    }
+    assert found == overlay(PRESETS["tiny"](), changes)
+    assert _parse("--seed", "7") == overlay(PRESETS["foldoc"](), {"seed": 7})
+
+
+@pytest.mark.parametrize("anchor_set", ["hyper_link", "hyper-link"])
+def test_an_anchor_set_is_named_with_either_dash(anchor_set: str):
+    found = _parse("lf-wikiseealsotitles-320k", f"--regularization.lambda-z.{anchor_set}", "2.5")
+    assert found.regularization.lambda_z == {"hyper_link": 2.5, "category": 1.0}
+
+
+def test_flags_change_a_saved_configuration(tmp_path: Path):
+    saved = overlay(PRESETS["debian"](), {"seed": 4, "loss.margin": 0.1})
+    write_config(saved, tmp_path / "config.json")
+    assert _parse("--config", str(tmp_path / "config.json")) == saved
+    found = _parse("--config", str(tmp_path / "config.json"), "--seed", "5")
+    assert found == overlay(saved, {"seed": 5})
+
+
+def test_a_dataset_brings_its_anchor_sets_as_flags(dataset_path: Path, tmp_path: Path):
+    saved = overlay(PRESETS["tiny"](), {"regularization.lambda_z.links": 0.7})
+    write_config(saved, tmp_path / "config.json")
+    for dataset in (["--dataset", str(dataset_path)], [f"--dataset={dataset_path}"]):
+        found = _parse(
+            *("--config", str(tmp_path / "config.json"), *dataset),
+            *("--regularization.lambda-x.topics", "0.4"),
+        )
+        assert found.dataset == str(dataset_path)
+        assert found.regularization.lambda_x == {"links": 0.1, "topics": 0.4}
+        assert found.regularization.lambda_z == {"links": 0.7, "topics": 0.1}
+
+
+def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(DatasetError, match="no dataset directory"):
+        _parse("tiny", "--dataset", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["nonesuch"], "error: unknown preset 'nonesuch'; presets are foldoc, "),
+        (["-seed", "1"], "error: Unrecognized options: -seed, 1; "),
+        (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
+        (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
+        (["tiny", "--training.epochs", "many"], "--training.epochs"),
+        (["tiny", "--optimizer.lr", "0"], "optimizer: lr Input should be greater than 0;"),
+        (["tiny", "--encoder.kind", "forest"], "--encoder.kind"),
+        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
+        (["tiny", "--training.epochs"], "--training.epochs"),
+        (["tiny", "--dataset"], "--dataset"),
+        (["--config"], "--config"),
+        (["--seed", "1", "tiny"], "tiny"),
+    ],
+)
+def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
+    arguments: list[str], fragment: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run_job(lambda: _parse(*arguments)) == 2
+    shown = capsys.readouterr().err
+    assert fragment in shown
+    assert shown.count("\n") == 1
+
+
+def _greet(name: str, times: int = 1) -> str:
+    sys.stderr.write("not while parsing")
+    return name * times
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ([], "greet"),
+        (["great"], "great"),
+        (["greet"], "--name"),
+        (["greet", "--name", "a", "--time", "2"], "--time"),
+        (["greet", "--name", "a", "--times", "two"], "--times"),
+    ],
+)
+def test_bad_arguments_of_any_job_are_one_line(
+    arguments: list[str],
+    fragment: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(sys, "argv", ["job", *arguments])
+    assert run_job(lambda: parse_call({"greet": _greet}, "Greets.")()) == 2
+    shown = capsys.readouterr().err
+    assert fragment in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_job_runs_after_its_arguments_are_parsed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["job", "--name", "a", "--times", "2"])
+    call = parse_call(_greet, "Greets.")
+    assert capsys.readouterr().err == ""
+    assert call() == "aa"
+
+
+@pytest.mark.parametrize("preset", [[], ["tiny"]])
+@pytest.mark.parametrize(
+    "parse",
+    [parse_run_config, partial(parse_with_run_config, LossConfig())],
+    ids=["of a job", "of a job with flags of its own"],
+)
+def test_help_lists_the_presets_and_all_flags(
+    parse: Callable[..., Any], preset: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as stop:
+        parse("what it does", [*preset, "--help"])
+    assert stop.value.code in (0, None)
+    shown = capsys.readouterr().out
+    flags = ("--optimizer.lr", "--regularization.lambda-x.links", "--seed")
+    for fragment in ("[PRESET | --config FILE]", "what it does", *PRESETS, *flags):
+        assert fragment in shown
+
+
+def test_a_job_that_succeeds_ends_with_code_0_and_a_programming_error_is_not_hidden():
+    assert run_job(lambda: None) == 0
+    with pytest.raises(ZeroDivisionError):
+        run_job(lambda: 1 // 0)

@@ -1,0 +1,98 @@
+"""The guides' commands, run as they are printed.
+
+SCREENSHOTS=docs/images, in the environment, renews the pictures of the UI.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from conftest import Head
+from screenshots import take_screenshots
+from support import PATIENCE_S, ROOT, answers, running, wait_until
+
+SERVERS = ("mlflow ui", "mlflow models serve")
+NOT_RUN = "text"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The project's folder as a newcomer has it, but what is written stays in tmp_path."""
+    for name in ("jobs", "datasets", "tune_spaces"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+@pytest.fixture
+def environment(head: Head) -> dict[str, str]:
+    """As it is with the project's environment active, and a Ray that jobs share."""
+    return {**os.environ, "RAY_ADDRESS": head.address}
+
+
+def _blocks(guide: str) -> list[tuple[str, str]]:
+    """Return (language, block) of what is to be run."""
+    text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(language, block) for language, block in found if language != NOT_RUN]
+
+
+def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]) -> str:
+    command = [sys.executable, "-c", block] if language == "python" else ["bash", "-ec", block]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None:
+    said = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
+    assert "wrote mine to" in said
+    assert "errors: 0" in said
+    assert (project / "outputs" / "descriptions" / "mine.html").exists()
+    assert {path.stem for path in (project / "mine" / "anchors").iterdir()} == {
+        "co_click",
+        "co_session",
+        "links",
+        "similar",
+    }
+    assert (project / "predictions.parquet").exists()
+    assert "| in_batch-ramen-only-links " in said
+    for dataset in ("mine", "shop", "mine-again", "mine-novel"):
+        assert (project / dataset / "dataset.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> None:
+    said = ""
+    with ExitStack() as servers:
+        for language, block in _blocks("sweep_to_service.md"):
+            if not any(server in block for server in SERVERS):
+                said += _run(language, block, project, environment)
+                continue
+            port, log = re.findall(r"--port (\d+)", block)[0], project / "server.log"
+            with socket.socket() as probe:
+                taken = not probe.connect_ex(("127.0.0.1", int(port)))
+            assert not taken, f"another server has port {port}, which the guide uses; end it first"
+            servers.enter_context(
+                running(["bash", "-ec", block], log, cwd=project, env=environment)
+            )
+            wait_until(lambda p=port: answers(f"http://127.0.0.1:{p}/health"), log.read_text)
+            if "mlflow ui" in block:
+                pictures = Path(os.environ.get("SCREENSHOTS", project))
+                take_screenshots(f"http://127.0.0.1:{port}", "first-search", pictures)
+    assert "python jobs/train.py tiny" in said
+    assert "dictionary@champion is version 1: the first of its name" in said
+    assert "is version 1 again, no more version 2" in said
+    assert "2 of them new" in said
+    assert '"ads": ["large language model"' in said

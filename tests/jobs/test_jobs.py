@@ -1,0 +1,180 @@
+"""The commands as people and clusters run them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import Head, free_port
+from mlflow.tracking import MlflowClient
+from ray.job_submission import JobStatus, JobSubmissionClient
+from support import PATIENCE_S, ROOT, answers, running, wait_until
+
+from jobs import train
+from ramen_ray.command_line import run_job
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.tracking.registry import Registry, uri_of
+
+
+def _flags(encoder_path: Path, output: Path) -> list[str]:
+    return [
+        *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
+        *("--training.global-batch-size", "8", "--training.epochs", "1"),
+        *("--workers.cpus-per-worker", "1", "--output", str(output)),
+    ]
+
+
+def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / "train.py"), *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path) -> Iterator[str]:
+    """An MLflow server on loopback that keeps runs in sqlite and hands artifacts on to a folder."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", str(tmp_path / "kept")]
+    log = tmp_path / "server.log"
+    with running(command, log):
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), log.read_text)
+        yield f"http://127.0.0.1:{port}"
+
+
+def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissionClient, str]:
+    """Submit a job as soon as the head's job server and its agent are up."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            client = JobSubmissionClient(address)
+            return client, client.submit_job(
+                entrypoint=entrypoint,
+                runtime_env={"working_dir": str(ROOT), "env_vars": env_vars},
+            )
+        except (ConnectionError, RuntimeError) as error:
+            assert time.monotonic() < deadline, f"no job server at {address}: {error}"
+            time.sleep(0.5)
+
+
+def test_a_submitted_job_trains_and_is_tracked_by_a_server(
+    head: Head,
+    mlflow_server: str,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS")  # it would go before the client's address
+    flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
+    command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
+    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=mlflow_server)
+    wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
+    logs = client.get_job_logs(job)
+    assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
+    run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
+    run = MlflowClient(tracking_uri=mlflow_server).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert not (tmp_path / "mlflow.db").exists()
+    shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
+    assert shown is not None, logs
+    assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
+    registry = Registry(mlflow_server)
+    retriever = registry.load(uri_of(registry.find_logged(run_id, None)[1]))
+    assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3
+    mlflow.set_tracking_uri(None)
+
+
+def test_the_upload_leaves_outputs_and_environments_behind() -> None:
+    ignored = (ROOT / ".rayignore").read_text().split()
+    assert {".venv/", "outputs/", ".git/"} <= set(ignored)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonesuch"], "nonesuch"),
+        (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
+        (["tiny", "--optimizer.lr", "-1"], "Input should be greater than 0"),
+        (["tiny", "--dataset", "no/such/folder"], "no dataset directory at"),
+        (["--config", "no/such/file.json"], "cannot read the config file no/such/file.json"),
+        (["tiny", "--encoder.pretrained", "./no/encoder"], "no encoder folder at ./no/encoder"),
+        (
+            ["tiny", "--training.global-batch-size", "100000"],
+            "fewer than training.global_batch_size 100000",
+        ),
+        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
+        (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
+        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 end before a graph"),
+        (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
+        (["tiny", "--output", "/proc/nowhere"], "cannot write"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments[0] == "tiny" and "--output" not in arguments:
+        arguments = [*arguments, "--output", str(tmp_path / "outputs")]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    assert run_job(train.main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+    assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
+
+
+def test_too_few_cpus_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
+    done = _train(
+        *("tiny", "--output", str(tmp_path), "--workers.num-workers", "64"),
+        *("--workers.startup-timeout-s", "1"),
+    )
+    assert done.returncode == 2
+    assert "needs 128 CPUs" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
+    ads = Dataset(bad).read("ads").to_pylist()
+    ads[3]["text"] = " "
+    pq.write_table(pa.Table.from_pylist(ads), bad / "ads.parquet")
+    done = _train(
+        "tiny",
+        "--dataset",
+        str(bad),
+        "--training.global-batch-size",
+        "8",
+        "--output",
+        str(tmp_path),
+    )
+    assert done.returncode == 2
+    assert "error: the dataset directory" in done.stderr
+    assert "ads.parquet, row 3, column 'text': empty text" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_shows_examples_and_flags() -> None:
+    done = _train("--help")
+    assert done.returncode == 0
+    assert "ray job submit --working-dir . -- python jobs/train.py" in done.stdout

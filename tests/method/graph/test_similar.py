@@ -1,0 +1,170 @@
+"""Similar texts against brute force, by n-grams and by an encoder."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import errors_in
+
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.method.graph import similar
+from ramen_ray.method.graph.similar import SimilarSettings, add_similar, nearest_texts
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.pretrained import text_tokenizer
+from ramen_ray.method.model.texts import TokenBatch
+
+WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
+TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
+
+
+def _texts(count: int) -> list[str]:
+    draw = np.random.default_rng(2)
+    made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(count)]
+    return list(dict.fromkeys(made + TWINS))
+
+
+def _ngram_similarities(texts: list[str]) -> np.ndarray:
+    """TF-IDF of character n-grams within words, written out (sublinear, smoothed, unit norm)."""
+    grams = []
+    for text in texts:
+        padded = [f" {word} " for word in text.lower().split()]
+        grams.append(
+            Counter(
+                word[start : start + n]
+                for word in padded
+                for n in (2, 3, 4)
+                for start in range(max(len(word) - n + 1, 1))
+            )
+        )
+    seen_in = Counter(gram for counts in grams for gram in counts)
+    rows = [
+        {
+            gram: (1 + np.log(n)) * (np.log((1 + len(texts)) / (1 + seen_in[gram])) + 1)
+            for gram, n in counts.items()
+        }
+        for counts in grams
+    ]
+    norms = [np.sqrt(sum(value**2 for value in row.values())) for row in rows]
+    return np.array(
+        [
+            [
+                sum(a[gram] * b.get(gram, 0) for gram in a) / norm_a / norm_b
+                for b, norm_b in zip(rows, norms, strict=True)
+            ]
+            for a, norm_a in zip(rows, norms, strict=True)
+        ]
+    )
+
+
+def _embedding_similarities(texts: list[str], folder: Path, max_length: int) -> np.ndarray:
+    encoder = build_transformer(str(folder))
+    tokenize = text_tokenizer(encoder.tokenizer, max_length, True)
+    with torch.inference_mode():
+        rows = [encoder(TokenBatch(*map(np.int64, tokenize([text])))) for text in texts]
+    embeddings = torch.cat(rows).numpy()
+    return embeddings @ embeddings.T
+
+
+def _brute_force(
+    texts: list[str], similarities: np.ndarray, limits: SimilarSettings
+) -> list[list[float]]:
+    """The similarities of each text's anchors, best first."""
+    plain = ["".join(c for c in text.lower() if c.isalnum()) for text in texts]
+    found = []
+    for row, text in zip(similarities, plain, strict=True):
+        near = [
+            float(value)
+            for value, other in zip(row, plain, strict=True)
+            if other != text and limits.min_similarity <= value <= limits.max_similarity
+        ]
+        found.append(sorted(near, reverse=True)[: limits.top_k])
+    return found
+
+
+def _check(texts: list[str], similarities: np.ndarray, limits: SimilarSettings) -> None:
+    edges = nearest_texts(pa.array(texts), limits)
+    found = [edges.weights[edges.nodes == row].tolist() for row in range(len(texts))]
+    expected = _brute_force(texts, similarities, limits)
+    assert sum(map(len, expected)) > 100
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert edges.weights == pytest.approx(similarities[edges.nodes, edges.anchors], abs=1e-5)
+
+
+@pytest.mark.parametrize("products_at_once", [1, 1000, 1 << 24])
+def test_ngrams_find_what_brute_force_finds(
+    products_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "PRODUCTS_AT_ONCE", products_at_once)
+    texts = _texts(80)
+    limits = SimilarSettings(top_k=3, min_similarity=0.31234, max_similarity=0.9)
+    _check(texts, _ngram_similarities(texts), limits)
+
+
+@pytest.mark.parametrize("spare", [1, 16])
+def test_an_encoder_finds_what_brute_force_finds(
+    encoder_path: Path, spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
+    texts = _texts(80)
+    limits = SimilarSettings(
+        str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
+    )
+    _check(texts, _embedding_similarities(texts, encoder_path, 12), limits)
+
+
+def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> None:
+    build_transformer(str(encoder_path)).save(tmp_path / "encoder", 12)
+    texts = pa.array(_texts(30))
+    saved = nearest_texts(texts, SimilarSettings(str(tmp_path / "encoder"), max_length=12))
+    loaded = nearest_texts(texts, SimilarSettings(str(encoder_path), max_length=12))
+    assert saved.anchors.tolist() == loaded.anchors.tolist()
+
+
+@pytest.mark.parametrize("by_encoder", [False, True])
+def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
+    by_encoder: bool, dataset_path: Path, encoder_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
+    counts = add_similar(path, "near", limits)
+    dataset = Dataset(path)
+    assert errors_in(dataset) == []
+    queries, ads, anchors = (
+        dataset.read(table)["text"].to_pylist()
+        for table in ("queries/train", "ads", "anchors/near")
+    )
+    assert counts["anchors/near"] == len(anchors) == len(set(anchors))
+    assert set(anchors) <= {*queries, *ads}
+    edges = dataset.read("edges/near/ad").to_pylist()
+    linked = {
+        node: [(e["anchor_id"], e["weight"]) for e in edges if e["ad_id"] == node]
+        for node in range(40)
+    }
+    assert linked[33] == linked[38] == linked[39] != []
+    for side, texts in (("query", queries), ("ad", ads)):
+        for edge in dataset.read(f"edges/near/{side}").to_pylist():
+            assert texts[edge[f"{side}_id"]] != anchors[edge["anchor_id"]]
+    assert dataset.metadata["anchor_sets"]["near"]["settings"]["top_k"] == 4
+
+
+def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    add_similar(path, "near", SimilarSettings())
+    ads = Dataset(path).read("ads").sort_by([("ad_id", "descending")])
+    pq.write_table(ads, path / "ads.parquet")  # the order of rows is free
+    add_similar(path, "near2", SimilarSettings())
+    for table in ("anchors/{}", "edges/{}/query", "edges/{}/ad"):
+        one, other = (Dataset(path).read(table.format(name)) for name in ("near", "near2"))
+        assert one.equals(other)
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": 0}, {"min_similarity": 0.97}, {"max_similarity": 1.1}])
+def test_settings_that_leave_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(DatasetError, match=next(iter(wrong))):
+        SimilarSettings(**wrong)

@@ -1,0 +1,99 @@
+"""Comparisons of two models against scipy's bootstrap and plain loops."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from support import csr_of
+from test_metrics import KS, counts_strategy, predictions_and_truths
+
+from ramen_ray.method.metrics.comparison import (
+    mean_over_seeds,
+    paired_differences,
+    paired_differences_over_seeds,
+)
+from ramen_ray.method.metrics.ranking import clicks_on, query_metrics, ratio, ratios
+
+
+def test_intervals_are_those_of_scipys_paired_bootstrap():
+    draw = np.random.default_rng(3)
+    possible = draw.uniform(0.5, 3.0, size=400)
+    base = possible * draw.uniform(size=400)
+    ours = np.clip(base + draw.normal(0.1, 0.4, size=400), 0, possible)
+    found = paired_differences({"m": (ours, possible)}, {"m": (base, possible)})["m"]
+    assert found.value == pytest.approx((ours.sum() - base.sum()) / possible.sum())
+    theirs = scipy.stats.bootstrap(
+        (ours, base, possible),
+        lambda o, b, p, axis: (o.sum(axis) - b.sum(axis)) / p.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=4000,
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert [found.low, found.high] == pytest.approx(list(theirs), abs=0.07 * width)
+
+
+def test_a_model_does_not_differ_from_itself_nor_a_shift_from_a_shift():
+    possible = np.ones(30)
+    base = np.random.default_rng(0).uniform(size=30)
+    same = paired_differences({"m": (base, possible)}, {"m": (base, possible)})["m"]
+    assert same == (0, 0, 0)
+    shifted = paired_differences({"m": (base + 0.25, possible)}, {"m": (base, possible)})["m"]
+    assert shifted == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_a_metric_that_no_query_counts_in_is_zero():
+    nothing = {"m": (np.zeros(3), np.zeros(3))}
+    assert paired_differences(nothing, nothing)["m"] == (0, 0, 0)
+
+
+def test_seeds_are_averaged_query_by_query():
+    possible = np.array([2.0, 1.0])
+    runs = [{"m": (np.array([1.0, 0.0]), possible)}, {"m": (np.array([2.0, 1.0]), possible)}]
+    gained, kept = mean_over_seeds(runs)["m"]
+    assert gained.tolist() == [1.5, 0.5]
+    assert kept.tolist() == possible.tolist()
+
+
+def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one():
+    draw = np.random.default_rng(5)
+    possible = draw.integers(1, 4, size=60).astype(float)
+    noise = [0.0, 0.1, -0.2]  # of a pair's seed
+    base = [possible * draw.uniform(size=60) for _ in noise]
+    ours = [
+        one + possible * (shift + draw.normal(0.1, 0.1, size=60))
+        for one, shift in zip(base, noise, strict=True)
+    ]
+    sides = [[{"m": (gained, possible)} for gained in side] for side in (ours, base)]
+    found = paired_differences_over_seeds(*sides)["m"]
+    sampled = []
+    for _ in range(4000):
+        runs, queries = draw.integers(3, size=3), draw.integers(60, size=60)
+        drawn = [np.mean([side[run][queries].sum() for run in runs]) for side in (ours, base)]
+        sampled.append((drawn[0] - drawn[1]) / possible[queries].sum())
+    low, high = np.quantile(sampled, [0.025, 0.975])
+    means = [np.mean([gained.sum() for gained in side]) for side in (ours, base)]
+    assert found.value == pytest.approx((means[0] - means[1]) / possible.sum())
+    assert [found.low, found.high] == pytest.approx([low, high], abs=0.07 * (high - low))
+    alone = paired_differences_over_seeds([sides[0][0]], [sides[1][0]])
+    assert alone == paired_differences(sides[0][0], sides[1][0])
+    assert high - low > 1.5 * (alone["m"].high - alone["m"].low)
+
+
+@given(predictions_and_truths(), counts_strategy)
+def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts):
+    topk, truth = case
+    member = counts > np.median(counts)
+    on_group = [[ad for ad in ads if member[ad]] for ads in truth]
+    asked = [query for query, ads in enumerate(on_group) if ads]
+    inverse = 1.0 + counts
+    found = query_metrics(topk, clicks_on(csr_of(truth), member), inverse, KS)
+    if not asked:
+        assert all(ratio(values) == 0 for values in found.values())
+        return
+    alone = ratios(query_metrics(topk[asked], csr_of([on_group[q] for q in asked]), inverse, KS))
+    for name, expected in alone.items():
+        share = len(asked) / len(truth) if name.startswith("P@") else 1
+        assert ratio(found[name]) == pytest.approx(expected * share)

@@ -1,0 +1,191 @@
+"""The metrics by hand, against trec_eval, and against plain loops."""
+
+from math import log, log2
+
+import numpy as np
+import pytest
+import pytrec_eval
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support import csr_of
+
+from ramen_ray.method.metrics.ranking import (
+    find_hits,
+    group_metrics,
+    inverse_propensities,
+    ndcg_at,
+    popularity_groups,
+    precision_at,
+    query_metrics,
+    ratios,
+    recall_at,
+)
+
+NUM_ADS = 12
+DEPTH = 10
+KS = (1, 3, 5, 10)
+
+
+@st.composite
+def predictions_and_truths(draw):
+    """Rankings of one length, cut off by -1 at different depths, and each query's clicks."""
+    num_queries = draw(st.integers(1, 6))
+    orders = [draw(st.permutations(range(NUM_ADS)))[:DEPTH] for _ in range(num_queries)]
+    depths = [draw(st.integers(0, DEPTH)) for _ in range(num_queries)]
+    topk = [
+        [*order[:depth], *[-1] * (DEPTH - depth)]
+        for order, depth in zip(orders, depths, strict=True)
+    ]
+    clicks = st.lists(st.integers(0, NUM_ADS - 1), min_size=1, unique=True)
+    return np.array(topk), [sorted(draw(clicks)) for _ in range(num_queries)]
+
+
+many_counts = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(np.array)
+counts_strategy = st.lists(st.integers(0, 40), min_size=NUM_ADS, max_size=NUM_ADS).map(np.array)
+
+
+def _over_all(*arguments):
+    return ratios(query_metrics(*arguments))
+
+
+def test_hand_worked_example():
+    topk = np.array([[2, 0, 1], [3, 2, -1]])
+    truth = csr_of([[0, 1], [1]])
+    inverse = np.array([1.0, 2.0, 1.0, 1.0])
+    found = _over_all(topk, truth, inverse, [1, 3])
+    ndcg = (1 / log2(3) + 1 / 2) / (1 + 1 / log2(3)) / 2
+    psn = (1 / log2(3) + 2 / 2) / (1 + 1 / log2(3)) / ((2 + 1 / log2(3)) / (1 + 1 / log2(3)) + 2)
+    expected = {"P@1": 0, "N@1": 0, "R@1": 0, "PSP@1": 0, "PSN@1": 0}
+    expected |= {"P@3": 2 / 3 / 2, "N@3": ndcg, "R@3": 1 / 2, "PSP@3": 3 / 5, "PSN@3": psn}
+    assert found == pytest.approx(expected)
+
+
+def test_inverse_propensities_follow_jain_et_al():
+    counts = [0, 1, 7, 300]
+    c = (log(1000) - 1) * (1.5 + 1) ** 0.55
+    expected = [1 + c * (count + 1.5) ** -0.55 for count in counts]
+    found = inverse_propensities(np.array(counts), 1000, 0.55, 1.5)
+    assert found.tolist() == pytest.approx(expected)
+
+
+@settings(max_examples=60)
+@given(predictions_and_truths())
+def test_precision_recall_and_ndcg_equal_trec_eval(case):
+    topk, truth = case
+    cuts = ",".join(map(str, KS))
+    qrel = {f"q{q}": {f"d{ad}": 1 for ad in ads} for q, ads in enumerate(truth)}
+    run = {
+        f"q{q}": {f"d{ad}": float(-rank) for rank, ad in enumerate(row) if ad >= 0}
+        for q, row in enumerate(topk.tolist())
+    }
+    evaluator = pytrec_eval.RelevanceEvaluator(qrel, {f"{m}.{cuts}" for m in _OF_TREC.values()})
+    by_query = evaluator.evaluate(run)
+    hits, num_clicks = find_hits(topk, csr_of(truth)), np.array([len(ads) for ads in truth])
+    found = _over_all(topk, csr_of(truth), np.ones(NUM_ADS), KS)
+    for k in KS:
+        per_query = {
+            "P": precision_at(hits, k),
+            "R": recall_at(hits, num_clicks, k),
+            "N": ndcg_at(hits, num_clicks, k),
+        }
+        for ours, theirs in _OF_TREC.items():
+            expected = [by_query.get(q, {}).get(f"{theirs}_{k}", 0.0) for q in qrel]
+            assert per_query[ours].tolist() == pytest.approx(expected)
+            assert found[f"{ours}@{k}"] == pytest.approx(np.mean(expected))
+
+
+_OF_TREC = {"P": "P", "R": "recall", "N": "ndcg_cut"}
+
+
+@given(predictions_and_truths(), counts_strategy)
+def test_propensity_scores_equal_a_loop(case, counts):
+    topk, truth = case
+    inverse = inverse_propensities(counts, 100, 0.55, 1.5)
+    found = _over_all(topk, csr_of(truth), inverse, KS)
+    for k in KS:
+        gain = best_gain = dcg = best_dcg = 0.0
+        for row, ads in zip(topk.tolist(), truth, strict=True):
+            ideal = sum(1 / log2(rank + 2) for rank in range(min(k, len(ads))))
+            for rank, ad in enumerate(row[:k]):
+                if ad in ads:
+                    gain += inverse[ad]
+                    dcg += inverse[ad] / log2(rank + 2) / ideal
+            for rank, best in enumerate(sorted((inverse[ad] for ad in ads), reverse=True)[:k]):
+                best_gain += best
+                best_dcg += best / log2(rank + 2) / ideal
+        assert found[f"PSP@{k}"] == pytest.approx(gain / best_gain)
+        assert found[f"PSN@{k}"] == pytest.approx(dcg / best_dcg)
+        assert found[f"PSP@{k}"] <= 1 + 1e-12
+
+
+@given(predictions_and_truths())
+def test_equal_propensities_turn_psn_into_n(case):
+    topk, truth = case
+    found = _over_all(topk, csr_of(truth), np.full(NUM_ADS, 3.0), KS)
+    for k in KS:
+        assert found[f"PSN@{k}"] == pytest.approx(found[f"N@{k}"])
+
+
+@given(predictions_and_truths(), counts_strategy)
+def test_a_ranking_by_propensity_of_all_clicks_scores_one(case, counts):
+    _, truth = case
+    inverse = inverse_propensities(counts, 100, 0.55, 1.5)
+    ranked = [sorted(ads, key=lambda ad: -inverse[ad]) for ads in truth]
+    perfect = np.array([[*ads, *[-1] * NUM_ADS][:DEPTH] for ads in ranked])
+    found = _over_all(perfect, csr_of(truth), inverse, KS)
+    for k in KS:
+        assert [found[f"{name}@{k}"] for name in ("N", "PSP", "PSN")] == pytest.approx([1, 1, 1])
+
+
+def test_cut_offs_beyond_the_predictions_count_as_misses():
+    found = _over_all(np.array([[0, 1]]), csr_of([[0, 2]]), np.ones(3), [5])
+    assert found["P@5"] == pytest.approx(1 / 5)
+    assert found["N@5"] == pytest.approx(1 / (1 + 1 / log2(3)))
+
+
+@given(predictions_and_truths(), counts_strategy)
+def test_group_metrics_add_up_to_precision_and_equal_a_loop(case, counts):
+    topk, truth = case
+    groups = popularity_groups(counts)
+    found = ratios(group_metrics(topk, csr_of(truth), groups, KS))
+    overall = _over_all(topk, csr_of(truth), np.ones(NUM_ADS), KS)
+    for k in KS:
+        assert sum(found[f"{name}/P@{k}"] for name in groups) == pytest.approx(overall[f"P@{k}"])
+        for name, member in groups.items():
+            recalls = []
+            for row, ads in zip(topk.tolist(), truth, strict=True):
+                wanted = {ad for ad in ads if member[ad]}
+                if wanted:
+                    recalls.append(len(wanted & set(row[:k])) / len(wanted))
+            expected = sum(recalls) / len(recalls) if recalls else 0.0
+            assert found[f"{name}/R@{k}"] == pytest.approx(expected)
+
+
+@given(many_counts)
+@example(np.array([0, 0]))
+@example(np.array([0, 2, 1, 1, 1]))
+def test_popularity_groups_split_the_ads_by_clicks(counts):
+    groups = popularity_groups(counts)
+    assert (np.stack(list(groups.values())).sum(axis=0) == 1).all()
+    assert groups["tail"][counts == 0].all()
+    ranks = np.select([groups["head"], groups["torso"]], [2, 1], 0)
+    by_count = sorted(zip(counts.tolist(), ranks.tolist(), strict=True))
+    assert [rank for _, rank in by_count] == sorted(ranks.tolist())
+    assert len(set(by_count)) == len(set(counts.tolist()))
+
+
+@given(many_counts.filter(np.any))
+@example(np.array([2, 1, 1, 1]))
+@example(np.array([5, 4, 1, 0]))
+def test_head_and_torso_are_the_fewest_click_counts_that_cover_a_third_and_two_thirds(counts):
+    groups = popularity_groups(counts)
+    for part, share in ((groups["head"], 1 / 3), (groups["head"] | groups["torso"], 2 / 3)):
+        assert counts[part].sum() >= share * counts.sum() - 1e-9
+        without_least = counts[part & (counts > counts[part].min())]
+        assert without_least.sum() < share * counts.sum()
+
+
+def test_many_equal_ads_split_into_thirds_of_the_clicks():
+    counts = np.array([30, *[10] * 3, *[1] * 30])
+    groups = popularity_groups(counts)
+    assert [int(counts[member].sum()) for member in groups.values()] == [30, 30, 30]

@@ -1,0 +1,246 @@
+"""Both encoders against transformers and sentence-transformers, one text at a time."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
+from ramen_ray.method.model.pretrained import (
+    EncoderError,
+    load_tokenizer,
+    resolve_pretrained,
+    text_tokenizer,
+)
+from ramen_ray.method.model.texts import TokenBatch
+
+MAX_LENGTH = 6
+TEXTS = [
+    "old robin",
+    "northern sloops and ketch",
+    "heron",
+    "漢字",
+    "rare heron " + "crane stork " * 20,
+    "great maple - small alder",
+    "tango 漢 waltz",
+]
+KINDS = ["mean", "cls", "bag"]
+
+
+def _build(kind: str, folder: Path) -> Encoder:
+    if kind == "bag":
+        return build_bag(str(folder))
+    return build_transformer(str(folder), kind)
+
+
+def _table(encoder: Encoder, texts: list[str]) -> TokenTable:
+    tokenizer = text_tokenizer(encoder.tokenizer, MAX_LENGTH, encoder.add_special_tokens)
+    token_ids, lengths = tokenizer(texts)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return TokenTable(token_ids, offsets, np.arange(len(texts), dtype=np.uint64))
+
+
+def _encode(encoder: Encoder, texts: list[str], use_bf16: bool = False) -> np.ndarray:
+    return encode_rows(encoder, _table(encoder, texts), np.arange(len(texts)), use_bf16)
+
+
+def _one_at_a_time(kind: str, folder: Path) -> np.ndarray:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    model.eval()
+    embeddings = []
+    for text in TEXTS:
+        ids = tokenizer.encode(
+            text, add_special_tokens=kind != "bag", truncation=True, max_length=MAX_LENGTH
+        )
+        if kind == "bag":
+            pooled = torch.stack([model.embeddings.word_embeddings.weight[i] for i in ids]).mean(0)
+        else:
+            states = model(torch.tensor([ids])).last_hidden_state[0]
+            pooled = states[0] if kind == "cls" else states.mean(dim=0)
+        embeddings.append((pooled / pooled.norm()).detach().numpy())
+    return np.stack(embeddings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_equal_a_run_of_one_text_at_a_time(kind: str, encoder_path: Path):
+    found = _encode(_build(kind, encoder_path), TEXTS)
+    np.testing.assert_allclose(found, _one_at_a_time(kind, encoder_path), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_have_unit_norm_and_the_declared_width(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    found = _encode(encoder, TEXTS)
+    assert found.shape == (len(TEXTS), encoder.dim)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_texts_in_any_order_are_encoded_like_each_alone(
+    kind: str, encoder_path: Path, request: pytest.FixtureRequest
+):
+    prepared: Prepared = request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
+    encoder = _build(kind, encoder_path)
+    rows = np.tile(np.random.default_rng(0).permutation(len(prepared.ads)), 60)
+    found = encode_rows(encoder, prepared.ads, rows)
+    alone = [encode_rows(encoder, prepared.ads, np.array([row])) for row in range(40)]
+    np.testing.assert_allclose(found, np.concatenate(alone)[rows], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_the_gradient_of_many_buckets_equals_that_of_each_text_alone(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    table = _table(encoder, TEXTS)
+    rows = np.repeat(np.argsort(table.lengths(np.arange(len(TEXTS))), kind="stable"), 70)
+    batch = TokenBatch(table.gather(rows), table.lengths(rows))
+    assert len(list(batch.buckets())) > 2
+    pulls = torch.randn(len(rows), encoder.dim, generator=torch.Generator().manual_seed(0))
+    encoder.zero_grad()
+    (encoder(batch) * pulls).sum().backward()
+    found = [parameter.grad for parameter in encoder.parameters()]
+    encoder.zero_grad()
+    for row in set(rows.tolist()):
+        alone = TokenBatch(table.gather(np.array([row])), table.lengths(np.array([row])))
+        (encoder(alone) * pulls[rows == row]).sum().backward()
+    expected = [parameter.grad for parameter in encoder.parameters()]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transformers(
+    kind: str, encoder_path: Path, tmp_path: Path
+):
+    encoder = _build(kind, encoder_path)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter += 0.05 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(0)
+            )
+    expected = _encode(encoder, TEXTS)
+    folder = tmp_path / "saved"
+    encoder.save(folder, MAX_LENGTH)
+    assert _encode(load_encoder(folder), TEXTS).tolist() == expected.tolist()
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_allclose(theirs.encode(TEXTS), expected, atol=1e-5)
+    if kind != "bag":
+        assert theirs.max_seq_length == MAX_LENGTH
+        np.testing.assert_allclose(_one_at_a_time(kind, folder), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_twice_and_what_was_loaded_changes_nothing(
+    kind: str, encoder_path: Path, tmp_path: Path
+):
+    encoder = _build(kind, encoder_path)
+    encoder.save(tmp_path / "one", MAX_LENGTH)
+    expected = _encode(encoder, TEXTS)
+    again = load_encoder(tmp_path / "one")
+    again.save(tmp_path / "two", MAX_LENGTH)
+    assert _encode(encoder, TEXTS).tolist() == expected.tolist()
+    assert _encode(load_encoder(tmp_path / "two"), TEXTS).tolist() == expected.tolist()
+    assert again.tokenizer.encode(TEXTS[4]) == load_tokenizer(str(encoder_path)).encode(TEXTS[4])
+
+
+def test_a_saved_tokenizer_does_not_cut_texts_by_itself(encoder_path: Path, tmp_path: Path):
+    for kind in KINDS:
+        _build(kind, encoder_path).save(tmp_path / kind, MAX_LENGTH)
+        found = AutoTokenizer.from_pretrained(tmp_path / kind).encode(TEXTS[4])
+        assert found == AutoTokenizer.from_pretrained(encoder_path).encode(TEXTS[4])
+
+
+def test_num_layers_keeps_the_first_layers(encoder_path: Path):
+    short, full = build_transformer(str(encoder_path), num_layers=1), _build("mean", encoder_path)
+    kept, all_weights = short.state_dict(), full.state_dict()
+    assert set(kept) < set(all_weights)
+    assert all(torch.equal(value, all_weights[name]) for name, value in kept.items())
+    full.backbone.encoder.layer = full.backbone.encoder.layer[:1]
+    np.testing.assert_allclose(_encode(short, TEXTS), _encode(full, TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_gradient(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    table = _table(encoder, TEXTS[:1])
+    rows = np.array([0])
+    encoder(TokenBatch(table.gather(rows), table.lengths(rows))).sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize("kind", ["mean", "cls"])
+def test_bf16_is_close_to_fp32(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    full, half = _encode(encoder, TEXTS), _encode(encoder, TEXTS, use_bf16=True)
+    assert half.dtype == np.float32
+    assert (full != half).any()
+    np.testing.assert_allclose(half, full, atol=0.03)
+    np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [
+        ("/nowhere/at/all", "no encoder folder at /nowhere/at/all"),
+        ("./nowhere", "no encoder folder at ./nowhere"),
+        ("package:no_such_package/model", "'no_such_package' is not installed"),
+        ("package:", "not installed"),
+        ("package:numpy/no_such_folder", "no_such_folder"),
+    ],
+)
+@pytest.mark.parametrize("build", [build_transformer, build_bag, load_tokenizer])
+def test_a_missing_encoder_is_an_error_that_names_it(build, name: str, fragment: str):
+    with pytest.raises(EncoderError) as error:
+        build(name)
+    assert fragment in str(error.value)
+
+
+def test_a_package_folder_is_found_without_importing_the_package():
+    assert Path(resolve_pretrained("package:numpy/linalg")).name == "linalg"
+    assert Path(resolve_pretrained("package:numpy/linalg")).is_dir()
+
+
+@pytest.mark.parametrize("num_layers", [0, 3])
+def test_impossible_layers_are_refused(encoder_path: Path, num_layers: int):
+    with pytest.raises(EncoderError, match=rf"num_layers is {num_layers}.* 1 to 2 layers"):
+        build_transformer(str(encoder_path), num_layers=num_layers)
+
+
+@pytest.mark.parametrize("build", [build_transformer, build_bag])
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(
+    build, encoder_path: Path, tmp_path: Path
+):
+    folder = shutil.copytree(encoder_path, tmp_path / "mixed")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    size = len(tokenizer)
+    tokenizer.add_tokens(["zeppelin"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(EncoderError, match=rf"{size + 1} tokens.* {size} embeddings"):
+        build(str(folder))
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_an_incomplete_folder_is_refused(encoder_path: Path, tmp_path: Path, missing: str):
+    folder = shutil.copytree(encoder_path, tmp_path / "incomplete")
+    (folder / missing).unlink()
+    with pytest.raises(EncoderError, match="incomplete"):
+        build_transformer(str(folder))
+
+
+def test_broken_weights_are_refused(encoder_path: Path, tmp_path: Path):
+    folder = shutil.copytree(encoder_path, tmp_path / "broken")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(EncoderError, match="broken"):
+        build_transformer(str(folder))
+
+
+def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path: Path):
+    with pytest.raises(EncoderError, match=r"modules\.json"):
+        load_encoder(tmp_path)

@@ -1,0 +1,104 @@
+"""The triplet loss against a double loop over Python floats, with its gradient by autograd."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ramen_ray.method.objectives.losses import triplet_loss
+
+MARGIN = 0.3
+
+cases = st.tuples(
+    st.integers(1, 6), st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 9999)
+)
+
+
+def _naive(
+    similarity: Tensor, positive: list[int], known: list[set[int]], num_negatives: int, soft: bool
+) -> Tensor:
+    rows = []
+    for row, own in enumerate(positive):
+        pool = similarity.shape[1]
+        negatives = sorted(
+            (j for j in range(pool) if j not in known[row]),
+            key=lambda j: -similarity[row, j].item(),
+        )
+        violators = [
+            j
+            for j in negatives[:num_negatives]
+            if own >= 0 and similarity[row, j] - similarity[row, own] + MARGIN > 0
+        ]
+        total = similarity[row, 0] * 0.0
+        normaliser = sum(torch.exp(similarity[row, j] / 0.1) for j in violators)
+        for j in violators:
+            violation = similarity[row, j] - similarity[row, own] + MARGIN
+            weight = torch.exp(similarity[row, j] / 0.1) / normaliser if soft else 1.0
+            total = total + violation * weight
+        rows.append(total / min(num_negatives, pool))
+    return torch.stack(rows)
+
+
+def _draw(num_rows: int, pool: int, seed: int) -> tuple[Tensor, list[int], list[set[int]]]:
+    """Some rows without a positive, some with all candidates known, most with a few."""
+    generator = torch.Generator().manual_seed(seed)
+    similarity = torch.rand(num_rows, pool, generator=generator, dtype=torch.float64) * 2 - 1
+    positive = torch.randint(-1, pool, (num_rows,), generator=generator).tolist()
+    share = torch.rand(num_rows, 1, generator=generator).round(decimals=1)
+    marked = torch.rand(num_rows, pool, generator=generator) < share
+    known = [set(row.nonzero().flatten().tolist()) for row in marked]
+    return similarity, positive, [k | {p} - {-1} for k, p in zip(known, positive, strict=True)]
+
+
+def _mask(known: list[set[int]], pool: int) -> Tensor:
+    return torch.tensor([[j in row for j in range(pool)] for row in known])
+
+
+@settings(max_examples=150)
+@given(cases)
+def test_values_and_gradients_equal_a_double_loop(case):
+    num_rows, pool, num_negatives, soft, seed = case
+    values, positive, known = _draw(num_rows, pool, seed)
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    found = triplet_loss(
+        ours, torch.tensor(positive), _mask(known, pool), MARGIN, num_negatives, soft
+    )
+    expected = _naive(theirs, positive, known, num_negatives, soft)
+    torch.testing.assert_close(found, expected)
+    row_weights = torch.arange(1.0, num_rows + 1, dtype=torch.float64)
+    (found * row_weights).sum().backward()
+    (expected * row_weights).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_known_positive_is_no_negative_however_similar():
+    similarity = torch.tensor([[0.5, 0.9, 0.4]])
+    known = torch.tensor([[True, True, False]])
+    loss = triplet_loss(similarity, torch.tensor([0]), known, MARGIN, num_negatives=1)
+    assert loss.item() == pytest.approx(0.4 - 0.5 + MARGIN)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize(
+    ("similarity", "positive", "known"),
+    [
+        ([[0.9, 0.1, 0.2]], [0], [[True, False, False]]),
+        ([[0.9, 0.9, 0.9]], [1], [[True, True, True]]),
+        ([[0.1, 0.9, 0.9]], [-1], [[False, False, False]]),
+    ],
+    ids=["nothing violates", "no negatives", "no positive"],
+)
+def test_rows_without_a_violation_give_zero_and_a_zero_gradient(similarity, positive, known, soft):
+    leaf = torch.tensor(similarity, requires_grad=True)
+    loss = triplet_loss(leaf, torch.tensor(positive), torch.tensor(known), MARGIN, 2, soft)
+    loss.sum().backward()
+    assert loss.tolist() == [0.0]
+    assert leaf.grad.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_softmax_weights_sum_to_one_over_equal_violations():
+    similarity = torch.tensor([[0.2, 0.6, 0.6, -0.9]], dtype=torch.float64)
+    known = torch.tensor([[True, False, False, False]])
+    loss = triplet_loss(similarity, torch.tensor([0]), known, MARGIN, 2, softmax_weighting=True)
+    assert loss.item() == pytest.approx((0.6 - 0.2 + MARGIN) / 2)

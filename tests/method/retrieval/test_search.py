@@ -1,0 +1,139 @@
+"""Search, merging and filtering against argsort and plain loops."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, evaluate, retrieve
+from ramen_ray.method.metrics.ranking import (
+    group_metrics,
+    inverse_propensities,
+    popularity_groups,
+    query_metrics,
+    ratios,
+)
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.retrieval.search import drop_filtered, merge_topk, most_filters, search
+
+WIDTH = 8
+sizes = st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 50), st.integers(0, 9999))
+pairs_strategy = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), unique=True)
+
+
+def _embeddings(num_rows: int, seed: int) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(num_rows, WIDTH)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _as_pairs(pairs: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+@given(sizes)
+def test_search_equals_a_full_sort(case):
+    num_queries, num_ads, k, seed = case
+    queries, ads = _embeddings(num_queries, seed), _embeddings(num_ads, seed + 1)
+    found, scores = search(queries, ads, k)
+    similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
+    expected = np.argsort(-similarity, axis=1)[:, :k]
+    shown = expected.shape[1]
+    assert found.shape == scores.shape == (num_queries, k)
+    assert found[:, :shown].tolist() == expected.tolist()
+    np.testing.assert_allclose(
+        scores[:, :shown], np.take_along_axis(similarity, expected, 1), atol=1e-5
+    )
+    assert (found[:, shown:] == -1).all()
+    assert np.isneginf(scores[:, shown:]).all()
+
+
+@given(sizes, st.lists(st.integers(0, 40), max_size=3))
+def test_merging_searches_over_parts_equals_one_search(case, cuts):
+    num_queries, num_ads, k, seed = case
+    queries, ads = _embeddings(num_queries, seed), _embeddings(num_ads, seed + 1)
+    bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
+    parts = []
+    for start, stop in pairwise(bounds):
+        found, scores = search(queries, ads[start:stop], k)
+        parts.append((np.where(found >= 0, found + start, -1), scores))
+    merged, whole = merge_topk(parts, k), search(queries, ads, k)
+    assert merged[0].tolist() == whole[0].tolist()
+    np.testing.assert_allclose(merged[1], whole[1], atol=1e-6)
+
+
+@given(pairs_strategy, st.integers(1, 10), st.integers(0, 10), st.integers(0, 99))
+def test_drop_filtered_equals_a_loop(pairs, k, num_found, seed):
+    draw = np.random.default_rng(seed)
+    ads = np.stack([draw.permutation(10) for _ in range(5)])
+    ads[:, num_found:] = -1
+    scores = -np.sort(draw.normal(size=(5, 10)).astype(np.float32), axis=1)
+    scores[:, num_found:] = -np.inf
+    found, found_scores = drop_filtered((ads, scores), _as_pairs(pairs), k)
+    for query in range(5):
+        kept = [
+            (ad, score)
+            for ad, score in zip(ads[query].tolist(), scores[query].tolist(), strict=True)
+            if ad >= 0 and (query, ad) not in pairs
+        ]
+        kept = [*kept, *[(-1, -np.inf)] * 10][:k]
+        assert found[query].tolist() == [ad for ad, _ in kept]
+        assert found_scores[query].tolist() == [score for _, score in kept]
+
+
+def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
+    ads, scores = np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.8], [0.7, 0.6]], dtype=np.float32)
+    found, _ = drop_filtered((ads, scores), _as_pairs([(0, 2), (0, 3)]), 2)
+    assert found.tolist() == ads.tolist()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"), [([], 0), ([(3, 1)], 1), ([(0, 1), (2, 1), (2, 5), (2, 4)], 3)]
+)
+def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
+    assert most_filters(_as_pairs(pairs)) == expected
+
+
+@given(
+    st.integers(1, 250),
+    st.lists(st.integers(1, 249), max_size=3),
+    pairs_strategy,
+    st.integers(0, 9),
+)
+def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pairs, seed):
+    queries, ads = _embeddings(5, seed), _embeddings(num_ads, seed + 1)
+    bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
+    parts = (ads[start:stop] for start, stop in pairwise(bounds))
+    found, scores = retrieve(queries, parts, np.arange(num_ads), _as_pairs(pairs))
+    similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
+    assert found.shape[1] == scores.shape[1] == 100
+    for query, row in enumerate(found.tolist()):
+        best = [ad for ad in np.argsort(-similarity[query]) if (query, ad) not in pairs]
+        assert row == [*best, *[-1] * 100][:100]
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
+    prepared: Prepared, encoder_path: Path, split: str
+):
+    encoder = build_transformer(str(encoder_path))
+    metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))
+    queries = encode_rows(encoder, prepared.queries[split], np.arange(12))
+    similarity = queries @ encode_rows(encoder, prepared.ads, np.arange(40)).T
+    dropped = {tuple(pair) for pair in prepared.filters(split).tolist()}
+    assert dropped
+    for query, row in enumerate(ads.tolist()):
+        allowed = [ad for ad in range(40) if (query, ad) not in dropped]
+        shown = row[: len(allowed)]
+        assert sorted(shown) == allowed
+        assert set(row[len(allowed) :]) == {-1}
+        np.testing.assert_allclose(scores[query, : len(shown)], similarity[query, shown], atol=1e-5)
+        assert (np.diff(similarity[query, shown]) < 1e-5).all()
+    counts = prepared.train_click_counts
+    truth, inverse = prepared.clicks[split], inverse_propensities(counts, 60, 0.6, 2.6)
+    expected = query_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
+    expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
+    assert metrics == pytest.approx(ratios(expected))

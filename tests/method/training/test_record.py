@@ -1,0 +1,233 @@
+"""Short runs of every kind, on one and two workers, give what was recorded.
+
+The record holds losses, gradients and final metrics to the bit. They repeat on the kind of CPU that
+the record was made on, which it names; on other kinds they are compared within rounding. After a
+change that is meant to change the numbers, make the record anew:
+
+    pytest tests/test_record.py --record
+"""
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph.pruning import prune
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, evaluate
+from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.objectives.adaptation import Adaptation
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.sampling.batches import Batches, open_graphs
+from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import Objective, TrainState, global_losses, train_steps
+
+RECORD = Path(__file__).parent / "record.json"
+BATCH_SIZE = 16
+STEPS_PER_EPOCH = 3
+EPOCHS = 4
+WALK = WalkSettings(num_hops=200, restart_probability=0.7, max_anchor_degree=50, top_k=4)
+LAMBDAS = ({"links": 0.3, "topics": 0.2}, {"links": 0.2, "topics": 0.1})
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a recorded run is made of."""
+
+    base: str = "in_batch"
+    kind: str = "bag"
+    walked: bool = False
+    pruned: bool = False
+    softmax_weighting: bool = False
+    every_steps: int = 1
+    adaptive: bool = False
+
+
+CASES = {
+    "in_batch": Case(),
+    "transformer": Case(kind="transformer", softmax_weighting=True),
+    "ance": Case(base="ance"),
+    "ngame": Case(base="ngame", softmax_weighting=True),
+    "walked": Case(walked=True),
+    "pruned": Case(walked=True, pruned=True),
+    "adaptive": Case(base="ance", every_steps=2, adaptive=True),
+}
+
+
+class Run:
+    """One recorded run on this worker; files that workers share lie in ``folder``."""
+
+    def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.data = Prepared(prepared[case.kind])
+        build = {"bag": build_bag, "transformer": build_transformer}[case.kind]
+        self.encoder: Encoder = build(str(encoder))
+        self.objective = Objective(
+            0.3, 4, case.softmax_weighting, *LAMBDAS, every_steps=case.every_steps
+        )
+        self.edges = self._walked() if case.walked else self.data.path / "edges"
+        self.batches = Batches.of(
+            self.data, self.objective.regularizers, BATCH_SIZE, seed=3, edges=self.edges
+        )
+        self.curriculum = None
+        if case.base == "ance":
+            self.batches.expect_hard_negatives(2)
+        if case.base == "ngame":
+            schedule = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
+            device = torch.device("cpu")
+            self.curriculum = Curriculum(schedule, self.batches, self.encoder.dim, device)
+            self.curriculum.advance(0)
+        optimizer = build_optimizer(self.encoder, 2e-2, 0.01, 5e-2)
+        schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
+        model: nn.Module = self.encoder
+        if distributed.is_initialized():
+            model = nn.parallel.DistributedDataParallel(model)
+        self.state = TrainState(model, optimizer, schedule)
+        if case.adaptive:
+            self.state.adaptation = Adaptation(self.objective.weights, 0.5, torch.device("cpu"))
+
+    def __call__(self) -> dict[str, Any]:
+        losses, gradients = [], []
+        for epoch in range(EPOCHS):
+            self._renew(epoch)
+            stop = STEPS_PER_EPOCH * (epoch + 1)
+            for terms in train_steps(
+                self.state, self.batches, self.objective, stop, max_gradient_norm=1.0
+            ):
+                losses.append(terms)
+                gradients.append(self._gradient())
+            if self.curriculum is not None:
+                self.curriculum.advance(stop)
+        metrics, _ = evaluate(self.encoder, self.data, "test", Propensity())
+        weights = self.state.adaptation.weights.tolist() if self.state.adaptation else None
+        return {
+            "losses": global_losses(losses).tolist(),
+            "gradients": gradients,
+            "weights": weights,
+            "metrics": metrics,
+        }
+
+    def _gradient(self) -> dict[str, Any]:
+        flat = torch.cat([p.grad.flatten() for p in self.encoder.parameters()])
+        digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
+        return {"digest": digest, "norm": flat.norm().item()}
+
+    def _renew(self, epoch: int) -> None:
+        if epoch == 0:
+            return
+        made = self.folder / f"epoch_{epoch}"
+        if not distributed.is_initialized() or distributed.get_rank() == 0:
+            made.mkdir()
+            write_shortlists(self.encoder, self.data, 20, made / "shortlists.npy")
+            self._prune(made / "edges")
+        if distributed.is_initialized():
+            distributed.barrier()
+        if self.case.base == "ance":
+            self.batches.shortlists = open_shortlists(made / "shortlists.npy")
+        if self.case.pruned and epoch >= 2:
+            self.batches.graphs = open_graphs(made / "edges", self.objective.regularizers)
+
+    def _prune(self, folder: Path) -> None:
+        for one in self.objective.regularizers:
+            nodes = self.data.queries["train"] if one.side == "query" else self.data.ads
+            tables = [nodes, self.data.anchors(one.anchor_set)]
+            rows, positions = number_distinct(tables)
+            embedded = [
+                encode_rows(self.encoder, table, of) for table, of in zip(tables, rows, strict=True)
+            ]
+            embeddings = torch.cat([torch.from_numpy(part) for part in embedded]).numpy()
+            found = [TextEmbeddings(embeddings, part) for part in positions]
+            prune(Csr.open(self.edges / one.path), *found, 0.2).edges.save(folder / one.path)
+
+    def _walked(self) -> Path:
+        walked = self.folder / "walked"
+        if not distributed.is_initialized() or distributed.get_rank() == 0:
+            for one in self.objective.regularizers:
+                edges = self.data.edges(one.anchor_set, one.side)
+                graph = WalkGraph.of(edges, WALK.max_anchor_degree)
+                visits = most_visited(graph, 0, edges.num_rows, WALK, seed=3)
+                visited_edges([visits]).save(walked / one.path)
+        if distributed.is_initialized():
+            distributed.barrier()
+        return walked
+
+
+def _run_all(
+    folder: Path, encoder: Path, prepared: dict[str, Path]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, case in CASES.items():
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        yield name, Run(case, encoder, prepared, own)()
+
+
+def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    found = dict(_run_all(folder, encoder, prepared))
+    if rank == 0:
+        (folder / "found.json").write_text(json.dumps(found))
+    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
+    distributed.destroy_process_group()
+
+
+def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, Any]:
+    """Return what every run gives, by number of workers and case."""
+    two = folder / "two"
+    two.mkdir()
+    multiprocessing.spawn(_worker, (two, encoder, prepared), nprocs=2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = dict(_run_all(folder, encoder, prepared))
+    finally:
+        torch.set_num_threads(threads)
+    return {"1": one, "2": json.loads((two / "found.json").read_text())}
+
+
+def _cpu() -> str:
+    """Name the kind of CPU, which decides how sums are rounded."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
+
+
+@pytest.fixture(scope="module")
+def found(
+    request: pytest.FixtureRequest,
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """What every run gives now; ``--record`` makes that the record."""
+    paths = {"transformer": prepared.path, "bag": prepared_bag.path}
+    runs = _found(tmp_path_factory.mktemp("record"), encoder_path, paths)
+    if request.config.getoption("--record"):
+        RECORD.write_text(json.dumps({"cpu": _cpu(), "runs": runs}, indent=1) + "\n")
+    return runs
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_gives_what_was_recorded(num_workers: str, case: str, found: dict[str, Any]) -> None:
+    record = json.loads(RECORD.read_text())
+    known, now = record["runs"][num_workers][case], found[num_workers][case]
+    if record["cpu"] == _cpu():
+        assert now == known
+    else:
+        for name in ("losses", "weights"):
+            assert now[name] == pytest.approx(known[name], rel=1e-3, abs=1e-5)

@@ -1,0 +1,73 @@
+"""What is asked of a cluster, and what it gets back."""
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from support import wait_until
+
+from ramen_ray.config import WorkersConfig
+from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
+    check_resources,
+    free_share,
+    no_placement_group_left,
+)
+
+WORKER = WorkersConfig(use_gpu=True, gpus_per_worker=0.6, cpus_per_worker=1, startup_timeout_s=0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=2, num_gpus=2, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def free() -> tuple[float, float]:
+    resources = ray.available_resources()
+    return resources.get("CPU", 0), resources.get("GPU", 0)
+
+
+def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
+    group = placement_group([{"GPU": 0.6}] * 2)
+    ray.get(group.ready())
+    with pytest.raises(ClusterError, match=r"gpus_per_worker 0\.6 needs 1 CPUs .* and 0\.6 GPUs"):
+        check_resources(WORKER)
+    remove_placement_group(group)
+    wait_until(lambda: free() == (2, 2), "the group is not given back")
+    check_resources(WORKER)
+    wait_until(lambda: free() == (2, 2), "what was asked for is not given back")
+
+
+@pytest.mark.parametrize(
+    ("held", "share"),
+    [
+        ([], {"num_cpus": 0, "num_gpus": 0.25}),
+        ([{"GPU": 0.7}] * 2, {"num_cpus": 0, "num_gpus": 0.25}),
+        ([{"GPU": 0.8}] * 2, {"num_cpus": 1, "num_gpus": 0}),  # 0.2 of each is no quarter of one
+        ([{"GPU": 1}] * 2, {"num_cpus": 1, "num_gpus": 0}),
+        ([{"GPU": 1}] * 2 + [{"CPU": 1}] * 2, {"num_cpus": 0, "num_gpus": 0}),
+    ],
+)
+def test_background_tasks_take_what_is_free_in_one_place(
+    held: list[dict[str, float]], share: dict[str, float]
+) -> None:
+    with no_placement_group_left():
+        if held:
+            assert placement_group(held).wait()
+        left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
+        wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
+        assert free_share() == share
+    wait_until(lambda: free() == (2, 2), "the group is not given back")
+
+
+def test_groups_that_outlive_their_makers_are_given_back() -> None:
+    def hold() -> None:
+        placement_group([{"CPU": 1}]).wait()
+
+    with no_placement_group_left():
+        ray.get(ray.remote(hold).remote())
+        wait_until(lambda: free() == (1, 2), "there is no group")
+    wait_until(lambda: free() == (2, 2), "the group is not given back")

@@ -1,0 +1,311 @@
+"""Tables of queries in, answers out; and ads that come after training."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from conftest import RunHere
+from mlflow.exceptions import MlflowException
+from stores import Store
+
+from jobs import index, predict
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration import predict as answering
+from ramen_ray.orchestration.deployment.copies import log_derived, take_place
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
+
+Run = Callable[..., tuple[int, str]]
+NUM_CPUS = 2
+NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
+
+
+@pytest.fixture(scope="module")
+def store(
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    dataset_path: Path,
+    output: Path,
+) -> Iterator[Store]:
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
+    registry.choose(registry.register("asked", run_id, model_id), "champion")
+    yield store
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture
+def run(store: Store, run_here: RunHere) -> Run:
+    def call(job: ModuleType, **flags: object) -> tuple[int, str]:
+        words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
+        return run_here(job, *words, "--output", store.output)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
+    """Two files with five row groups of queries, three rows of which are no queries."""
+    folder = tmp_path_factory.mktemp("asked")
+    texts: list[Any] = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
+    texts[3], texts[17], texts[30] = "", None, "x" * 10_001
+    table = pa.table({"day": range(42), "text": texts})
+    pq.write_table(table.slice(0, 20), folder / "a.parquet", row_group_size=8)
+    pq.write_table(table.slice(20), folder / "b.parquet", row_group_size=11)
+    return folder
+
+
+def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
+    cluster: None,
+    store: Store,
+    run: Run,
+    asked: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
+    answers = tmp_path / "answers"
+    flags: dict[str, Any] = {"model": "models:/asked@champion", "queries": asked, "top-k": 3}
+    code, said = run(predict, answers=answers, **flags)
+    assert code == 0, said
+    assert said.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
+    parts = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    assert found["day"].to_pylist() == list(range(42))
+    expected: Any = (
+        Registry(store.uri)
+        .load("models:/asked@champion")
+        .predict(found["text"].to_pandas().astype(object), params={"top_k": 3})
+    )
+    for name in ("ad_ids", "ads"):
+        assert found[name].to_pylist() == expected[name].tolist()
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    errors = found["error"].to_pylist()
+    assert [row for row, error in enumerate(errors) if error] == [3, 17, 30]
+
+    before = {part.name: part.read_bytes() for part in parts}
+    stamps = {part.name: part.stat().st_mtime_ns for part in parts}
+    parts[2].unlink()
+    code, said = run(predict, answers=answers, **flags)
+    assert code == 0, said
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+    rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
+    assert rewritten == [parts[2].name]
+
+    code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
+    assert code == 2
+    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+
+
+def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
+    assert run(predict, **flags)[0] == 0
+    pq.write_table(pa.table({"text": ["tango", "waltz"]}), queries)
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_queries_are_told_apart_by_what_they_say_not_by_size_and_time(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+
+    def write(*texts: str) -> int:
+        pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
+        os.utime(queries, ns=(10**18, 10**18))
+        return queries.stat().st_size
+
+    size = write("robin", "heron")
+    assert run(predict, **flags)[0] == 0
+    os.utime(queries)
+    code, said = run(predict, **flags)  # another time, the same queries
+    assert code == 0, said
+    assert write("tango", "waltz") == size
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_a_retriever_whose_files_have_changed_is_another_one(
+    cluster: None, store: Store, run: Run, tmp_path: Path
+) -> None:
+    queries = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
+    registry = Registry(store.uri)
+    retriever = registry.look_up("models:/asked/1")
+    artifacts = Path(
+        store.client.get_logged_model(retriever.model_id).artifact_location.removeprefix("file://")
+    )
+    weights = next(artifacts.rglob("*.safetensors"))
+    before, stamp = weights.read_bytes(), weights.stat()
+    flags = {"model": "models:/asked/1", "queries": queries, "answers": tmp_path / "answers"}
+    assert run(predict, **flags)[0] == 0
+    try:
+        weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        code, said = run(predict, **flags)
+    finally:
+        weights.write_bytes(before)
+    assert code == 2
+    assert "has predictions of another call (model_content differ)" in said
+
+
+def test_parts_of_another_table_are_not_taken_for_answers(
+    run: Run, asked: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "part-000000.parquet"
+    pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
+    before = theirs.read_bytes()
+    code, said = run(predict, model="models:/asked/1", queries=asked, answers=tmp_path)
+    assert (code, "has parts of another table; choose another folder" in said) == (2, True)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
+
+
+def test_a_cluster_without_room_is_told(
+    cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "MOMENT_S", 0.1)
+    monkeypatch.setattr(answering, "PATIENCE_S", 0.1)
+    busy = ray.remote(num_cpus=1)(Counter).remote()
+    ray.get(busy.total.remote())
+    flags = {"model": "models:/asked@champion", "queries": asked, "answers": tmp_path / "answers"}
+    code, said = run(predict, **flags)
+    ray.kill(busy)
+    assert code == 2
+    room = "no machine has had 2 CPU{} of memory free for 0.1 s; start this again when one has"
+    assert room.format(" and 1.1 GB") in said
+    monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
+    monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
+    code, said = run(predict, **flags, **{"use-gpu": ""})
+    assert code == 2
+    assert room.format(", 1 GPU and 1000000.0 GB") in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top-k": 41}, "--top-k 41: the retriever has 40 ads to choose from"),
+        ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
+        ({"column": "query"}, "has no column 'query'; it has day, text"),
+        ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
+        ({"queries": "{csv}"}, "queries are read from parquet only"),
+        ({"queries": "{taken}"}, "has a column 'error', as the answers have; rename it"),
+        ({"model": "models:/asked@nobody"}, "Registered model alias nobody not found"),
+        ({"model": "models:/nonesuch/1"}, "nonesuch"),
+        ({"answers": "{csv}"}, "{csv}: File exists"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    changes: dict[str, str], message: str, run: Run, asked: Path, tmp_path: Path
+) -> None:
+    csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
+    csv.write_text("text\nrobin\n")
+    pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
+    named = {"csv": csv, "taken": taken}
+    flags: dict[str, object] = {"model": "models:/asked@champion", "queries": asked}
+    flags |= {"answers": tmp_path / "answers"}
+    flags |= {name: str(value).format(**named) for name, value in changes.items()}
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert said.startswith("error: ")
+    assert message.format(**named) in said
+    assert not list(tmp_path.glob("answers/*.parquet"))
+
+
+def test_new_ads_are_found_by_their_text_and_the_alias_follows(
+    store: Store, run: Run, tmp_path: Path
+) -> None:
+    ads = tmp_path / "ads.csv"
+    ads.write_text(NEW_ADS)
+    registry = Registry(store.uri)
+    before: Any = registry.load("models:/asked@champion")
+    code, said = run(index, model="models:/asked@champion", ads=ads)
+    assert (code, said) == (0, "models:/asked/2 has 42 ads, 2 of them new\n")
+    after: Any = registry.load("models:/asked@champion")
+    (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
+    assert ids == ["new-1"]
+    asked = ["flint basalt", "waltz"]
+    old = before.predict(asked, params={"top_k": 40})
+    new = after.predict(asked, params={"top_k": 42})
+    for row in range(2):
+        scores = dict(zip(new["ad_ids"][row], new["scores"][row], strict=True))
+        assert scores.keys() - set(old["ad_ids"][row]) == {"new-1", "new-2"}
+        kept = [scores[ad] for ad in old["ad_ids"][row]]
+        np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
+    retriever = registry.look_up("models:/asked@champion")
+    assert retriever.facts["num_ads"] == 42
+    assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
+    code, said = run(index, model="models:/asked@champion", ads=ads)
+    assert code == 2
+    assert "ads.csv, row 2, column 'ad_id': an id that is taken: 'new-1', 'new-2'" in said
+    assert registry.restore("asked", "champion") == ("2", "1")
+
+
+def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
+    store: Store, tmp_path: Path
+) -> None:
+    registry = Registry(store.uri)
+    original = registry.look_up("models:/asked/1")
+    with pytest.raises(MlflowException, match="absent"):
+        log_derived(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
+    experiment = store.client.get_experiment_by_name("tests")
+    newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
+    assert (newest.info.run_name, newest.info.status) == ("derived", "FAILED")
+
+
+def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path: Path) -> None:
+    registry = Registry(store.uri)
+    made = [
+        registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
+        for noise in (0.1, 0.2, 0.3)
+    ]
+    original, chosen, derived = made
+    for one in (original, chosen):
+        version = registry.register("moving", one.run_id, one.model_id)
+        registry.choose(version, "champion")
+    with pytest.raises(RegistryError, match="moving@champion has moved on meanwhile, and models:/"):
+        take_place(registry, derived, original, "models:/moving@champion")
+    assert registry.look_up("models:/moving@champion") == chosen
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("ad_id,text\n", "holds no ads"),
+        ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
+        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is taken: 'a'"),
+        ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': no text"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is taken: '5'"),
+    ],
+)
+def test_bad_ads_are_told(
+    content: str, message: str, store: Store, run: Run, tmp_path: Path
+) -> None:
+    ads = tmp_path / "ads.csv"
+    ads.write_text(content)
+    versions = len(store.client.search_model_versions("name = 'asked'"))
+    code, said = run(index, model="models:/asked/1", ads=ads)
+    assert code == 2
+    assert message in said
+    assert len(store.client.search_model_versions("name = 'asked'")) == versions

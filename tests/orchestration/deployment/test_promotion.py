@@ -1,0 +1,286 @@
+"""Who becomes the champion, who does not, and how it is undone."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from stores import BLIND, Store
+
+from jobs import promote
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.answers import AskedQueries
+from ramen_ray.method.metrics.evaluation import Propensity, evaluate
+from ramen_ray.method.metrics.ranking import ratio
+from ramen_ray.orchestration.deployment.new_ads import extend_retriever
+from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.runs import log_metrics, open_run
+
+Promote = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def good(store: Store, dataset_path: Path) -> str:
+    return store.run(0.0, dataset_path)
+
+
+@pytest.fixture(scope="module")
+def bad(store: Store, dataset_path: Path) -> str:
+    return store.run(BLIND, dataset_path)
+
+
+@pytest.fixture
+def job(store: Store, run_here: RunHere) -> Promote:
+    return lambda *words: run_here(promote, *words, "--output", store.output)
+
+
+def _champion(store: Store, name: str) -> str:
+    return store.client.get_model_version_by_alias(name, "champion").run_id
+
+
+def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
+    store: Store, job: Promote, good: str, bad: str
+) -> None:
+    code, said = job(bad, "--name", "shop")
+    assert (code, said) == (0, "shop@champion is version 1: the first of its name\n")
+    code, said = job(good, "--name", "shop")
+    assert code == 0, said
+    assert "against version 1 on the test split" in said.splitlines()[-1]
+    assert "R@100" in said
+    assert _champion(store, "shop") == good
+    for metric in ("P@1", "tail/R@10"):
+        code, said = job(bad, "--name", "shop", "--metric", metric)
+        assert code == 2
+        assert said.splitlines()[-1].startswith(f"error: version 1 is not promoted: {metric} -")
+    assert _champion(store, "shop") == good
+    code, said = job(good, "--name", "shop")
+    assert (code, said) == (2, "error: this retriever is the champion already: version 2\n")
+    code, said = job(bad, "--name", "shop", "--force")
+    assert code == 0, said
+    assert _champion(store, "shop") == bad
+    code, said = job("--restore", "--name", "shop")
+    assert (code, said) == (0, "shop@champion is version 2 again, no more version 1\n")
+    assert _champion(store, "shop") == good
+    described = store.client.get_model_version("shop", "2").description
+    assert described.startswith("R@10 +")
+
+
+def test_what_is_compared_is_what_evaluation_measures(
+    store: Store, job: Promote, good: str, dataset_path: Path
+) -> None:
+    job(store.run(4.0, dataset_path), "--name", "measured")
+    _, said = job(good, "--name", "measured")
+    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines()[3:11]}
+    for column, noise in ((0, 0.0), (1, 4.0)):
+        measured, _ = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        for name, cells in rows.items():
+            expected = pytest.approx(100 * measured[name], abs=0.006)
+            assert float(cells[column]) == expected, name
+
+
+def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
+    asked = AskedQueries(Dataset(dataset_path), Propensity())
+    for noise in (0.0, 4.0):
+        expected, topk = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
+        assert measured == pytest.approx(expected)
+
+
+def test_a_choice_by_hand_is_the_champion_to_beat(
+    store: Store, job: Promote, good: str, bad: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"mlflow_run_id": good}))
+    job(bad, "--name", "by-hand")
+    job(str(tmp_path), "--name", "by-hand@challenger")
+    job(good, "--name", "by-hand@challenger")
+    assert _champion(store, "by-hand") == bad
+    challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
+    assert challenger.run_id == good
+    store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
+    code, said = job(bad, "--name", "by-hand")
+    assert code == 2
+    assert "is not promoted" in said
+    code, said = job("--restore", "--name", "by-hand")
+    assert (code, said) == (0, "by-hand@champion is version 1 again, no more version 2\n")
+    code, said = job("--restore", "--name", "by-hand")
+    assert code == 2
+    assert "'champion' before version 1" in said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "by_hand", "restored"),
+    [
+        ([1, 2, 3], None, [2, 1]),
+        ([1, 2, 3], 2, [3, 2, 1]),
+        ([1, 2], 1, [2, 1]),
+        ([1, 2, 1], None, [2, 1]),
+        ([], 2, []),
+    ],
+)
+def test_restoring_gives_back_what_was_chosen_before_by_whomever(
+    chosen: list[int], by_hand: int | None, restored: list[int], store: Store, good: str
+) -> None:
+    registry, client = Registry(store.uri), store.client
+    _, model_id = registry.find_logged(good, None)
+    name = f"chosen-{chosen}-{by_hand}".replace(", ", "-")
+    client.create_registered_model(name)
+    versions = [client.create_model_version(name, f"models:/{model_id}") for _ in range(3)]
+    for number in chosen:
+        registry.choose(versions[number - 1], "champion")
+    if by_hand:
+        client.set_registered_model_alias(name, "champion", str(by_hand))
+    for number in restored:
+        assert registry.restore(name, "champion")[1] == str(number)
+    with pytest.raises(RegistryError, match="it is not known"):
+        registry.restore(name, "champion")
+
+
+def test_of_a_sweep_the_best_child_is_promoted(
+    store: Store, job: Promote, dataset_path: Path
+) -> None:
+    parent = open_run(store.uri, "tests", "sweep", store.output, None)
+    store.run(3.0, dataset_path, parent)
+    best = store.run(0.5, dataset_path, parent)
+    store.run(2.0, dataset_path, parent)
+    code, said = job(parent, "--name", "swept")
+    assert code == 0, said
+    assert said.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
+    assert _champion(store, "swept") == best
+    log_metrics(store.uri, parent, {"best/validation/R@10": 0.7})  # of a trial that failed
+    _, said = job(parent, "--name", "swept-again")
+    assert said.startswith(
+        "best finished run: noise-0.5, validation R@10 66.67; the search's best, 70.00, ended "
+        "without a retriever\n"
+    )
+
+
+def test_new_ads_of_the_champion_neither_harm_it_nor_go_unseen(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    ads = tmp_path / "ads.csv"
+    ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
+    job(good, "--name", "extended")
+    extend_retriever(Registry(store.uri), "models:/extended@champion", str(ads), store.output)
+    code, said = job(good, "--name", "extended")
+    assert code == 2
+    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in said
+    assert said.endswith("; version 2 has 12 more ads, added since\n")
+
+
+def test_another_version_of_the_dataset_is_refused(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(dataset_path, tmp_path / "changed"))
+    rows = Dataset(changed).read("queries/test")
+    pq.write_table(rows.slice(1), changed / "queries" / "test.parquet")
+    newer = store.run(0.25, changed)
+    job(good, "--name", "dated")
+    code, said = job(newer, "--name", "dated")
+    assert code == 2
+    assert "was made from another version of the dataset than this retriever" in said
+    assert len(store.client.search_model_versions("name = 'dated'")) == 1
+    pq.write_table(rows.slice(2), changed / "queries" / "test.parquet")
+    job(newer, "--name", "dated-too")
+    code, said = job(store.run(0.75, changed), "--name", "dated-too")
+    assert code == 2
+    assert "was made from another version of the dataset" in said
+    code, said = job(newer, "--name", "dated", "--force")
+    assert code == 0, said
+    assert "is version 2: not compared with version 1: models:/dated/1 was made from" in said
+
+
+@pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
+def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
+    broken: str, store: Store, job: Promote, dataset_path: Path, tmp_path: Path
+) -> None:
+    dataset = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    better, name = store.run(0.0, dataset), f"broken-{broken}"
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
+    version = registry.register(name, run_id, model_id)
+    if broken == "kind":
+        version = store.client.create_model_version(name, f"runs:/{run_id}/other")
+    registry.choose(version, "champion")
+    files = Path(store.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
+    if broken == "files":
+        shutil.rmtree(files)
+    elif broken == "index":
+        next(files.rglob("index.faiss")).unlink()
+    elif broken == "dataset":
+        dataset.rename(tmp_path / "moved")
+    code, said = job(better, "--name", name)
+    assert code == 2
+    told = f"error: cannot compare with the champion, version {version.version}: "
+    assert said.startswith(told)
+    assert said.endswith("; --force chooses without\n")
+    assert said.count("\n") == 1
+    code, said = job(better, "--name", name, "--force")
+    assert code == 0, said
+    assert f"not compared with version {version.version}: " in said
+    assert _champion(store, name) == better
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "shop"], "name the run to promote, or give --restore"),
+        (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
+        (["{good}", "--name", "shop", "--metric", "P@2"], "--metric 'P@2' is not one of P@1"),
+        (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
+        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], message: str, store: Store, job: Promote, good: str
+) -> None:
+    empty = open_run(store.uri, "tests", "empty", store.output, None)
+    code, said = job(*(word.format(good=good, empty=empty) for word in arguments))
+    assert code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
+    dataset = Dataset(dataset_path)
+    asked = AskedQueries(dataset, Propensity())
+    clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
+    first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
+    found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
+    measured = asked.measure((found, np.zeros(found.shape, dtype=np.float32)))
+    assert ratio(measured["P@1"]) == 0.5
+    expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
+    assert ratio(measured["R@10"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "it's", "x y", "shop@", "shop@v/1"])
+def test_a_new_model_or_alias_needs_a_name(
+    name: str, store: Store, job: Promote, good: str
+) -> None:
+    before = store.client.search_registered_models()
+    code, said = job(good, "--name", name)
+    assert code == 2
+    assert re.fullmatch(r"error: --name(, behind the @)?: .* is no valid name: .*\n", said)
+    assert store.client.search_registered_models() == before
+    assert job("--restore", "--name", name)[0] == 2
+
+
+def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
+    store.client.create_registered_model("our shop")
+    code, said = job(good, "--name", "our shop")
+    assert (code, said) == (0, "our shop@champion is version 1: the first of its name\n")
+    assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good

@@ -1,0 +1,290 @@
+"""The logged model against exact search with the encoder that it was made from."""
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import faiss
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import free_port
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.encoder import build_bag, build_transformer, load_encoder
+from ramen_ray.method.retrieval.index import (
+    FEWEST_IVF_PQ_ADS,
+    MOST_FLAT_ADS,
+    MOST_HNSW_ADS,
+    choose_kind,
+    new_index,
+    sample_size,
+    search_first,
+)
+from ramen_ray.method.retrieval.retriever import write_retriever
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import open_run
+
+KINDS = ["transformer", "bag"]
+WRONG = ["empty", "missing", "int, not a text"]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A retriever in a store, and what it was made from."""
+
+    folder: Path
+    uri: str
+    run_id: str
+    model_id: str
+    encoder: Path
+    data: Prepared
+    measured: dict[str, float]
+
+    @property
+    def model(self) -> mlflow.pyfunc.PyFuncModel:
+        """The model, as MLflow loads it."""
+        mlflow.set_tracking_uri(self.uri)
+        return mlflow.pyfunc.load_model(f"models:/{self.model_id}")
+
+    def similarity(self, split: str = "test") -> np.ndarray:
+        """Cosines (queries, ads) of the encoder that was trained."""
+        encoder = load_encoder(self.encoder)
+        queries = self.data.queries[split]
+        embedded = encode_rows(encoder, queries, np.arange(len(queries)))
+        return embedded @ encode_rows(encoder, self.data.ads, np.arange(len(self.data.ads))).T
+
+
+def _log(
+    kind: str, data: Prepared, dataset_path: Path, encoder_path: Path, folder: Path, uri: str
+) -> Logged:
+    build = build_bag if kind == "bag" else build_transformer
+    encoder = folder / "trained"
+    torch.manual_seed(2)
+    build(str(encoder_path)).save(encoder, MAX_LENGTH)
+    dataset = Dataset(dataset_path)
+    retriever = folder / "retriever"
+    measured = write_retriever(retriever, encoder, dataset, data, "flat", MAX_LENGTH)
+    run_id = open_run(uri, "tests", kind, folder.parent, None)
+    texts = dataset.read("queries/test")["text"].to_pylist()[:2]
+    model_id = log_retriever(uri, run_id, retriever, texts, {"dataset": dataset.name})
+    location = MlflowClient(tracking_uri=uri).get_logged_model(model_id).artifact_location
+    kept = Path(location.removeprefix("file://"))
+    return Logged(kept, uri, run_id, model_id, encoder, data, measured)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def logged(
+    request: pytest.FixtureRequest,
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    dataset_path: Path,
+    encoder_path: Path,
+    output: Path,
+) -> Iterator[Logged]:
+    data = prepared_bag if request.param == "bag" else prepared
+    folder = output / request.param
+    uri = f"sqlite:///{output}/mlflow.db"
+    yield _log(request.param, data, dataset_path, encoder_path, folder, uri)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def queries(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+
+
+@pytest.fixture(scope="module")
+def ads(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
+
+
+def test_answers_are_exact_searches_with_the_trained_encoder(
+    logged: Logged, queries: list[str], ads: list[str]
+) -> None:
+    answers = logged.model.predict(queries, params={"top_k": 7})
+    similarity = logged.similarity()
+    assert list(answers.columns) == ["ad_ids", "ads", "scores", "error"]
+    assert answers["error"].isna().all()
+    for row, answer in answers.iterrows():
+        shown = [int(ad) for ad in answer["ad_ids"]]
+        expected = np.sort(similarity[row])[::-1][:7]
+        np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
+        np.testing.assert_allclose(similarity[row, shown], expected, atol=1e-5)
+        assert answer["ads"] == [ads[ad] for ad in shown]
+    assert logged.measured["recall@100"] == 1.0
+
+
+def test_a_query_is_answered_the_same_alone_and_among_others(
+    logged: Logged, queries: list[str]
+) -> None:
+    model = logged.model
+    together = model.predict(pd.DataFrame({"query": queries}))
+    assert {len(ids) for ids in together["ad_ids"]} == {10}
+    for row, query in enumerate(queries[:4]):
+        (alone,) = model.predict([query])["scores"]
+        np.testing.assert_allclose(alone, together["scores"][row], atol=1e-6)
+
+
+def test_a_bad_row_is_told_and_the_others_are_answered(logged: Logged, queries: list[str]) -> None:
+    model = logged.model
+    asked: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
+    answers = model.predict(pd.Series(asked, dtype=object))
+    errors = answers["error"].tolist()
+    assert [error is None for error in errors] == [True, *[False] * 5, True, True]
+    assert errors[1] == errors[4] == "the query is empty"
+    assert errors[2] == "the query is missing"
+    assert errors[3] == "the query is int, not a text"
+    assert errors[5] == "the query has 10001 characters; at most 10000 are taken"
+    assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
+    expected = model.predict([queries[1]])["ad_ids"][0]
+    assert answers["ad_ids"][7] == expected
+    assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
+    assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    nothing = model.predict(pd.DataFrame({"query": []}))
+    assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 41])
+def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
+    with pytest.raises(MlflowException, match=f"top_k is {top_k}; this retriever has 40 ads"):
+        logged.model.predict(["robin"], params={"top_k": top_k})
+
+
+def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
+    model = logged.model
+    assert [param.name for param in model.metadata.signature.params] == ["top_k"]
+    assert model.metadata.metadata["dataset"] == "handmade"
+    example, params = model.input_example, {"top_k": 1}
+    assert example == queries[:2]
+    assert len(model.predict(example, params)) == 2
+    files = [file for file in logged.folder.rglob("*") if file.is_file()]
+    assert not [file for file in files if file.suffix in {".pkl", ".pickle", ".bin"}]
+    run = MlflowClient(tracking_uri=logged.uri).get_run(logged.run_id)
+    assert [output.model_id for output in run.outputs.model_outputs] == [logged.model_id]
+
+
+def test_the_environment_is_pinned_and_minimal(logged: Logged) -> None:
+    (file,) = logged.folder.glob("requirements.txt")
+    pins = dict(line.split("==") for line in file.read_text().split())
+    needed = {"faiss-cpu", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"}
+    if logged.encoder.joinpath("config.json").exists():
+        needed |= {"torch", "transformers"}
+    assert pins.keys() == needed
+    for name in needed - {"faiss-cpu"}:
+        assert version(name).partition("+")[0] == pins[name]
+
+
+def test_serving_answers_over_http_without_ray_and_the_library(
+    logged: Logged, queries: list[str], tmp_path: Path
+) -> None:
+    if not logged.encoder.joinpath("config.json").exists():
+        pytest.skip("one server is enough")
+    for name in ("ray", "ramen_ray"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not served here')")
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
+    command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.uri, "PYTHONPATH": str(tmp_path)}
+    log = tmp_path / "server.log"
+    with running([*command, "--host", "127.0.0.1"], log, env=environment, cwd=tmp_path) as server:
+        ping = f"http://127.0.0.1:{port}/ping"
+        wait_until(lambda: answers(ping) or server.poll() is not None, log.read_text)
+        assert server.poll() is None, log.read_text()
+        asked = {"inputs": queries[:3], "params": {"top_k": 3}}
+        said = _post(port, asked)["predictions"]
+        expected = logged.model.predict(queries[:3], params={"top_k": 3})
+        assert [row["ad_ids"] for row in said] == expected["ad_ids"].tolist()
+        assert [row["ads"] for row in said] == expected["ads"].tolist()
+        np.testing.assert_allclose([row["scores"] for row in said], expected["scores"].tolist())
+        mixed = [queries[0], "", None, 7]
+        split = {"columns": ["query"], "data": [[query] for query in mixed]}
+        for body in ({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}):
+            rows = _post(port, {**body, "params": {"top_k": None}})["predictions"]
+            errors = [None, *(f"the query is {what}" for what in WRONG)]
+            assert [row["error"] for row in rows] == errors, body
+            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
+            assert rows[0]["ad_ids"][:3] == said[0]["ad_ids"]
+        assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            _post(port, {**asked, "params": {"top_k": 1000}})
+        assert refused.value.code == 400
+        assert "top_k is 1000; this retriever has 40 ads" in refused.value.read().decode()
+
+
+def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return dict(json.loads(answer.read()))
+
+
+@pytest.mark.parametrize(
+    ("num_ads", "kind"),
+    [
+        (1, "flat"),
+        (MOST_FLAT_ADS, "flat"),
+        (MOST_FLAT_ADS + 1, "hnsw"),
+        (MOST_HNSW_ADS, "hnsw"),
+        (MOST_HNSW_ADS + 1, "ivf_pq"),
+    ],
+)
+def test_the_kind_of_index_goes_by_size(num_ads: int, kind: str) -> None:
+    assert choose_kind(num_ads) == kind
+
+
+@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.95), ("ivf_pq", 0.8)])
+def test_an_index_finds_most_of_what_exact_search_finds(
+    kind: Any, least: float, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(4)
+    centres = draw.normal(size=(300, 32))
+    points = centres[draw.integers(300, size=24_100)] + 0.7 * draw.normal(size=(24_100, 32))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    ads, queries, added = points[:12_000], points[12_000:12_100], points[12_100:]
+    index = new_index(kind, 32, len(ads))
+    if not index.is_trained:
+        index.train(ads[: sample_size(len(ads))])
+    index.add(ads)
+    faiss.write_index(index, str(tmp_path / "index"))
+    index = faiss.read_index(str(tmp_path / "index"))
+    _, found = index.search(queries, 100)
+    exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
+    assert _share(found, exact) >= least
+    index.add(added)
+    among_first, scores = search_first(index, queries, 100, len(ads))
+    assert among_first.max() < len(ads)
+    assert _share(among_first, exact) >= _share(found, exact) - 0.002
+    if kind != "ivf_pq":
+        np.testing.assert_allclose(scores[0], (queries @ ads.T)[0, among_first[0]], atol=1e-5)
+
+
+def _share(found: np.ndarray, exact: np.ndarray) -> float:
+    """Share of ``exact`` (queries, k) that is found."""
+    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    return float(np.mean([len(set(a) & set(b)) for a, b in pairs])) / exact.shape[1]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])
+def test_a_compressed_index_fits_any_width(dim: int) -> None:
+    codes = new_index("ivf_pq", dim, FEWEST_IVF_PQ_ADS).pq.M
+    assert dim % codes == 0
+    assert codes <= max(dim / 2, 1)

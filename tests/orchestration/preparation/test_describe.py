@@ -1,0 +1,497 @@
+"""The description of a dataset: its numbers against plain loops, its page, its MLflow run."""
+
+import base64
+import re
+import sys
+from collections import Counter
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow.tracking import MlflowClient
+from support import node_edges, query_table, text_table
+from transformers import AutoTokenizer
+
+from jobs import describe as job
+from ramen_ray.command_line import run_job
+from ramen_ray.data.description.content import Description
+from ramen_ray.data.description.samples import sample_rows
+from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration import describe as describing
+from ramen_ray.orchestration.preparation.description import describe
+from ramen_ray.reports.dataset import dataset_note, dataset_sections
+from ramen_ray.reports.page import write_page
+from ramen_ray.tracking.runs import TrackingError
+
+SPLITS = ("train", "validation", "test")
+QUANTILES = {"median": "0.5", "p90": "0.9", "p99": "0.99", "max": "1"}
+MAX_LENGTH = 5
+
+
+class PageReader(HTMLParser):
+    """Collects the cells, row by row, and everything that a page refers to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.references: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self._in_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.references += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        self._in_cell = tag in ("td", "th")
+        if self._in_cell:
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def _quantiles_by_counting(name: str, values: list[int]) -> dict[str, float]:
+    """The smallest value that at least a part q of the values does not exceed."""
+    return {
+        f"{name}/{key}": min(
+            v for v in values if sum(w <= v for w in values) >= Fraction(q) * len(values)
+        )
+        for key, q in QUANTILES.items()
+    }
+
+
+def _groups_by_loop(clicks: list[int]) -> dict[str, list[int]]:
+    """Walk down the ads by clicks; a group ends with the click count that fills its third."""
+    ordered, total = sorted(clicks, reverse=True), max(sum(clicks), 1)
+    limits = []
+    for third in (1, 2):
+        covered = 0
+        for count in ordered:
+            covered += count
+            if 3 * covered >= third * total:
+                break
+        limits.append(max(count, 1))
+    head = [ad for ad, count in enumerate(clicks) if count >= limits[0]]
+    torso = [ad for ad, count in enumerate(clicks) if limits[1] <= count < limits[0]]
+    tail = [ad for ad, count in enumerate(clicks) if count < min(limits)]
+    return {"head": head, "torso": torso, "tail": tail}
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _edges_by_loops(dataset: Dataset, num_nodes: dict[str, int]) -> tuple[dict[str, float], Any]:
+    found: dict[str, float] = {}
+    linked: dict[str, set[int]] = {side: set() for side in num_nodes}
+    for name in dataset.anchor_sets:
+        of_anchor: Counter[int] = Counter()
+        for side, count in num_nodes.items():
+            table = f"edges/{name}/{side}"
+            edges = dataset.read(table).to_pylist() if dataset.has(table) else []
+            degrees = Counter(edge[f"{side}_id"] for edge in edges)
+            of_anchor.update(edge["anchor_id"] for edge in edges)
+            linked[side] |= degrees.keys()
+            values = [degrees[node] for node in range(count)]
+            found |= _quantiles_by_counting(f"{name}_anchors_per_{side}", values)
+            kind = {"query": "queries", "ad": "ads"}[side]
+            found[f"share_{name}_{kind}_without_edge"] = values.count(0) / count
+        values = [of_anchor[anchor] for anchor in range(dataset.num_rows(f"anchors/{name}"))]
+        found |= _quantiles_by_counting(f"{name}_nodes_per_anchor", values)
+        found[f"share_{name}_anchors_without_edge"] = values.count(0) / len(values)
+    return found, linked
+
+
+def _metrics_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> dict[str, float]:
+    clicks = {split: dataset.read(f"queries/{split}")["ad_ids"].to_pylist() for split in SPLITS}
+    num_nodes = {"query": len(clicks["train"]), "ad": dataset.num_rows("ads")}
+    of_ad = {s: Counter(ad for ads in rows for ad in ads) for s, rows in clicks.items()}
+    train = [of_ad["train"][ad] for ad in range(num_nodes["ad"])]
+    num_clicks = {split: counts.total() for split, counts in of_ad.items()}
+    found = dict(dataset_statistics(dataset))  # has its own test against loops
+    found |= _quantiles_by_counting("clicks_per_query", [len(ads) for ads in clicks["train"]])
+    found |= _quantiles_by_counting("queries_per_ad", train)
+    for words, wanted in (("without_click", 0), ("with_one_click", 1)):
+        asked = sum(train[ad] == wanted for ads in clicks["test"] for ad in ads)
+        found[f"share_test_clicks_on_ads_{words}"] = _ratio(asked, num_clicks["test"])
+    for group, members in _groups_by_loop(train).items():
+        found[f"{group}/share_ads"] = len(members) / len(train)
+        for split in ("train", "test"):
+            within = sum(of_ad[split][ad] for ad in members)
+            found[f"{group}/share_{split}_clicks"] = _ratio(within, num_clicks[split])
+    edges, linked = _edges_by_loops(dataset, num_nodes)
+    if dataset.anchor_sets:
+        found["share_queries_without_edge"] = 1 - len(linked["query"]) / num_nodes["query"]
+        found["share_ads_without_edge"] = 1 - len(linked["ad"]) / num_nodes["ad"]
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    texts = [f"queries/{split}" for split in SPLITS] + ["ads"]
+    for table in texts + [f"anchors/{name}" for name in dataset.anchor_sets]:
+        lengths = [
+            len(tokenizer(text)["input_ids"]) for text in dataset.read(table)["text"].to_pylist()
+        ]
+        found |= _quantiles_by_counting(f"tokens/{table}", lengths)
+        too_long = sum(length > max_length for length in lengths)
+        found[f"tokens/{table}/share_too_long"] = too_long / len(lengths)
+    return found | edges
+
+
+def _subsets(count: int, min_size: int = 0) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, count - 1), min_size=min_size, max_size=4, unique=True)
+
+
+@st.composite
+def tiny_tables(draw: st.DrawFn) -> dict[str, pa.Table]:
+    """Tables of a few rows: up to two anchor sets, with edges on one side or on both."""
+    num_ads = draw(st.integers(1, 5))
+    words = st.lists(st.sampled_from(["robin", "old", "rare", "unseen"]), min_size=1, max_size=8)
+    text = words.map(" ".join)
+
+    def texts(column: str, count: int) -> pa.Table:
+        return text_table(column, draw(st.lists(text, min_size=count, max_size=count)))
+
+    tables = {"ads": texts("ad_id", num_ads)}
+    num_nodes = {"ad": num_ads}
+    for split in SPLITS:
+        clicks = draw(st.lists(_subsets(num_ads, min_size=1), min_size=1, max_size=4))
+        tables[f"queries/{split}"] = query_table(["robin"] * len(clicks), clicks)
+        num_nodes.setdefault("query", len(clicks))
+    for name in ("links", "links_too")[: draw(st.integers(0, 2))]:
+        num_anchors = draw(st.integers(1, 3))
+        tables[f"anchors/{name}"] = texts("anchor_id", num_anchors)
+        for side in draw(st.sampled_from([["ad"], ["query"], ["ad", "query"]])):
+            anchors = [draw(_subsets(num_anchors)) for _ in range(num_nodes[side])]
+            if not any(anchors):
+                anchors[0] = [0]
+            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", anchors)
+    return tables
+
+
+@pytest.fixture(scope="module")
+def description(dataset_path: Path, encoder_path: Path) -> Description:
+    return describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
+
+
+def _run_job(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(sys, "argv", ["describe.py", *arguments])
+    return run_job(job.main)
+
+
+def test_numbers_equal_loops(
+    description: Description, dataset_path: Path, encoder_path: Path
+) -> None:
+    expected = _metrics_by_loops(Dataset(dataset_path), encoder_path, MAX_LENGTH)
+    assert description.metrics == pytest.approx(expected)
+    assert 0 < expected["tokens/ads/share_too_long"] <= 1
+
+
+@settings(max_examples=25)
+@given(tables=tiny_tables())
+def test_numbers_of_any_tiny_dataset_equal_loops(
+    tables: dict[str, pa.Table], encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tiny")
+    dataset = write_dataset(folder / "tiny", tables, name="tiny")
+    described = describe(dataset, str(encoder_path), MAX_LENGTH)
+    assert described.metrics == pytest.approx(_metrics_by_loops(dataset, encoder_path, MAX_LENGTH))
+    write_page(folder / "page.html", "tiny", "", dataset_sections(described))
+
+
+def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:
+    dataset = Dataset(dataset_path)
+    for name, hubs in description.hubs.items():
+        texts = dataset.read(f"anchors/{name}")["text"].to_pylist()
+        ends = {
+            side: Counter(dataset.read(f"edges/{name}/{side}")["anchor_id"].to_pylist())
+            for side in ("query", "ad")
+        }
+        both = ends["query"] + ends["ad"]
+        ranked = sorted(range(len(texts)), key=lambda anchor: (-both[anchor], anchor))[:5]
+        assert [(hub.text, hub.num_queries, hub.num_ads) for hub in hubs] == [
+            (texts[anchor], ends["query"][anchor], ends["ad"][anchor]) for anchor in ranked
+        ]
+        assert [hub.share for hub in hubs] == [both[a] / both.total() for a in ranked]
+
+
+def test_samples_show_a_query_with_its_ads_and_anchors(
+    description: Description, dataset_path: Path
+) -> None:
+    dataset = Dataset(dataset_path)
+    queries = {row["text"]: row for row in dataset.read("queries/train").to_pylist()}
+    ads = dataset.read("ads")["text"].to_pylist()
+    assert len({sample.text for sample in description.samples}) == 3
+    for sample in description.samples:
+        query = queries[sample.text]
+        assert sample.ads == [ads[ad] for ad in query["ad_ids"]]
+        for name, anchors in sample.anchors.items():
+            texts = dataset.read(f"anchors/{name}")["text"].to_pylist()
+            edges = dataset.read(f"edges/{name}/query").to_pylist()
+            wanted = [e["anchor_id"] for e in edges if e["query_id"] == query["query_id"]]
+            assert anchors == [texts[anchor] for anchor in wanted]
+
+
+def test_a_larger_table_is_sampled_and_the_page_says_so(
+    dataset_path: Path, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describing, "TEXTS_PER_TABLE", 10)
+    dataset = Dataset(dataset_path)
+    one, other = (describe(dataset, str(encoder_path), MAX_LENGTH) for _ in range(2))
+    assert one.metrics == other.metrics
+    tokens = next(s for s in dataset_sections(one) if s.title == "Token lengths")
+    looked_at = {row[0]: tuple(row[1:3]) for row in tokens.rows}
+    assert looked_at["queries/train"] == ("10", "60")
+    assert looked_at["anchors/topics"] == ("6", "6")
+
+
+@given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 3))
+def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed: int) -> None:
+    rows = sample_rows(num_rows, size, seed)
+    assert rows == sorted(set(rows))
+    assert len(rows) == min(num_rows, size)
+    assert all(0 <= row < num_rows for row in rows)
+    assert rows == sample_rows(num_rows, size, seed)
+
+
+def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
+    description: Description, tmp_path: Path
+) -> None:
+    sections = dataset_sections(description)
+    for name in ("one.html", "two.html"):
+        write_page(tmp_path / "pages" / name, "handmade", dataset_note(description), sections)
+    one, two = (tmp_path / "pages" / name for name in ("one.html", "two.html"))
+    assert one.read_bytes() == two.read_bytes()
+    assert sorted(one.parent.iterdir()) == [one, two]
+    page = PageReader(one.read_text(encoding="utf-8"))
+    assert page.rows == [list(row) for s in sections for row in (s.columns, *s.rows)]
+    assert page.tags["script"] == page.tags["link"] == 0
+    assert page.tags["img"] == len(page.references) == 5
+    for reference in page.references:
+        kind, _, content = reference.partition("base64,")
+        assert kind == "data:image/svg+xml;"
+        drawing = ElementTree.fromstring(base64.b64decode(content))
+        assert drawing.tag.endswith("svg")
+        links = [v for node in drawing.iter() for k, v in node.attrib.items() if "href" in k]
+        assert all(link.startswith("#") for link in links)
+
+
+def test_the_summary_is_table_9(description: Description) -> None:
+    summary = dataset_sections(description)[0]
+    links = description.edges["links"]
+    clicks = int(description.clicks["train"].per_query.sum())
+    assert summary.rows[0] == [
+        *("60", "40", "12", f"{clicks / 40:.2f}", f"{clicks / 60:.2f}"),
+        *("links", "30", f"{links.per_query.sum() / 60:.2f}", f"{links.per_ad.sum() / 40:.2f}"),
+    ]
+    assert [row[5] for row in summary.rows] == ["links", "topics"]
+
+
+def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None:
+    text = "<script>alert(1)</script> [bold] & co"
+    queries = query_table([text], [[0]])
+    tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
+    dataset = write_dataset(tmp_path / "hostile", tables, name="hostile")
+    described = describe(dataset, str(encoder_path), MAX_LENGTH)
+    file = tmp_path / "page.html"
+    write_page(file, "<b>hostile</b>", "", dataset_sections(described))
+    page = PageReader(file.read_text(encoding="utf-8"))
+    assert page.rows[-1] == [text, "x"]
+    assert page.tags["script"] == page.tags["b"] == 0
+
+
+def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_path: Path) -> None:
+    queries = query_table(["robin", "heron"], [[0], [0, 1]])
+    weighted = queries.append_column(
+        "weights", pa.array([[2.5], [1.0, 4.0]], pa.list_(pa.float32()))
+    )
+    tables = {
+        **dict.fromkeys(("queries/validation", "queries/test", "queries/zero_shot"), queries),
+        "queries/train": weighted,
+        "ads": text_table("ad_id", ["a", "b"]),
+        "novel_ads": pa.table({"ad_id": [0, 1]}),
+    }
+    dataset = write_dataset(tmp_path / "weighted", tables, name="weighted")
+    splits = dataset_sections(describe(dataset, str(encoder_path), MAX_LENGTH))[1]
+    assert splits.columns[-1] == "click weight"
+    assert splits.rows == [
+        ["train", "2", "3", "1.50", "7.50"],
+        *([split, "2", "3", "1.50", ""] for split in ("validation", "test", "zero_shot")),
+    ]
+
+
+def test_without_anchors_nothing_is_said_of_edges(encoder_path: Path, tmp_path: Path) -> None:
+    queries = query_table(["robin"], [[0]])
+    tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
+    dataset = write_dataset(tmp_path / "bare", tables, name="bare")
+    sections = dataset_sections(describe(dataset, str(encoder_path), MAX_LENGTH))
+    assert "Largest hubs" not in [section.title for section in sections]
+    assert sections[0].rows == [["1", "1", "1", "1.00", "1.00", "none", "", "", ""]]
+    assert [plot.x_label for s in sections for plot in s.plots] == ["clicks", "tokens per text"]
+
+
+def test_the_job_prints_writes_and_logs(
+    dataset_path: Path,
+    encoder_path: Path,
+    description: Description,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "outputs"
+    flags = ["--encoder", str(encoder_path), "--max-length", str(MAX_LENGTH), "--mlflow"]
+    assert _run_job(monkeypatch, str(dataset_path), *flags, "--output", str(output)) == 0
+    said = capsys.readouterr().out
+    page = output / "descriptions" / "handmade.html"
+    assert f"page:    {page}" in said
+    assert "ads without a train click" in said
+    run_id = re.search(r"run: +(\w+)", said)
+    assert run_id is not None
+    client = MlflowClient(tracking_uri=f"sqlite:///{output}/mlflow.db")
+    run = client.get_run(run_id.group(1))
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["dataset"] == "handmade"
+    expected = {f"dataset.{key}": value for key, value in description.metrics.items()}
+    assert run.data.metrics == pytest.approx(expected)
+    assert [artifact.path for artifact in client.list_artifacts(run.info.run_id)] == [page.name]
+    (logged,) = output.rglob("mlartifacts/**/handmade.html")
+    assert logged.read_bytes() == page.read_bytes()
+
+
+def test_without_mlflow_the_page_is_all_there_is(
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--encoder", str(encoder_path), "--page", "mine.html"]
+    assert _run_job(monkeypatch, str(dataset_path), *flags) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]
+
+
+def _broken(folder: Path, table: str, rows: pa.Table) -> str:
+    """Write a dataset in which one table is replaced by ``rows``."""
+    queries = query_table(["robin"], [[0]])
+    tables = {
+        **{f"queries/{split}": queries for split in SPLITS},
+        "ads": text_table("ad_id", ["x"]),
+        "anchors/links": text_table("anchor_id", ["y"]),
+        "edges/links/ad": node_edges("ad_id", [[0]]),
+    }
+    return str(write_dataset(folder / "broken", {**tables, table: rows}, name="broken").path)
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "message"),
+    [
+        ("queries/train", query_table(["q"], [[3]]), "column 'ad_ids': id outside 0..0: 3"),
+        ("queries/test", query_table(["q"], [[-1]]), "column 'ad_ids': id outside 0..0: -1"),
+        ("edges/links/ad", node_edges("ad_id", [[4]]), "column 'anchor_id': id outside 0..0: 4"),
+        ("edges/links/ad", node_edges("ad_id", [[], [0]]), "column 'ad_id': id outside 0..0: 1"),
+        (
+            "ads",
+            pa.table({"ad_id": [7], "text": ["x"]}),
+            "ads.parquet, row 0, column 'ad_id': id outside 0..0: 7",
+        ),
+        (
+            "ads",
+            pa.table({"ad_id": [0], "text": pa.array([None], pa.string())}),
+            "ads.parquet, row 0, column 'text': no value",
+        ),
+        (
+            "queries/train",
+            query_table(["q"], [[0]]).set_column(
+                2, "ad_ids", [pa.array([None], pa.list_(pa.int64()))]
+            ),
+            "column 'ad_ids': no value",
+        ),
+        (
+            "ads",
+            pa.table({"ad_id": [0], "text": pa.array([b"\xff"]).view(pa.string())}),
+            "ads.parquet, row 0, column 'text': bytes that are not UTF-8",
+        ),
+        ("ads", text_table("ad_id", []), "table 'ads' is empty"),
+    ],
+)
+def test_broken_tables_are_named(
+    table: str,
+    rows: pa.Table,
+    message: str,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dataset = _broken(tmp_path, table, rows)
+    page = tmp_path / "page.html"
+    flags = ["--page", str(page), "--encoder", str(encoder_path), "--output", str(tmp_path / "o")]
+    assert _run_job(monkeypatch, dataset, *flags) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+def test_all_errors_are_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = _broken(tmp_path, "queries/train", query_table(["", "q"], [[0], [4]]))
+    (tmp_path / "broken" / "anchors" / "links.parquet").unlink()
+    assert _run_job(monkeypatch, dataset, "--output", str(tmp_path / "o")) == 2
+    first, *errors = capsys.readouterr().err.splitlines()
+    assert first == f"error: the dataset directory {dataset} is not usable:"
+    assert [error.split(":")[0] for error in errors] == [
+        "  - edges/links",
+        "  - queries/train.parquet, row 1, column 'ad_ids'",
+        "  - queries/train.parquet, row 0, column 'text'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--encoder", "./no/encoder"], "no encoder folder at ./no/encoder"),
+        (["--page", "/proc/nowhere/page.html"], "cannot write the page /proc/nowhere/page.html"),
+    ],
+)
+def test_bad_flags_are_one_clear_line(
+    flags: list[str],
+    message: str,
+    dataset_path: Path,
+    encoder_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    encoder = [] if "--encoder" in flags else ["--encoder", str(encoder_path)]
+    assert _run_job(monkeypatch, str(dataset_path), *encoder, *flags) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_a_missing_dataset_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run_job(monkeypatch, str(tmp_path / "none"), "--output", str(tmp_path / "o")) == 2
+    assert capsys.readouterr().err == f"error: there is no dataset directory at {tmp_path}/none\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_page_that_cannot_be_put_in_place_leaves_nothing(
+    description: Description, tmp_path: Path
+) -> None:
+    occupied = tmp_path / "page.html"
+    occupied.mkdir()
+    with pytest.raises(TrackingError, match="cannot write the page"):
+        write_page(occupied, "handmade", "", dataset_sections(description))
+    assert list(tmp_path.iterdir()) == [occupied]

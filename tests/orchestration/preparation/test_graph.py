@@ -1,0 +1,239 @@
+"""The graph job on a real Ray: its anchor sets, what it says, and training with them."""
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import errors_in, prepare_in_process
+
+from jobs import graph
+from ramen_ray.command_line import parse_run_config, run_job
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import Objective, TrainState, global_losses, train_steps
+from ramen_ray.orchestration.training.run import fit
+
+NUM_CPUS = 2
+
+
+@pytest.fixture
+def path(dataset_path: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+
+
+def _log(dataset: Dataset) -> pd.DataFrame:
+    """80 sessions on one topic each (train queries and ads by number modulo 6), and noise."""
+    draw = np.random.default_rng(4)
+    queries = dataset.read("queries/train")["text"].to_pylist()
+    ads = dataset.read("ads")["text"].to_pylist()
+    rows: list[tuple[Any, ...]] = []
+    for session in range(80):
+        for second in range(6):
+            query = queries[session % 6 + 6 * draw.integers(4)]
+            ad = ads[session % 6 + 6 * draw.integers(6)] if second % 2 else ""
+            rows.append((f"s{session}", 10.0 * second, query, ad))
+        rows.append((f"s{session}", 30.0, f"novel query {session % 6}", "no such ad"))
+    test_query = dataset.read("queries/test")["text"][0].as_py()
+    rows += [(f"s{session}", 20.0, test_query.upper(), ads[0]) for session in range(80)]
+    rows += [("huge", float(second), f"only once {second}", ads[0]) for second in range(3000)]
+    rows += [(None, 0.0, queries[0], ads[0]), ("s1", "noon", queries[0], ads[0])]
+    return pd.DataFrame(rows, columns=["session_id", "time", "query", "ad_id"]).sample(
+        frac=1, random_state=0
+    )
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["graph.py", *map(str, arguments)])
+    return run_job(graph.main)
+
+
+def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
+    dataset = Dataset(path)
+    return {table: dataset.read(table).to_pylist() for table in dataset.tables if "/co_" in table}
+
+
+def test_a_log_becomes_two_anchor_sets_that_training_uses(
+    cluster: None,
+    path: Path,
+    small_run: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = _log(Dataset(path))
+    log.to_csv(tmp_path / "log.csv", index=False)
+    assert _run(monkeypatch, "co-session", path, "--sessions", tmp_path / "log.csv") == 0
+    said = capsys.readouterr().out.splitlines()
+    counts = {line[14:]: int(line[:12].replace(",", "")) for line in said if line[12:14] == "  "}
+    assert counts["sessions"] == 81
+    assert counts["sessions cut"] == 1
+    assert counts["events cut off"] == 2900
+    assert counts["rows of validation and test queries"] == 80
+    assert counts["rows without a session"] == counts["rows without a time"] == 1
+    assert counts["clicks on unknown ads"] == 80
+    flags = shlex.split(said[-1].split("jobs/train.py")[1])
+    config = parse_run_config("train", [*flags[:3], "0.7", *flags[4:]])
+    assert config.regularization.lambda_x["co_session"] == 0.7
+    assert flags[4:] == ["--regularization.lambda-z.co-click", "0.1"]
+    dataset = Dataset(path)
+    assert errors_in(dataset) == []
+    anchors = dataset.read("anchors/co_session")["text"].to_pylist()
+    assert {f"novel query {topic}" for topic in range(6)} <= set(anchors)
+    held_out = dataset.read("queries/test")["text"][0].as_py()
+    assert held_out.lower() not in [text.lower() for text in anchors]
+    assert not [text for text in anchors if text.startswith("only once")]
+    assert not list(path.rglob(".*"))
+
+    log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 60_000)
+    made = _tables(path)
+    for source in ("log.csv", "log.parquet"):
+        assert (
+            _run(monkeypatch, "co-session", path, "--sessions", tmp_path / source, "--replace") == 0
+        )
+        assert _tables(path) == made
+
+    weights = {"co_session": 0.2, "co_click": 0.2}
+    changes = {
+        "name": "co-session",
+        "dataset": str(path),
+        "regularization.lambda_x": weights,
+        "regularization.lambda_z": weights,
+        "training.epochs": 1,
+        "training.global_batch_size": 16,
+    }
+    result = fit(overlay(small_run, changes))
+    assert result.metrics["trained"]["test"]["P@1"] > 0
+
+
+def test_what_a_new_log_does_not_give_is_not_left_from_the_old_one(
+    cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log(Dataset(path))
+    numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
+    by_number = log.assign(ad_id=[str(numbers.get(ad, ad)) for ad in log["ad_id"]])
+    for name, rows in (("old", by_number), ("new", log.assign(ad_id=""))):
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+    sessions = ["co-session", path, "--sessions"]
+    assert _run(monkeypatch, *sessions, tmp_path / "old.csv") == 0
+    assert {"co_click", "co_session"} < set(Dataset(path).anchor_sets)
+    assert _run(monkeypatch, *sessions, tmp_path / "new.csv", "--replace") == 0
+    dataset = Dataset(path)
+    assert "co_click" not in dataset.anchor_sets
+    assert list(dataset.metadata["anchor_sets"]) == ["co_session"]
+    assert "anchors/co_click" not in dataset.metadata["num_rows"]
+    assert not list(path.rglob("*co_click*"))
+
+
+def test_training_learns_from_similar_texts(
+    path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _run(monkeypatch, "similar", path, "--top-k", "3") == 0
+    weights = {"similar": 0.5}
+    data = prepare_in_process(Dataset(path), tmp_path / "prepared", str(encoder_path), 16, False)
+    objective = Objective(0.3, 4, False, weights, weights)
+    encoder = build_bag(str(encoder_path))
+    optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
+    state = TrainState(encoder, optimizer, build_schedule(optimizer, 1, 40))
+    batches = Batches.of(data, objective.regularizers, 16, seed=3)
+    losses = global_losses(list(train_steps(state, batches, objective, 40)))
+    assert losses[-8:].mean() < 0.7 * losses[:8].mean()
+
+
+def test_edges_of_ones_own(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
+    command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
+    assert _run(monkeypatch, *command) == 0
+    said = capsys.readouterr().out
+    assert "           2  edges/mine/query\n" in said
+    assert said.splitlines()[-1] == f"added to {path}; train with it: python jobs/train.py " + (
+        f"--dataset {path} --regularization.lambda-x.mine 0.1"
+    )
+    assert _run(monkeypatch, *command) == 2
+    assert "already; give another name, or --replace" in capsys.readouterr().err
+    assert _run(monkeypatch, *command, "--replace") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("session_id,time,query\n", "has no column 'ad_id'; it has session_id, time, query"),
+        ("session_id,time,query,ad_id\n", "Found: nothing"),
+        ("session_id,time,query,ad_id\ns1,1,old robin,\n", "gives no edges"),
+        ("session_id,time,query,ad_id\n,1,old robin,\n", "Found: 1 rows without a session"),
+        ('session_id,time,query,ad_id\ns1,1,"old robin,\n', "a quote is not closed"),
+    ],
+)
+def test_a_log_that_gives_nothing_is_one_clear_error(
+    content: str,
+    message: str,
+    cluster: None,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(content)
+    before = json.loads((path / "dataset.json").read_text())
+    assert _run(monkeypatch, "co-session", path, "--sessions", log) == 2
+    assert message in capsys.readouterr().err
+    assert json.loads((path / "dataset.json").read_text()) == before
+    assert not list(path.rglob(".*"))
+
+
+@pytest.mark.parametrize("command", ["co-session", "edges", "similar"])
+def test_a_dataset_with_errors_gets_no_graph(
+    command: str,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ads = Dataset(path).read("ads").to_pylist()
+    ads[3]["text"] = " "
+    pq.write_table(pa.Table.from_pylist(ads), path / "ads.parquet")
+    flags = {
+        "co-session": ["--sessions", tmp_path / "log.csv"],
+        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.csv"],
+        "similar": [],
+    }
+    assert _run(monkeypatch, command, path, *flags[command]) == 2
+    assert "ads.parquet, row 3, column 'text': empty text" in capsys.readouterr().err
+    assert not list(path.rglob(".*"))
+
+
+@pytest.mark.parametrize("command", ["co-session", "edges"])
+def test_a_column_of_lists_is_one_clear_error(
+    command: str,
+    cluster: None,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    columns = {"session_id": ["s1"], "time": [1], "query": [["old robin"]], "ad_id": ["0"]}
+    pq.write_table(pa.table(columns | {"anchor": ["a bird"]}), tmp_path / "log.parquet")
+    flags = {
+        "co-session": ["--sessions", tmp_path / "log.parquet"],
+        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.parquet"],
+    }
+    assert _run(monkeypatch, command, path, *flags[command]) == 2
+    assert "log.parquet, column 'query': list<" in capsys.readouterr().err

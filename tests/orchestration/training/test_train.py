@@ -1,0 +1,180 @@
+"""Whole runs on a real Ray: what they leave, and that a killed one ends like an unharmed one."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from support import ROOT, wait_until
+
+from ramen_ray.config import RunConfig, overlay, read_config
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.training.results import TrainResult
+from ramen_ray.orchestration.training.run import fit
+
+NUM_CPUS = 4
+MID_EPOCH_CHECKPOINT = "checkpoint_000000009"  # an epoch of the made dataset has 7 steps
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "encoder.kind": "transformer",
+            "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
+            "regularization.adaptive": True,
+            "regularization.every_steps": 2,
+            "optimizer.lr": 1e-3,
+            "training.checkpoint_every_steps": 3,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
+    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
+    run = client.get_run(unharmed.mlflow_run_id)
+    steps = {
+        name: [point.step for point in client.get_metric_history(run.info.run_id, name)]
+        for name in ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
+    }
+    weights = client.get_metric_history(run.info.run_id, "lambda_x/links")
+    artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
+    plots = {file.path for file in client.list_artifacts(run.info.run_id, "plots")}
+    assert run.info.status == "FINISHED"
+    assert run.data.params["regularization.lambda_x.links"] == "0.1"
+    assert float(run.data.params["dataset.num_train_queries"]) == 60
+    assert steps["loss/task"] == steps["lambda_x/links"] == list(range(1, 29))
+    assert steps["loss/R_z/links"] == steps["loss/total"] == list(range(1, 29, 2))
+    assert 0.07 < weights[-1].value < 0.101
+    assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
+    terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
+    assert {name for name in run.data.metrics if name.startswith("loss/")} == {
+        f"loss/{term}" for term in terms
+    }
+    assert "lambda_z/topics" not in run.data.metrics
+    assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
+    assert {"config.json", "plots", "sample_predictions.json"} <= artifacts
+    (model,) = run.outputs.model_outputs
+    logged = client.get_logged_model(model.model_id)
+    assert {metric.key for metric in logged.metrics} >= {"test/P_at_1", "index/recall_at_100"}
+    assert run.data.metrics["index/recall_at_100"] == 1.0
+    drawn = ("losses", "weights", "validation", "head_torso_tail")
+    assert plots == {f"plots/{name}.png" for name in drawn}
+    assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
+    assert not [name for name in run.data.metrics if name.startswith("graph/")]
+    assert not (unharmed.run_directory / "graphs").exists()
+    assert read_config(unharmed.run_directory / "config.json").training == config.training
+
+
+def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:
+    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
+    file = client.download_artifacts(unharmed.mlflow_run_id, "sample_predictions.json")
+    table = json.loads(Path(file).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    dataset = Dataset(dataset_path)
+    ads = dataset.read("ads")["text"].to_pylist()
+    rows = [row for row in rows if ads.count(row["ad"]) == 1]
+    clicked = {
+        (row["text"], ads[ad])
+        for row in dataset.read("queries/test").to_pylist()
+        for ad in row["ad_ids"]
+    }
+    assert rows
+    for row in rows:
+        assert (row["hit"] == "hit") == ((row["query"], row["ad"]) in clicked)
+
+
+def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
+    kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
+    assert "checkpoint_000000028" in kept
+    assert unharmed.encoder.parent.name in kept
+    assert len(kept) <= 2
+
+
+def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
+    metrics = evaluate_checkpoint(unharmed.run_directory, "test")
+    assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
+
+
+def test_a_killed_worker_changes_nothing(config: RunConfig, unharmed: TrainResult) -> None:
+    run_directory = Path(config.output) / "runs" / "worker-killed"
+    killed: list[int] = []
+    killer = threading.Thread(target=_kill_worker_after, args=(run_directory, killed))
+    killer.start()
+    result = fit(overlay(config, {"name": "worker-killed"}))
+    killer.join()
+    assert killed
+    _assert_same_run(result, unharmed)
+
+
+def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> None:
+    result = fit(overlay(config, {"name": "two-workers", "workers.num_workers": 2}))
+    for split in ("validation", "test"):
+        for name, value in unharmed.metrics["trained"][split].items():
+            assert result.metrics["trained"][split][name] == pytest.approx(value, abs=0.02), name
+    assert _losses(result) == pytest.approx(_losses(unharmed), abs=1e-4)
+
+
+def test_training_stops_early_when_nothing_gets_better(config: RunConfig, cluster: None) -> None:
+    changes = {"name": "early", "optimizer.lr": 1e-12, "training.early_stop_patience": 1}
+    result = fit(overlay(config, changes))
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    validated = client.get_metric_history(result.mlflow_run_id, "validation/P_at_1")
+    assert sorted(point.step for point in validated) == [7, 14]
+
+
+def test_a_killed_driver_goes_on_with_the_same_command(
+    config: RunConfig, unharmed: TrainResult, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+    command += ["--name", "driver-killed"]
+    run_directory = Path(config.output) / "runs" / "driver-killed"
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    wait_until((run_directory / MID_EPOCH_CHECKPOINT).exists, "no checkpoint amid an epoch")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = json.loads((run_directory / "run.json").read_text())
+    assert not before.get("finished")
+    second = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert second.returncode == 0, second.stderr
+    after = json.loads((run_directory / "run.json").read_text())
+    best = unharmed.encoder.parent.name
+    assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
+    run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
+    for name, value in unharmed.metrics["trained"]["test"].items():
+        assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name
+
+
+def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
+    assert result.metrics == unharmed.metrics
+    assert _losses(result) == _losses(unharmed)
+
+
+def _losses(result: TrainResult) -> list[float]:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    names = ("loss/task", "loss/total")
+    histories = [client.get_metric_history(result.mlflow_run_id, name) for name in names]
+    return [point.value for of in histories for point in sorted(of, key=lambda at: at.step)]
+
+
+def _kill_worker_after(run_directory: Path, killed: list[int]) -> None:
+    wait_until((run_directory / MID_EPOCH_CHECKPOINT).exists, "no checkpoint amid an epoch")
+    for process in psutil.Process().children(recursive=True):
+        if "RayTrainWorker" in " ".join(process.cmdline()):
+            process.kill()
+            killed.append(process.pid)
+            return

@@ -1,0 +1,193 @@
+"""Ablations on a real Ray and a real MLflow store: what is trained, compared, left, and resumed."""
+
+import logging
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from support import ROOT
+
+import jobs.ablate
+from ramen_ray.command_line import parse_with_run_config
+from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.run_directory import RunError, open_run_directory
+from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tuning.variants import AblationConfig, arms_of
+from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
+
+NUM_CPUS = 3
+ARMS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
+
+
+def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
+    arms = arms_of(ramen_ance(), ("ance", "ngame"))
+    parts = ["no-pruning", "no-walk", "no-query-graph", "no-ad-graph", "adaptive-lambda"]
+    parts += ["only-category", "only-hyper_link"]
+    assert set(arms) == {
+        *("ance", "ance-ramen", "ngame", "ngame-ramen", "ance-auggt"),
+        *(f"ance-ramen-{part}" for part in parts),
+    }
+    config = {name: overlay(ramen_ance(), arm.changes) for name, arm in arms.items()}
+    weights = {name: one.regularization for name, one in config.items()}
+    assert {arm.base for arm in arms.values()} == {"ance", "ngame"}
+    assert config["ngame-ramen"] == overlay(ramen_ance(), {"base.kind": "ngame"})
+    assert config["ance"].pruning.mode == config["ance-ramen-no-pruning"].pruning.mode == "never"
+    assert not weights["ance"].lambda_x and not weights["ance"].lambda_z
+    assert not weights["ance-ramen-no-query-graph"].lambda_x
+    assert weights["ance-ramen-no-query-graph"].lambda_z == weights["ance-ramen"].lambda_z
+    assert weights["ance-ramen-only-category"].lambda_x == {"category": 1.0}
+    assert weights["ance-ramen-adaptive-lambda"].adaptive
+    assert [name for name, arm in arms.items() if arm.propagated] == ["ance-auggt"]
+
+
+def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
+    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-ad-graph"} & set(
+        arms_of(foldoc(), ("in_batch",))
+    )
+    with pytest.raises(ConfigError, match="no graph is used"):
+        arms_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+
+
+def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
+    dataset_path: Path, tmp_path: Path, caplog
+) -> None:
+    copied = shutil.copytree(dataset_path, tmp_path / "one-sided")
+    for file in copied.glob("edges/*/ad*"):
+        file.unlink()
+    changes = {"output": str(tmp_path), "regularization.lambda_x": {"links": 0.1}}
+    config = overlay(tiny(), {**changes, "regularization.lambda_z": {}})
+    with caplog.at_level(logging.INFO):
+        assert propagated_dataset(config, Dataset(copied)) is None
+    assert "no train query" in caplog.text
+    assert propagated_dataset(config, Dataset(dataset_path)) is not None
+
+
+def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = re.findall(r"^    .*python jobs/ablate\.py (.*)$", jobs.ablate.__doc__, re.MULTILINE)
+    built_in = [name for name, preset in PRESETS.items() if Path(preset().dataset).is_dir()]
+    assert len(built_in) >= 5
+    assert len(examples) >= 4
+    for command in [*examples, *built_in]:
+        words = shlex.split(command.replace("path/to/mine", "datasets/foldoc"))
+        ablation, config = parse_with_run_config(AblationConfig(), "", words)
+        for arm in arms_of(config, ablation.bases).values():
+            check_config(overlay(config, arm.changes), Dataset(config.dataset))
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {},
+            "training.epochs": 1,
+            "name": "parts",
+        },
+    )
+
+
+ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
+
+
+@pytest.fixture(scope="module")
+def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
+    """The times of the runs that an ablation finished beside one that failed."""
+    taken = overlay(config, {"name": f"parts-{ARMS[0]}-seed0", "optimizer.lr": 0.1})
+    with open_run_directory(taken, Dataset(config.dataset)) as directory:
+        with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
+            ablate(config, ABLATION)
+        (directory.path / "config.json").unlink()
+    assert f"{directory.name}: " in str(failure.value)
+    assert "is being worked on by another process" in str(failure.value)
+    return _finished(config)
+
+
+@pytest.fixture(scope="module")
+def result(first_attempt: dict[str, int], config: RunConfig) -> AblationResult:
+    return ablate(config, ABLATION)
+
+
+def _finished(config: RunConfig) -> dict[str, int]:
+    runs = (Path(config.output) / "runs").glob("*/run.json")
+    return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
+
+
+@pytest.mark.slow
+def test_the_same_call_trains_only_what_is_missing(
+    first_attempt: dict[str, int], result: AblationResult, config: RunConfig
+) -> None:
+    assert set(first_attempt) == {f"parts-{arm}-seed0" for arm in ARMS[1:]}
+    assert first_attempt.items() < _finished(config).items()
+
+
+@pytest.mark.slow
+def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
+    assert list(result.arms) == ARMS
+    base, whole = (result.arms[name] for name in ARMS[:2])
+    assert not base.less_base and base.seconds_ratio == 1
+    for name, (value, low, high) in whole.less_base.items():
+        assert value == pytest.approx(whole.means[name] - base.means[name])
+        assert low <= value <= high
+    assert set(base.deviations.values()) == {0}
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    parent = client.get_run(result.mlflow_run_id)
+    children = client.search_runs(
+        [parent.info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and status = 'FINISHED'",
+    )
+    assert sorted(run.info.run_name for run in children) == sorted(
+        f"parts-{arm}-seed0" for arm in ARMS
+    )
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["seeds"] == "1"
+    assert parent.data.params["regularization.lambda_x.links"] == "0.1"
+    assert parent.data.metrics["in_batch/seconds_ratio"] == 1
+    for run in children:
+        arm = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
+        means = result.arms[arm].means
+        for metric in ("P@1", "N@5", "R@10"):
+            logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
+            assert means[metric] == pytest.approx(logged)
+            assert parent.data.metrics[f"{arm}/{metric.replace('@', '_at_')}"] == means[metric]
+
+
+@pytest.mark.slow
+def test_clicks_are_propagated_over_the_graphs_that_are_used(result: AblationResult) -> None:
+    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
+    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
+
+
+@pytest.mark.slow
+def test_runs_of_another_configuration_are_not_taken_for_this_one(
+    result: AblationResult, config: RunConfig
+) -> None:
+    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
+    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
+        ablate(changed, ABLATION)
+
+
+@pytest.mark.slow
+def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    assert names == {file.name for file in result.report.iterdir()}
+    assert names == {"ablation.md", "ablation.png"}
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in (result.report / "ablation.md").read_text().splitlines()
+        if line.startswith("| in_batch")
+    ]
+    assert len(rows) == 2 * (4 + 3)
+    mean = 100 * result.arms["in_batch"].means["P@1"]
+    assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]

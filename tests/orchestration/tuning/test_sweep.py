@@ -1,0 +1,381 @@
+"""Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import ray
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
+from ray import tune
+from ray.tune.search.optuna import OptunaSearch
+from support import ROOT, node_edges, query_table, text_table, wait_until
+
+from jobs import tune as tune_job
+from ramen_ray.command_line import parse_run_config, run_job, training_command
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.cluster.locks import held_if_free
+from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.tuning import progress as standings
+from ramen_ray.orchestration.tuning.search_space import check_space, grid
+from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
+from ramen_ray.presets import PRESETS, debian, foldoc, tiny
+from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.tracking.runs import open_run, tracking_uri
+from tune_spaces import SPACES
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A dataset that every preset can train on: it has enough queries and all anchor sets."""
+    configs = [preset() for preset in PRESETS.values()]
+    num_queries = max(config.training.global_batch_size for config in configs)
+    tables = {"ads": text_table("ad_id", ["an ad"])}
+    for split in ("train", "validation", "test"):
+        tables[f"queries/{split}"] = query_table(["a query"] * num_queries, [[0]] * num_queries)
+    for name in {name for config in configs for name in config.regularization.lambda_x}:
+        tables[f"anchors/{name}"] = text_table("anchor_id", ["an anchor"])
+        for side in ("query", "ad"):
+            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", [[0]])
+    return write_dataset(tmp_path_factory.mktemp("datasets") / "all", tables, name="all").path
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
+    config = PRESETS[preset]()
+    samplers = SPACES[space](config)
+    here = overlay(config, {"encoder.pretrained": EncoderConfig().pretrained})
+    assert check_space(here, samplers, Dataset(stand_in)).keys() == samplers.keys()
+
+
+def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
+    def check(space: dict[str, Any]) -> None:
+        check_space(overlay(tiny(), {"encoder.kind": "transformer"}), space, Dataset(stand_in))
+
+    with pytest.raises(ConfigError, match="empty"):
+        check({})
+    with pytest.raises(ConfigError, match=r"samples optimizer\.lrr, which the configuration lacks"):
+        check({"optimizer.lrr": tune.uniform(0, 1)})
+    with pytest.raises(ConfigError, match=r"loss\.margin"):
+        check({"loss.margin": tune.uniform(-2, 1)})
+    for layers in (tune.choice([1, 2, 3, 4, 5, 7, 6]), tune.randint(1, 8)):
+        with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
+            check({"loss.margin": tune.choice([0.1, 0.2]), "encoder.num_layers": layers})
+    for value in (0.3, tune.randn(0.3, 0.1), tune.grid_search([0.3]), tune.sample_from(float)):
+        with pytest.raises(ConfigError, match=r"loss\.margin: a search space needs choices, or a"):
+            check({"loss.margin": value})
+
+
+def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
+    space = {
+        "a": tune.choice([False, True]),
+        "b": tune.loguniform(0.01, 1),
+        "c": tune.uniform(0, 1),
+        "d": tune.randint(1, 7),
+        "e": tune.quniform(0, 0.75, 0.25),
+    }
+    points = grid(OptunaSearch.convert_search_space(space))
+    assert points["a"] == [False, True]
+    assert points["b"] == pytest.approx([0.01, 0.1, 1])
+    assert points["c"] == pytest.approx([0, 0.5, 1])
+    assert points["d"] == [1, 3, 6]
+    assert points["e"] == pytest.approx([0, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("workers", "machines", "held"),
+    [
+        ({"num_workers": 1, "cpus_per_worker": 2}, [{"CPU": 4.0}, {"CPU": 3.0}], 3),
+        ({"num_workers": 1, "cpus_per_worker": 3}, [{"CPU": 4.0}] * 3, 3),
+        ({"num_workers": 4, "cpus_per_worker": 1}, [{"CPU": 2.0}], 1),
+        ({"gpus_per_worker": 0.2}, [{"CPU": 99.0, "GPU": 3.0}, {"CPU": 4.0, "GPU": 1.0}], 17),
+        ({"gpus_per_worker": 1.0, "num_workers": 2}, [{"CPU": 99.0, "GPU": 5.0}], 2),
+        ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
+    ],
+)
+def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> None:
+    use_gpu = "gpus_per_worker" in workers
+    assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
+
+
+def test_a_trial_is_told_in_one_line() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
+    line = tune_job.told(SweepTrial("1", params, 0.5, "", None))
+    assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["tiny", "--space", "all"],
+            "--space all: there are only regularization, optimizer, mining",
+        ),
+        (["tinny"], "unknown preset 'tinny'; presets are foldoc, debian"),
+        (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
+        (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
+        (
+            ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
+            "lr Input should be greater than 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
+    assert run_job(tune_job.main) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        (foldoc, {}),
+        (debian, {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}),
+        (
+            foldoc,
+            {
+                "dataset": str(ROOT / "datasets" / "debian"),
+                "regularization.lambda_x": {"depends": 0.5, "tags": 0.2, "sources": 0.0},
+                "regularization.lambda_z": {"depends": 0.1, "tags": 0.1, "sources": 0.1},
+                "base.double_cluster_size_at": (3, 4),
+                "encoder.num_layers": None,
+            },
+        ),
+    ],
+)
+def test_a_command_gives_back_the_configuration(preset, changes) -> None:
+    config = overlay(preset(), changes)
+    words = shlex.split(training_command(config))
+    assert words[:2] == ["python", "jobs/train.py"]
+    back = parse_run_config("train", words[2:])
+    assert overlay(back, {"dataset": config.dataset}) == config
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {"links": 0.1},
+            "walk.enabled": True,
+            "training.epochs": 2,
+            "training.selection_metric": "R@10",
+            "name": "search",
+        },
+    )
+
+
+def test_a_name_stands_for_one_search(config: RunConfig) -> None:
+    directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
+    directory.create()
+    mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
+    with (
+        held_if_free(directory.path / ".lock"),
+        pytest.raises(RunError, match="taken is being worked on by another process"),
+    ):
+        sweep(mine, SETTINGS, space, training_command)
+    directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
+    said = r"taken holds another search: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
+    with pytest.raises(RunError, match=said):
+        sweep(mine, SETTINGS, space, training_command)
+
+
+def test_a_store_that_fails_meanwhile_ends_no_trial(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("the store is locked")
+
+    monkeypatch.setattr(standings, "log_artifacts", fail)
+    directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
+    shown = standings.Standings(config, {}, directory, "unused", "unused", training_command)
+    trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
+    standings.LiveStandings(shown).on_trial_error(1, [trial], trial)
+    assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
+    assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
+
+
+FIFTH_EPOCH = "checkpoint_000000035"
+LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
+SETTINGS = SweepConfig(space="own", num_samples=6, search="random", grace_epochs=1, at_once=2)
+
+
+def missing_dataset(config: RunConfig) -> str:
+    """Return where there is no dataset at first."""
+    return str(Path(config.output) / "nowhere")
+
+
+def search(config: RunConfig) -> SweepResult:
+    """Search with samplers by which some trials cannot find their dataset."""
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    space["dataset"] = tune.choice([config.dataset, missing_dataset(config)])
+    return sweep(overlay(config, {"seed": 2}), SETTINGS, space, training_command)
+
+
+@pytest.fixture(scope="module")
+def result(config: RunConfig) -> Iterator[SweepResult]:
+    """The first search, of a process that has another MLflow store than the cluster's."""
+    ray.init(address="local", num_cpus=3, log_to_driver=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
+        yield search(config)
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_a_failing_trial_is_told_and_the_others_go_on(
+    result: SweepResult, config: RunConfig
+) -> None:
+    failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
+    assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
+    assert all("nowhere" in trial.end and trial.value is None for trial in failed)
+    assert len(failed) == 3 and len(result.trials) == 6
+
+
+@pytest.mark.slow
+def test_the_first_trial_has_the_configuration_s_own_values(
+    result: SweepResult, config: RunConfig
+) -> None:
+    own = {**dict.fromkeys(LAMBDAS, 0.1), "dataset": config.dataset}
+    assert own in [dict(trial.params) for trial in result.trials]
+
+
+def children_of(result: SweepResult) -> list[Run]:
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    of_parent = f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}'"
+    return list(client.search_runs([experiment], of_parent))
+
+
+@pytest.mark.slow
+def test_children_and_parent_are_tracked(result: SweepResult) -> None:
+    assert result.tracking_uri.endswith("mine.db")
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    parent = client.get_run(result.mlflow_run_id)
+    children = children_of(result)
+    values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
+        values
+    )
+    for trial in result.trials:
+        if trial.value is None:
+            continue
+        history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
+        reached = [point.value for point in history]
+        assert trial.value in [pytest.approx(value) for value in reached]
+        if trial.end != STOPPED_EARLY:  # one that is ended may validate once more meanwhile
+            assert max(reached) == pytest.approx(trial.value)
+    assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
+    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    assert {"trials.csv", "best_command.txt"} <= names
+
+
+@pytest.mark.slow
+def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
+    table = pd.read_csv(result.report / "trials.csv")
+    assert len(table) == 6
+    best = result.trials[0]
+    assert table["validation/R@10"].max() == pytest.approx(best.value)
+    back = parse_run_config("train", shlex.split(result.command)[2:])
+    assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
+
+
+@pytest.mark.slow
+def test_what_failed_is_tried_again_and_the_rest_is_kept(
+    result: SweepResult, config: RunConfig
+) -> None:
+    shutil.copytree(config.dataset, missing_dataset(config))
+    again = search(config)
+    assert again.mlflow_run_id == result.mlflow_run_id
+    assert not any(trial.end.startswith("failed: ") for trial in again.trials)
+    kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
+    assert [trial for trial in again.trials if trial in result.trials] == kept
+    assert {trial.name for trial in again.trials} == {trial.name for trial in result.trials}
+    assert all(trial.value is not None for trial in again.trials)
+    spans = [(child.info.start_time, child.info.end_time) for child in children_of(again)]
+    at_once = [sum(start <= begun < end for start, end in spans) for begun, _ in spans]
+    assert len(spans) == 6 and max(at_once) == SETTINGS.at_once
+
+
+@pytest.mark.slow
+def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
+    settings = SETTINGS.model_copy(update={"time_budget": 1.0})
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    with pytest.raises(RunError, match="no trial has been validated: out of time"):
+        sweep(overlay(config, {"name": "late"}), settings, space, training_command)
+    client = MlflowClient(tracking_uri=result.tracking_uri)
+    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
+
+
+@pytest.mark.timeout(1800)
+def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
+    ray.shutdown()
+    file = tmp_path / "config.json"
+    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 12}
+    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
+    command += ["--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
+    search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
+
+    def facts() -> dict[str, dict[str, Any]]:
+        return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
+
+    def checkpoints_under_way() -> set[str]:
+        of_done = {name for name, run in facts().items() if run.get("finished")}
+        paths = runs.glob("*/checkpoint_0*")
+        return {path.name for path in paths if of_done and path.parent.name not in of_done}
+
+    with (tmp_path / "said").open("wb") as said:
+        first = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment)
+        wait_until(checkpoints_under_way, "no trial is done while another is under way")
+        wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
+        first.kill()
+        first.wait()
+        before, known = facts(), checkpoints_under_way()
+        trained = _checkpoints_of_finished_runs(runs)
+        uri, parent = tracking_uri(tmp_path), search.facts["mlflow_run_id"]
+        lost = open_run(uri, config.experiment, "unknown to Tune", tmp_path, None, parent)
+        second, seen = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment), set()
+        while second.poll() is None:
+            seen |= checkpoints_under_way()
+            time.sleep(0.02)
+    assert second.returncode == 0, (tmp_path / "said").read_text()
+    assert min(seen - known) > max(known)
+    after = facts()
+    assert len(after) == 2
+    assert all(run["finished"] for run in after.values())
+    for name, one in before.items():
+        assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
+    assert trained.items() <= _checkpoints_of_finished_runs(runs).items()
+    assert MlflowClient(tracking_uri=uri).get_run(lost).info.status == "KILLED"
+
+
+def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:
+    """Return when each was written."""
+    known = {file.parent: json.loads(file.read_text()) for file in runs.glob("*/run.json")}
+    finished = [run for run, facts in known.items() if facts.get("finished")]
+    return {path: path.stat().st_mtime for run in finished for path in run.glob("checkpoint_0*")}
