@@ -6,16 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ramen_ray.bases import BASES
 from ramen_ray.bases.combination import Combination, HardNegatives, Order
 from ramen_ray.errors import UserError
+from ramen_ray.naming import checked_name
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Name = Annotated[str, AfterValidator(checked_name)]
 
 
 class ConfigError(UserError):
@@ -235,10 +237,10 @@ class RunConfig(Section):
     output: str = "outputs"
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
     MLflow store. Several machines need a folder that all of them see."""
-    name: str | None = None
+    name: Name | None = None
     """Name of the run; None derives one from the configuration. An interrupted run resumes when it
     is started again under its name."""
-    experiment: str = "ramen_ray"
+    experiment: Name = "ramen_ray"
     """MLflow experiment."""
     encoder: EncoderConfig = EncoderConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -315,7 +317,10 @@ def read_config(file: Path) -> RunConfig:
         raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
-    return _validate(RunConfig, tree)
+    try:
+        return _validate(RunConfig, tree)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
@@ -330,10 +335,11 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
 
 def describe(error: ValidationError) -> str:
     """Say in one line which keys are wrong, and how."""
-    return "; ".join(
-        f"{'.'.join(map(str, finding['loc'])) or 'config'}: {finding['msg']}"
+    said = [
+        (".".join(map(str, finding["loc"])) or "config", finding["msg"])
         for finding in error.errors()
-    )
+    ]
+    return "; ".join(f"{key}: {message.removeprefix('Value error, ')}" for key, message in said)
 
 
 def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:

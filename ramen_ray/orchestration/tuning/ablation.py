@@ -19,6 +19,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
@@ -78,8 +79,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     arms = arms_of(config, ablation.bases)
     for arm in arms.values():
         tokenizer = check_config(overlay(config, arm.changes), dataset)
-    name = f"{dataset.name}-ablation-{experiment_hash(config, dataset.fingerprint)}"
-    directory = RunDirectory(output / "ablations" / (config.name or name))
+    key = experiment_hash(config, dataset.fingerprint)
+    name = config.name or joined_name(dataset.name, "ablation", key)
+    directory = RunDirectory(output / "ablations" / name)
     directory.path.mkdir(parents=True, exist_ok=True)
     start_ray(show_workers=False)
     check_resources(config.workers)
@@ -92,7 +94,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     seeds = range(config.seed, config.seed + ablation.seeds)
     runs = {
         arm_name: [
-            _run_config(config, arm, seed, f"{directory.name}-{arm_name}", propagated)
+            _run_config(config, arm, seed, joined_name(name, arm_name, f"seed{seed}"), propagated)
             for seed in seeds
         ]
         for arm_name, arm in arms.items()
@@ -136,10 +138,10 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset | None
+    config: RunConfig, arm: Arm, seed: int, name: str, propagated: Dataset | None
 ) -> RunConfig:
     where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
-    return overlay(config, {**arm.changes, **where, "seed": seed, "name": f"{stem}-seed{seed}"})
+    return overlay(config, {**arm.changes, **where, "seed": seed, "name": name})
 
 
 def _missing(
