@@ -14,12 +14,13 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
 
 
 def log_run_retriever(
-    config: RunConfig, dataset: Dataset, data: Prepared, model: Path, uri: str, run_id: str
+    config: RunConfig, dataset: Dataset, data: Prepared, model: Path, run: Run
 ) -> tuple[str, dict[str, float]]:
     """Index all ads with the run's best model, and log both as a deployable model.
 
@@ -28,8 +29,7 @@ def log_run_retriever(
         dataset: what the run was trained on.
         data: the same, prepared.
         model: folder of the best model.
-        uri: the MLflow store.
-        run_id: the run in it.
+        run: the run in MLflow.
 
     Returns:
         The model's id, and what is known of its index.
@@ -53,7 +53,7 @@ def log_run_retriever(
         }
         batch = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
         example = batch["text"].to_pylist()
-        model_id = log_retriever(uri, run_id, folder, example, metadata)
+        model_id = log_retriever(run, folder, example, metadata)
     return model_id, {f"index/{name}": value for name, value in measured.items()}
 
 

@@ -16,7 +16,7 @@ from ramen_ray.orchestration.deployment.retriever import log_run_retriever
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
 from ramen_ray.orchestration.training.task import WorkerResult
 from ramen_ray.reports.run import write_plots
-from ramen_ray.tracking.runs import log_artifacts, log_metrics, log_predictions, tracking_uri
+from ramen_ray.tracking.runs import Run, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,13 @@ class TrainResult:
         metrics: by row (``untrained``, ``trained``), then split, then metric name.
         encoder: folder of the best encoder.
         run_directory: folder with configuration and checkpoints.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it.
+        run: the run in MLflow.
     """
 
     metrics: dict[str, dict[str, dict[str, float]]]
     encoder: Path
     run_directory: Path
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 def finished_result(config: RunConfig) -> TrainResult | None:
@@ -49,8 +47,8 @@ def finished_result(config: RunConfig) -> TrainResult | None:
         return None
     facts = directory.facts
     encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
-    uri = tracking_uri(Path(config.output))
-    return TrainResult(facts["metrics"], encoder, directory.path, uri, facts["mlflow_run_id"])
+    run = Run(tracking_uri(Path(config.output)), facts["mlflow_run_id"])
+    return TrainResult(facts["metrics"], encoder, directory.path, run)
 
 
 def log_results(
@@ -69,10 +67,10 @@ def log_results(
         dataset: what it was trained on.
         data: the same, prepared.
     """
-    uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
-    model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, uri, run_id)
-    named |= {"best/step": trained.evaluation.best_step}
+    run, metrics = result.run, result.metrics
+    model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, run)
     named |= {
+        "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
     }
@@ -80,13 +78,13 @@ def log_results(
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
         named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
-    log_metrics(uri, run_id, named, model_id=model_id)
-    log_predictions(uri, run_id, _sample_predictions(dataset, trained.evaluation.sample))
+    run.log_metrics(named, model_id=model_id)
+    run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
     with tempfile.TemporaryDirectory() as folder:
         plots = Path(folder)
-        write_plots(plots, uri, run_id, metrics["untrained"]["test"], metrics["trained"]["test"])
-        log_artifacts(uri, run_id, plots, "plots")
-    log_artifacts(uri, run_id, result.run_directory / CONFIG_FILE)
+        write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        run.log_artifacts(plots, "plots")
+    run.log_artifacts(result.run_directory / CONFIG_FILE)
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:

@@ -25,30 +25,20 @@ from ramen_ray.orchestration.training.final_evaluation import SCORE
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.run_directory import RunDirectory, open_run_directory
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import (
-    closing_run,
-    log_metrics,
-    log_parameters,
-    open_run,
-    tracking_uri,
-)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 logger = logging.getLogger(__name__)
 
 
 def fit(
-    config: RunConfig,
-    parent_run_id: str | None = None,
-    callbacks: Sequence[UserCallback] = (),
-    uri: str | None = None,
+    config: RunConfig, parent: Run | None = None, callbacks: Sequence[UserCallback] = ()
 ) -> TrainResult:
     """Train, or go on with a run that was cut off, and evaluate its best encoder.
 
     Args:
         config: what to train.
-        parent_run_id: the MLflow run that this one is part of; its workers then tell less.
+        parent: the MLflow run that this one is part of; its workers then tell less.
         callbacks: of Ray Train, which hear of every report.
-        uri: the MLflow store; None stands for :func:`tracking_uri`.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -59,12 +49,12 @@ def fit(
     tokenizer = check_config(config, dataset)
     output = Path(config.output)
     with open_run_directory(config, dataset) as directory:
-        uri = uri or tracking_uri(output)
+        uri = tracking_uri(output) if parent is None else parent.uri
         known = directory.facts.get("mlflow_run_id")
-        run_id = open_run(uri, config.experiment, directory.name, output, known, parent_run_id)
-        directory.note(mlflow_run_id=run_id)
-        nested = parent_run_id is not None
-        with closing_run(uri, run_id, nested):
+        run = open_run(uri, config.experiment, directory.name, output, known, parent)
+        directory.note(mlflow_run_id=run.id)
+        nested = parent is not None
+        with run.closing(nested):
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()
@@ -75,14 +65,14 @@ def fit(
                 data = prepare(dataset, output / "prepared", tokenizer)
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
-            _log_inputs(uri, run_id, config, data)
+            _log_inputs(run, config, data)
             task = WorkerTask(
                 config,
                 str(data.path),
                 str(edges),
                 str(directory.path),
-                uri,
-                run_id,
+                run.uri,
+                run.id,
                 nested=nested,
             )
             called = time.time()
@@ -93,10 +83,9 @@ def fit(
                 trained.evaluation.metrics,
                 Path(trained.evaluation.best_checkpoint) / ENCODER_FOLDER,
                 directory.path,
-                uri,
-                run_id,
+                run,
             )
-            log_metrics(uri, run_id, {f"startup/{name}_s": s for name, s in seconds.items()})
+            run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
             log_results(config, result, trained, dataset, data)
         directory.note(
             finished=True,
@@ -159,7 +148,7 @@ def _train(
     return result
 
 
-def _log_inputs(uri: str, run_id: str, config: RunConfig, data: Prepared) -> None:
+def _log_inputs(run: Run, config: RunConfig, data: Prepared) -> None:
     statistics = data.metadata["statistics"]
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
-    log_parameters(uri, run_id, parameters, {"dataset": data.metadata["name"]})
+    run.log_parameters(parameters, {"dataset": data.metadata["name"]})

@@ -46,7 +46,7 @@ from ramen_ray.orchestration.training.final_evaluation import (
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.training.run_log import RunLog
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import StepLogger
+from ramen_ray.tracking.runs import Run, StepLogger
 
 STEPS_PER_LOG = 50
 SECONDS_BETWEEN_LINES = 30
@@ -97,7 +97,7 @@ class Setup:
 
 
 @dataclass
-class Run:
+class Training:
     """A worker's run under way: the model, and what changes as it is trained."""
 
     setup: Setup
@@ -147,13 +147,13 @@ def set_up(task: WorkerTask) -> Setup:
     )
     log = None
     if world()[0] == 0:
-        steps = StepLogger(task.tracking_uri, task.mlflow_run_id)
+        steps = StepLogger(Run(task.tracking_uri, task.mlflow_run_id))
         log = RunLog(steps, objective, sampler.steps_per_epoch * config.training.epochs)
     background = background_tasks(config, context)
     return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
 
 
-def start_or_resume(setup: Setup) -> Run:
+def start_or_resume(setup: Setup) -> Training:
     """Build the model and its training state, as they are at first or at the last checkpoint."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
@@ -169,12 +169,14 @@ def start_or_resume(setup: Setup) -> Run:
     return run
 
 
-def _new_run(setup: Setup, model: DualEncoder) -> Run:
+def _new_run(setup: Setup, model: DualEncoder) -> Training:
     trained = ray.train.torch.prepare_model(model)
-    return Run(setup, model, build_state(setup.config, model, trained, setup.sampler), Progress())
+    return Training(
+        setup, model, build_state(setup.config, model, trained, setup.sampler), Progress()
+    )
 
 
-def train(run: Run) -> None:
+def train(run: Training) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
     setup, state = run.setup, run.state
     training, steps_per_epoch = setup.config.training, setup.sampler.steps_per_epoch
@@ -207,12 +209,12 @@ def stops(setup: Setup, step: int) -> Iterator[int]:
     yield from sorted(stop for stop in steps if stop > step)
 
 
-def _is_stopped_early(run: Run) -> bool:
+def _is_stopped_early(run: Training) -> bool:
     patience = run.setup.config.training.early_stop_patience
     return patience is not None and run.progress.validations_since_best >= patience
 
 
-def take_background_results(run: Run) -> None:
+def take_background_results(run: Training) -> None:
     """At the start of an epoch, take what background tasks have made, and begin what is due."""
     step = run.state.step
     checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
@@ -222,7 +224,7 @@ def take_background_results(run: Run) -> None:
             run.setup.log.log_background(one.name, figures, step)
 
 
-def train_until(run: Run, stop: int) -> StepLosses:
+def train_until(run: Training, stop: int) -> StepLosses:
     """Train up to step ``stop``; returns the losses of the steps."""
     setup, state = run.setup, run.state
     started, first, lines = time.monotonic(), state.step, 0
@@ -255,7 +257,7 @@ def train_until(run: Run, stop: int) -> StepLosses:
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
 
 
-def validate(run: Run) -> dict[str, float]:
+def validate(run: Training) -> dict[str, float]:
     """Measure the model on the validation split, and remember whether it is the best so far."""
     metrics, _ = measure(run.setup, run.model, "validation")
     score = metrics[run.setup.config.training.selection_metric]
@@ -271,7 +273,7 @@ def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, flo
     return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
-def report(run: Run, metrics: dict[str, float]) -> None:
+def report(run: Training, metrics: dict[str, float]) -> None:
     """Write a checkpoint, and wait until Ray Train would come back to it."""
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)

@@ -30,14 +30,7 @@ from ramen_ray.orchestration.training.run_directory import RunDirectory, RunErro
 from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.orchestration.tuning.variants import AblationConfig, Arm, arms_of, used_sets
 from ramen_ray.reports.ablation import ArmFigures, write_ablation_report
-from ramen_ray.tracking.runs import (
-    closing_run,
-    log_artifacts,
-    log_metrics,
-    log_parameters,
-    open_run,
-    tracking_uri,
-)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +45,12 @@ class AblationResult:
     Attributes:
         arms: the figures of each arm, by its name.
         report: folder of the tables and plots.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it that all others are part of.
+        run: the MLflow run that all others are part of.
     """
 
     arms: dict[str, ArmFigures]
     report: Path
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
@@ -100,22 +91,21 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         for arm_name, arm in arms.items()
     }
     missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
-    uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
-    run_id = open_run(uri, config.experiment, directory.name, output, known)
-    directory.note(mlflow_run_id=run_id)
+    run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
+    directory.note(mlflow_run_id=run.id)
     asked = {name: str(value) for name, value in ablation.model_dump().items()}
-    log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
-    with closing_run(uri, run_id):
-        _train(missing, uri, run_id, directory.path)
+    run.log_parameters(flatten(config), {"dataset": dataset.name, **asked})
+    with run.closing():
+        _train(missing, run, directory.path)
         figures = _compare(arms, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
-        log_artifacts(uri, run_id, report)
+        run.log_artifacts(report)
         for arm_name, of_arm in figures.items():
             named = {f"{arm_name}/{name}": value for name, value in of_arm.logged.items()}
-            log_metrics(uri, run_id, named)
-    return AblationResult(figures, report, uri, run_id)
+            run.log_metrics(named)
+    return AblationResult(figures, report, run)
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
@@ -157,8 +147,8 @@ def _missing(
     }
 
 
-def _train(missing: Mapping[str, RunConfig], uri: str, run_id: str, folder: Path) -> None:
-    errors = run_trials(missing, uri, run_id, folder)
+def _train(missing: Mapping[str, RunConfig], parent: Run, folder: Path) -> None:
+    errors = run_trials(missing, parent, folder)
     if errors:
         told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
         raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")

@@ -23,7 +23,7 @@ from ramen_ray.reports.sweep import (
     write_sweep_plots,
     write_sweep_table,
 )
-from ramen_ray.tracking.runs import close_run_if_open, log_artifacts, log_metrics
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,14 @@ class Standings:
         config: what is tuned.
         distributions: Optuna's, of all settings that are searched, by dotted key.
         directory: of the search.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the search's run in it.
+        run: the search's in MLflow.
         command: spells the command that trains with a configuration.
     """
 
     config: RunConfig
     distributions: Mapping[str, BaseDistribution]
     directory: RunDirectory
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
     command: Callable[[RunConfig], str]
 
     @property
@@ -107,19 +105,19 @@ class Standings:
         command = None if best.value is None else self.command_of(best)
         write_sweep_table(self.report, trials, self.metric, command)
         write_sweep_plots(self.report, trials, self.distributions, self.metric)
-        log_artifacts(self.tracking_uri, self.mlflow_run_id, self.report)
+        self.run.log_artifacts(self.report)
         if best.value is not None:
             importances = parameter_importances(trials, self.distributions)
             named = {f"importance/{key}": share for key, share in importances.items()}
             named[f"best/{self.metric}"] = best.value
             ended = sum(bool(trial.end) for trial in trials)
-            log_metrics(self.tracking_uri, self.mlflow_run_id, named, ended)
+            self.run.log_metrics(named, ended)
 
     def close(self, name: str, status: str) -> None:
         """End the MLflow run of a trial that was ended from outside."""
         run_id = self._mlflow_run_of(name)
         if run_id is not None:
-            close_run_if_open(self.tracking_uri, run_id, status)
+            Run(self.run.uri, run_id).close_if_open(status)
 
 
 class LiveStandings(tune.Callback):
