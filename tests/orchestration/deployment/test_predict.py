@@ -20,7 +20,7 @@ from stores import Store
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration import predict as answering
+from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.deployment.copies import log_derived, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 

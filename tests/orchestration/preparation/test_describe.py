@@ -24,7 +24,7 @@ from ramen_ray.data.description.content import Description
 from ramen_ray.data.description.samples import sample_rows
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration import describe as describing
+from ramen_ray.orchestration.preparation import description as describing
 from ramen_ray.orchestration.preparation.description import describe
 from ramen_ray.reports.dataset import dataset_note, dataset_sections
 from ramen_ray.reports.page import write_page
