@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Floats
+from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -74,7 +74,7 @@ def encode_texts(
 
 
 def measure_queries(
-    topk_ad_ids: NDArray[np.int64], truth: Csr, inverse: Floats, groups: Mapping[str, Booleans]
+    topk_ad_ids: NDArray[np.int64], truth: Csr, inverse: Float64s, groups: Mapping[str, Booleans]
 ) -> dict[str, PerQuery]:
     """Measure predictions (queries, k) query by query: overall, and by groups of ads.
 

@@ -17,7 +17,7 @@ from support import errors_in, prepare_in_process
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.sampling.batches import Batches

@@ -12,7 +12,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
 
 
-class Names(NamedTuple):
+class FileNames(NamedTuple):
     """What a layout calls its files; matrices come as .txt or .npz."""
 
     train_text: str
@@ -23,11 +23,11 @@ class Names(NamedTuple):
 
 
 LAYOUTS = {
-    "json": Names("trn.json.gz", "tst.json.gz", "lbl.json.gz"),
-    "ngame": Names("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
-    "renee": Names("trn_X.txt", "tst_X.txt", "Y.txt"),
-    "oak": Names("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
-    "dexml": Names("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
+    "json": FileNames("trn.json.gz", "tst.json.gz", "lbl.json.gz"),
+    "ngame": FileNames("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
+    "renee": FileNames("trn_X.txt", "tst_X.txt", "Y.txt"),
+    "oak": FileNames("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
+    "dexml": FileNames("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
 }
 EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
 """Splits that only this project writes, into the layout ``oak``, and their short names."""
