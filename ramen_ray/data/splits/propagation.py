@@ -24,6 +24,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, new_dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
 from ramen_ray.data.validation import check
+from ramen_ray.data.validation.structure import read_tables
 
 TRAIN = "queries/train"
 PRODUCTS_AT_ONCE = 1 << 22
@@ -92,7 +93,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not have already"
             )
-        for table in parent.tables:
+        for table in read_tables(parent):
             if table != TRAIN:
                 writer.write(table, parent.batches(table))
     logger.info(

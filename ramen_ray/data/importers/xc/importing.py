@@ -272,7 +272,6 @@ def _write_graph(
     nodes = {
         "query": ("query_id", splits["train"].rows, splits["train"].num_rows),
         "ad": ("ad_id", ads.lines, ads.num_lines),
-        "test_query": ("query_id", splits["test"].rows, splits["test"].num_rows),
     }
     tables = {}
     for side, path in files.edges.items():
@@ -280,7 +279,7 @@ def _write_graph(
         edges = _only_columns(read_matrix(path, (num_rows, anchors.num_lines))[rows], anchors)
         if edges.nnz:
             tables[f"edges/{name}/{side}"] = _edge_rows(edges, id_column)
-    if not tables.keys() - {f"edges/{name}/test_query"}:
+    if not tables:
         message = "the graph has no edges to train with and is left out"
         log.warning(Finding("warning", str(files.anchors.path), message))
         return

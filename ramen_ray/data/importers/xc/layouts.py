@@ -36,8 +36,8 @@ NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
 """Names that no anchor set can have: their texts would lie where the queries' or ads' do."""
 
-_GRAPH_FILE = re.compile(r"(.+)_(trn|lbl|tst)_X_Y\.(?:txt|npz)")
-_SIDES = {"trn": "query", "lbl": "ad", "tst": "test_query"}
+_GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
+_SIDES = {"trn": "query", "lbl": "ad"}
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ def _extra_splits(folder: Path) -> dict[str, SplitFiles]:
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
-    """Find the graphs by their matrices; variants derived from a graph have no texts of their own.
+    """Find the graphs by their matrices, but for variants of a graph, which have no own texts.
 
-    Links of test queries alone are none: nothing could be trained with them.
+    Edges of test queries (``*_tst_X_Y``) are not read: training must not see them.
     """
     found: dict[str, set[str]] = {}
     for file in sorted(folder.iterdir()):
@@ -193,8 +193,7 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
     graphs = {}
     for name, parts in found.items():
         texts = _find(folder, [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
-        derived = texts is None and any(name.startswith(f"{other}_renee") for other in found)
-        if derived or parts == {"tst"}:
+        if texts is None and any(name.startswith(f"{other}_renee") for other in found):
             continue
         if name in RESERVED or not re.fullmatch(r"[\w-]+", name):
             raise error_at(
