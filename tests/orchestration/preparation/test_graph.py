@@ -167,7 +167,7 @@ def test_edges_of_ones_own(
         f"--dataset {path} --regularization.lambda-x.mine 0.1"
     )
     assert _run(monkeypatch, *command) == 2
-    assert "already; give another name, or --replace" in capsys.readouterr().err
+    assert "already; give another name, or set replace" in capsys.readouterr().err
     assert _run(monkeypatch, *command, "--replace") == 0
 
 
