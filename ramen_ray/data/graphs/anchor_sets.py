@@ -61,7 +61,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
-            f"{dataset.path} has an anchor set {name!r} already; give another name, or --replace"
+            f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
 
 

@@ -165,7 +165,7 @@ class _Split:
         has_query = self._write_if_any(query, self._of_queries(self._rows(query), new_ids))
         has_ad = self._write_if_any(ad, self._of_ads(self._rows(ad), chosen_ads))
         if has_query or has_ad:
-            self.copy(f"anchors/{anchor_set}", f"edges/{anchor_set}/test_query")
+            self.copy(f"anchors/{anchor_set}")
 
     def _rows(self, table: str) -> Iterator[pa.RecordBatch]:
         return self.parent.batches(table) if self.parent.has(table) else iter(())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Floats
+from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.ranking import (
@@ -46,7 +46,7 @@ class Judgement:
     """
 
     truth: Csr
-    inverse: Floats
+    inverse: Float64s
     groups: Mapping[str, Booleans]
 
     @classmethod

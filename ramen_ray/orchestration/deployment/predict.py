@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 
 from ramen_ray.config import ConfigError
-from ramen_ray.data.importers.sources import Piece, find_pieces
+from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.cluster.resources import (

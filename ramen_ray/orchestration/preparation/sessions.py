@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.graphs.anchor_sets import add_anchor_set, check_name, remove_anchor_set
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.sessions import (
     STRONGEST_PAIRS,
     KnownNodes,
@@ -34,7 +34,7 @@ from ramen_ray.data.graphs.sessions import (
     strongest_pairs,
     supported_pairs,
 )
-from ramen_ray.data.importers.sources import Piece, find_pieces, read_piece
+from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
@@ -66,7 +66,9 @@ def add_co_session(
     check(dataset)
     pieces = _find_pieces(log)
     known = KnownNodes(
-        Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
+        NodeIndex.from_table(dataset, "queries/train"),
+        NodeIndex.from_table(dataset, "ads"),
+        HeldOut.from_dataset(dataset),
     )
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()
@@ -177,7 +179,7 @@ def _noted(aside: Path) -> Counter[str]:
     return total
 
 
-def _texts(dataset: Dataset, nodes: Nodes, anchors: UInt64s, aside: Path) -> pa.Array:
+def _texts(dataset: Dataset, nodes: NodeIndex, anchors: UInt64s, aside: Path) -> pa.Array:
     """Return the texts (anchors,) whose hashes are ``anchors`` (ascending)."""
     table = "ads" if nodes.key else "queries/train"
     node = nodes.by_text.first(anchors)

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.graphs.edge_lists import made_by
-from ramen_ray.data.importers.sources import Piece, find_pieces
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
 from ramen_ray.data.importers.tables.writing import write_ads, write_queries
+from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,

@@ -65,7 +65,7 @@ def test_a_side_without_edges_is_left_out(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "edges", "message"),
     [
-        ("links", BOTH, "anchor set 'links' already; give another name, or --replace"),
+        ("links", BOTH, "anchor set 'links' already; give another name, or set replace"),
         ("a/b", BOTH, "letters, digits"),
         ("more", {"query": Edges.none()}, "would have no edges"),
     ],

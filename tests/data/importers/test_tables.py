@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
 
-from ramen_ray.data.importers.sources import pieces
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
