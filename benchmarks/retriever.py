@@ -35,6 +35,7 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
 from ramen_ray.method.retrieval.search import search
+from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--ads", type=int, default=200_000)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
-    encoder = EncoderConfig(num_layers=arguments.layers)
+    encoder = EncoderConfig(pretrained=MINILM, num_layers=arguments.layers)
     data = prepared(DATASET, encoder)
     answers = in_fresh_process(measure_answers, data.path, encoder)
     indexes = in_fresh_process(measure_indexes, data.path, encoder, arguments.ads)

@@ -13,9 +13,10 @@ import tyro
 from rich.console import Console
 
 from ramen_ray.command_line import parse_settings, run_job
-from ramen_ray.config import EncoderConfig, Section
+from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.preparation.description import describe, log_description
+from ramen_ray.presets import MINILM
 from ramen_ray.reports.dataset import dataset_note, dataset_tables
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
@@ -28,9 +29,9 @@ class DescribeSettings(Section):
     """The dataset directory."""
     page: Path | None = None
     """HTML file to write; default: descriptions/NAME.html in the output folder."""
-    encoder: str = EncoderConfig().pretrained
+    encoder: str = MINILM
     """Encoder whose tokenizer counts the tokens."""
-    max_length: int = EncoderConfig().max_length
+    max_length: int = 32
     """Say how many texts have more tokens than this."""
     mlflow: bool = False
     """Also log the numbers and the page as an MLflow run."""

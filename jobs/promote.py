@@ -42,8 +42,8 @@ def main() -> None:
     """Promote or restore, and say what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
-    name, _, alias = settings.name.partition("@")
-    alias = alias or CHAMPION
+    name, at, given = settings.name.partition("@")
+    alias = given if at else CHAMPION
     if settings.restore:
         before, now = registry.restore(name, alias)
         print(f"{name}@{alias} is version {now} again, no more version {before}")

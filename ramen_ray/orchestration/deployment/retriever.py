@@ -20,15 +20,15 @@ EXAMPLE_QUERIES = 2
 
 
 def log_run_retriever(
-    config: RunConfig, dataset: Dataset, data: Prepared, encoder: Path, run: Run
+    config: RunConfig, dataset: Dataset, data: Prepared, model: Path, run: Run
 ) -> tuple[str, dict[str, float]]:
-    """Index all ads with the run's best encoder, and log it with them as a deployable model.
+    """Index all ads with the run's best model, and log both as a deployable model.
 
     Args:
         config: the run's; its ``output`` is a folder that all machines see.
         dataset: what the run was trained on.
         data: the same, prepared.
-        encoder: folder of the best encoder.
+        model: folder of the best model.
         run: the run in MLflow.
 
     Returns:
@@ -38,7 +38,7 @@ def log_run_retriever(
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
         folder = Path(aside)
         write = partial(
-            write_retriever, folder, encoder, dataset, data, kind, config.encoder.max_length
+            write_retriever, folder, model, dataset, data, kind, config.encoder.max_length
         )
         if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
             measured = write()  # takes less than the start of a task's process

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig
+from ramen_ray.config import DEFAULT_EXPERIMENT
 from ramen_ray.data.description.content import Description, Hub, TokenLengths
 from ramen_ray.data.description.degrees import EdgeCounts, count_clicks, count_edges
 from ramen_ray.data.description.samples import sample_queries, sample_texts, texts_of
@@ -72,7 +72,7 @@ def log_description(description: Description, page: Path, output: Path) -> Run:
         TrackingError: the MLflow store cannot be used.
     """
     name = str(description.metadata["name"])
-    run = open_run(tracking_uri(output), RunConfig().experiment, f"describe-{name}", output)
+    run = open_run(tracking_uri(output), DEFAULT_EXPERIMENT, f"describe-{name}", output)
     with run.closing():
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
         run.log_parameters(settings, {"dataset": name})

@@ -11,9 +11,10 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
-from ramen_ray.method.training.checkpoints import ENCODER_FOLDER
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.deployment.retriever import log_run_retriever
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
+from ramen_ray.orchestration.training.task import WorkerResult
 from ramen_ray.reports.run import write_plots
 from ramen_ray.tracking.runs import Run, tracking_uri
 
@@ -50,10 +51,10 @@ def finished_result(config: RunConfig) -> TrainResult | None:
     return TrainResult(facts["metrics"], encoder, directory.path, run)
 
 
-def log_outcome(
+def log_results(
     config: RunConfig,
     result: TrainResult,
-    outcome: dict[str, Any],
+    trained: WorkerResult,
     dataset: Dataset,
     data: Prepared,
 ) -> None:
@@ -62,20 +63,23 @@ def log_outcome(
     Args:
         config: the run's.
         result: what it leaves behind.
-        outcome: what its workers returned.
+        trained: what its first worker returned.
         dataset: what it was trained on.
         data: the same, prepared.
     """
     run, metrics = result.run, result.metrics
-    model_id, named = log_run_retriever(config, dataset, data, result.encoder, run)
-    named |= {"best/step": outcome["best_step"]}
-    named |= {name: outcome[name] for name in ("trained_seconds", "waited_seconds")}
+    model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, run)
+    named |= {
+        "best/step": trained.evaluation.best_step,
+        "trained_seconds": trained.trained_seconds,
+        "waited_seconds": trained.waited_seconds,
+    }
     for split, values in metrics["untrained"].items():
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
         named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
     run.log_metrics(named, model_id=model_id)
-    run.log_predictions(_sample_predictions(dataset, outcome["sample"]))
+    run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
     with tempfile.TemporaryDirectory() as folder:
         plots = Path(folder)
         write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])

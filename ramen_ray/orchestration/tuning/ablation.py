@@ -18,8 +18,9 @@ from ramen_ray.data.splits.propagation import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import score_queries
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_config
@@ -69,8 +70,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     arms = arms_of(config, ablation.bases)
     for arm in arms.values():
         tokenizer = check_config(overlay(config, arm.changes), dataset)
-    name = f"{dataset.name}-ablation-{experiment_hash(config, dataset.fingerprint)}"
-    directory = RunDirectory(output / "ablations" / (config.name or name))
+    key = experiment_hash(config, dataset.fingerprint)
+    name = config.name or joined_name(dataset.name, "ablation", key)
+    directory = RunDirectory(output / "ablations" / name)
     directory.path.mkdir(parents=True, exist_ok=True)
     start_ray(show_workers=False)
     check_resources(config.workers)
@@ -83,7 +85,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     seeds = range(config.seed, config.seed + ablation.seeds)
     runs = {
         arm_name: [
-            _run_config(config, arm, seed, f"{directory.name}-{arm_name}", propagated)
+            _run_config(config, arm, seed, joined_name(name, arm_name, f"seed{seed}"), propagated)
             for seed in seeds
         ]
         for arm_name, arm in arms.items()
@@ -126,10 +128,10 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset | None
+    config: RunConfig, arm: Arm, seed: int, name: str, propagated: Dataset | None
 ) -> RunConfig:
     where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
-    return overlay(config, {**arm.changes, **where, "seed": seed, "name": f"{stem}-seed{seed}"})
+    return overlay(config, {**arm.changes, **where, "seed": seed, "name": name})
 
 
 def _missing(
@@ -183,7 +185,9 @@ def _compare(
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(_directory(run).path / TEST_ADS_FILE)
-    scores = score_queries(ads, data, "test", build_propensity(run))
+    judgement = Judgement.from_prepared(data, "test", build_propensity(run))
+    tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
+    scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
 
 

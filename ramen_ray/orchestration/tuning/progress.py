@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import RunConfig, overlay
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.training.final_evaluation import VALIDATION
 from ramen_ray.orchestration.training.run_directory import RunDirectory
 from ramen_ray.orchestration.tuning.trials import name_of
@@ -91,7 +92,7 @@ class Standings:
         return sorted(trials, key=lambda t: (math.inf if t.value is None else -t.value, t.name))
 
     def _mlflow_run_of(self, name: str) -> str | None:
-        directory = RunDirectory.of(self.config.output, f"{self.directory.name}-{name}")
+        directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
         return directory.facts.get("mlflow_run_id")
 
     def command_of(self, trial: SweepTrial) -> str:

@@ -32,6 +32,7 @@ from ramen_ray.config import (
     with_absolute_paths,
 )
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.final_evaluation import VALIDATION
@@ -124,7 +125,7 @@ def sweep(
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
-    name = config.name or f"{dataset.name}-{settings.space}-{_digest(plan)}"
+    name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
     with _held_directory(output / "sweeps" / name, plan) as directory:
         start_ray(show_workers=False)  # trials that are ended early die loudly
         check_resources(config.workers)
@@ -298,7 +299,7 @@ def _train_one(
     name = tune.get_context().get_trial_id()
     metric = config.training.selection_metric
     with ends.kept_of(name):
-        run = overlay(config, {**params, "name": f"{sweep}-{name}"})
+        run = overlay(config, {**params, "name": joined_name(sweep, name)})
         callback = _ReportValidations(VALIDATION + metric)
         told, result = train_in_trial(run, parent, [callback])
         reached = result.metrics["trained"]["validation"][metric]

@@ -1,6 +1,7 @@
 """Who becomes the champion, who does not, and how it is undone."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -264,3 +265,22 @@ def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "it's", "x y", "shop@", "shop@v/1"])
+def test_a_new_model_or_alias_needs_a_name(
+    name: str, store: Store, job: Promote, good: str
+) -> None:
+    before = store.client.search_registered_models()
+    code, said = job(good, "--name", name)
+    assert code == 2
+    assert re.fullmatch(r"error: --name(, behind the @)?: .* is no valid name: .*\n", said)
+    assert store.client.search_registered_models() == before
+    assert job("--restore", "--name", name)[0] == 2
+
+
+def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
+    store.client.create_registered_model("our shop")
+    code, said = job(good, "--name", "our shop")
+    assert (code, said) == (0, "our shop@champion is version 1: the first of its name\n")
+    assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good

@@ -24,14 +24,14 @@ from support import ROOT, node_edges, query_table, text_table, wait_until
 
 from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
-from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WorkersConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.tuning import progress as standings
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
-from ramen_ray.presets import PRESETS, debian, foldoc, tiny
+from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
@@ -57,7 +57,7 @@ def stand_in(tmp_path_factory) -> Path:
 def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
     config = PRESETS[preset]()
     samplers = SPACES[space](config)
-    here = overlay(config, {"encoder.pretrained": EncoderConfig().pretrained})
+    here = overlay(config, {"encoder.pretrained": MINILM})
     assert check_space(here, samplers, Dataset(stand_in)).keys() == samplers.keys()
 
 
