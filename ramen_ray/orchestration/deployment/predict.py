@@ -126,7 +126,7 @@ def predict(
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
-    num_ads = retriever.facts["num_ads"]
+    num_ads = retriever.metadata["num_ads"]
     if not 1 <= top_k <= num_ads:
         raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
     if use_gpu and not retriever.uses_gpu:

@@ -22,7 +22,7 @@ class IncomparableError(RegistryError):
 
 @dataclass(frozen=True)
 class Promotion:
-    """What came of a candidate.
+    """What happened to a candidate.
 
     Attributes:
         version: the registered version that it is.
@@ -140,7 +140,7 @@ def _mlflow_run_id(run: str) -> str:
 def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
     """Measure both on the test split."""
     base = registry.look_up(champion_uri)
-    if ours.facts["dataset_fingerprint"] != base.facts["dataset_fingerprint"]:
+    if ours.metadata["dataset_fingerprint"] != base.metadata["dataset_fingerprint"]:
         raise RegistryError(
             f"{champion_uri} was made from another version of the dataset than this retriever; "
             f"train it again on the present one"
@@ -152,5 +152,5 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
     return {
         "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),
-        "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
+        "num_lost_ads": base.metadata["num_ads"] - ours.metadata["num_ads"],
     }

@@ -254,7 +254,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
         kept = [scores[ad] for ad in old["ad_ids"][row]]
         np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
     retriever = registry.look_up("models:/asked@champion")
-    assert retriever.facts["num_ads"] == 42
+    assert retriever.metadata["num_ads"] == 42
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, said = run(index, model="models:/asked@champion", ads=ads)
     assert code == 2

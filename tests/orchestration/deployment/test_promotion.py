@@ -162,7 +162,7 @@ def test_of_a_sweep_the_best_child_is_promoted(
     parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
     _, said = job(parent.id, "--name", "swept-again")
     assert said.startswith(
-        "best finished run: noise-0.5, validation R@10 66.67; the search's best, 70.00, ended "
+        "best finished run: noise-0.5, validation R@10 66.67; the sweep's best, 70.00, ended "
         "without a retriever\n"
     )
 

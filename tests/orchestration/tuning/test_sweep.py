@@ -1,4 +1,4 @@
-"""Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
+"""Sweeps on a real Ray and a real MLflow store: what is tried, stopped, reported and resumed."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.tuning import progress as standings
+from ramen_ray.orchestration.tuning import progress
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
@@ -113,7 +113,7 @@ def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> N
 
 def test_a_trial_is_told_in_one_line() -> None:
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.told(SweepTrial("1", params, 0.5, "", None))
+    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "", None))
     assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
 
 
@@ -208,11 +208,11 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     def fail(*arguments: Any) -> None:
         raise OSError("the store is locked")
 
-    monkeypatch.setattr(standings, "log_artifacts", fail)
+    monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
-    shown = standings.Standings(config, {}, directory, "unused", "unused", training_command)
+    shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    standings.LiveStandings(shown).on_trial_error(1, [trial], trial)
+    progress.LiveProgress(shown).on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
