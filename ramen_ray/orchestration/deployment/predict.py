@@ -232,12 +232,12 @@ def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
 
 
 def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]) -> None:
-    told = _told(needs)
-    _wait_for_room(needs, told)
+    needed = _in_words(needs)
+    _wait_for_room(needs, needed)
     offered = ray.cluster_resources()
     fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
     num_actors = min(fit, len(missing))
-    logger.info("answering in %d processes, each with %s", num_actors, told)
+    logger.info("answering in %d processes, each with %s", num_actors, needed)
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Answerer,
@@ -250,20 +250,20 @@ def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]
     ).materialize()
 
 
-def _told(needs: dict[str, int]) -> str:
+def _in_words(needs: dict[str, int]) -> str:
     processors = ", ".join(f"{needs[name]} {name}" for name in ("CPU", "GPU") if name in needs)
     return f"{processors} and {needs['memory'] / 1e9:.1f} GB of memory"
 
 
-def _wait_for_room(needs: dict[str, int], told: str) -> None:
+def _wait_for_room(needs: dict[str, int], needed: str) -> None:
     """Wait until a machine has what an actor takes, and say so if it takes longer than a moment."""
     asked: dict[str, float] = {**needs}
     if has_room([asked], MOMENT_S):
         return
-    logger.info("waiting for a machine with %s free", told)
+    logger.info("waiting for a machine with %s free", needed)
     if not has_room([asked], PATIENCE_S):
         raise ClusterError(
-            f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+            f"no machine has had {needed} free for {PATIENCE_S} s; start this again when one has"
         )
 
 

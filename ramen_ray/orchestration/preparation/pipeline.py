@@ -164,7 +164,7 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
         logger.warning("warning: %s/%s", dataset.path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
-        logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
+        logger.warning("and %d more; validate %s to see all", rest, dataset.path)
 
 
 def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:

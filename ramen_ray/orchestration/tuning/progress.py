@@ -61,14 +61,14 @@ class SweepProgress:
         """Folder of table and plots."""
         return self.directory.path / "report"
 
-    def of_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
+    def rank_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
         """Return the trials of a sweep in progress, the best first."""
         return self._in_order(
             (name_of(one), one.config, one.metric_analysis.get(self.metric, {}).get("max"))
             for one in trials
         )
 
-    def of_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
+    def rank_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
         """Return the trials of a sweep that has ended, the best first."""
         return self._in_order(
             (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
@@ -142,7 +142,7 @@ class LiveProgress(tune.Callback):
     def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
         try:
             self.progress.close(name_of(ended), status)
-            self.progress.show(self.progress.of_running(trials))
+            self.progress.show(self.progress.rank_running(trials))
         except Exception as error:  # would fail the trial; all is shown again in the end
             logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
 

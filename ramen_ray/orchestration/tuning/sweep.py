@@ -211,7 +211,7 @@ class RunningSweep:
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
         ends.out_of_time(Path(one.path).name for one in results)
-        trials = progress.of_results(results)
+        trials = progress.rank_results(results)
         if not trials or trials[0].value is None:
             raise RunError(f"no trial has been validated: {'; '.join(ends.by_trial().values())}")
         progress.show(trials)
