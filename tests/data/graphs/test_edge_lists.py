@@ -1,15 +1,21 @@
 """A user's own edges, from every format; all that is wrong with them is said at once."""
 
 import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import errors_in, query_table, text_table
 
-from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.graphs import edge_joining
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.importers.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
@@ -85,6 +91,48 @@ def test_every_format_gives_the_edges(
     assert counts["repeated query edges joined"] == 2
     assert counts["anchors/mine"] == 4
     assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
+
+
+EDGE_ROWS = st.lists(
+    st.tuples(st.sampled_from(TRAIN), st.sampled_from("abcdefgh"), st.integers(1, 999)), min_size=1
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=EDGE_ROWS, rows_per_part=st.integers(1, 40), listed=st.booleans())
+def test_edges_in_parts_are_those_of_a_plain_loop(
+    rows: list[tuple[str, str, int]],
+    rows_per_part: int,
+    listed: bool,
+    path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("edges")
+    expected: dict[tuple[int, str], float] = defaultdict(float)
+    for query, anchor, weight in rows:
+        for node in [number for number, text in enumerate(TRAIN) if text == query]:
+            expected[node, anchor.upper() if listed else anchor] += weight / 8
+    links = pd.DataFrame(rows, columns=["query", "anchor", "weight"])
+    links["weight"] /= 8
+    links.to_parquet(folder / "links.parquet", row_group_size=5)
+    anchors = pd.DataFrame({"anchor_id": [*"hgfedcba"], "text": [*"HGFEDCBA"]})
+    edge_list = EdgeList(
+        query_edges=str(folder / "links.parquet"),
+        weight_column="weight",
+        anchors=_write(anchors, folder / "anchors.csv") if listed else None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge_joining, "ROWS_PER_PART", rows_per_part)
+        patch.setattr(edge_joining, "ROWS_PER_GROUP", rows_per_part)
+        counts = add_edge_list(path, "mine", edge_list, replace=True, run=_last_one_first)
+    assert _edges(path, "query") == expected
+    assert counts["edges/mine/query"] == len(expected)
+    assert counts["train queries without edges"] == 4 - len({node for node, _ in expected})
+    assert not list(path.glob(".*"))
+
+
+def _last_one_first(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [task() for task in reversed(tasks)][::-1]
 
 
 def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
@@ -164,7 +212,7 @@ def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
     assert Dataset(path).anchor_sets == []
 
 
-CORRECT = "correct these rows, or leave them out with --skip-bad-rows"
+CORRECT = "correct these rows, or leave them out with skip_bad_rows"
 
 
 def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
@@ -211,7 +259,7 @@ def test_the_id_of_a_held_out_query_goes_before_the_text_of_a_train_query(
 
 
 def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="--query-edges"):
+    with pytest.raises(DatasetError, match="give edges: query_edges"):
         _add(path)
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
     with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):
