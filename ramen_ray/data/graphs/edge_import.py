@@ -37,8 +37,8 @@ from ramen_ray.data.graphs.edge_staging import (
     stage_anchors,
     stage_edges,
 )
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes
-from ramen_ray.data.importers.sources import Piece, find_pieces
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
 
@@ -80,13 +80,14 @@ def add_edge_list(
     check(dataset)
     namings: dict[str, Naming] = {}
     if edge_list.query_edges:
-        queries, held_out = Nodes.of(dataset, "queries/train"), HeldOut.of(dataset)
+        queries = NodeIndex.from_table(dataset, "queries/train")
+        held_out = HeldOut.from_dataset(dataset)
         namings["query"] = partial(_name_queries, queries=queries, held_out=held_out)
     if edge_list.ad_edges:
-        namings["ad"] = partial(_name_ads, ads=Nodes.of(dataset, "ads"))
+        namings["ad"] = partial(_name_ads, ads=NodeIndex.from_table(dataset, "ads"))
     with folder_beside(dataset, name) as aside:
         found = write_edge_list(edge_list, name, namings, DatasetWriter(aside), run)
-        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows)
+        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
     return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
 
 
@@ -213,7 +214,7 @@ def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: Run) -> dict[
     return total
 
 
-def _name_queries(cells: pa.StringArray, queries: Nodes, held_out: HeldOut) -> Named:
+def _name_queries(cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut) -> Named:
     """Find the train queries that cells name; an id goes before a text, in all splits."""
     cells = pc.utf8_trim_whitespace(cells)
     is_held_out = held_out.has_ids(cells)
@@ -227,5 +228,5 @@ def _name_queries(cells: pa.StringArray, queries: Nodes, held_out: HeldOut) -> N
     return Named(positions, nodes, {"validation and test queries": is_held_out})
 
 
-def _name_ads(cells: pa.StringArray, ads: Nodes) -> Named:
+def _name_ads(cells: pa.StringArray, ads: NodeIndex) -> Named:
     return Named(*ads.named(pc.utf8_trim_whitespace(cells)), left_out={})

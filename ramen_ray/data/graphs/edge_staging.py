@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Floats, UInt64s
+from ramen_ray.data.arrays import Booleans, Float64s, UInt64s
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
 from ramen_ray.data.graphs.nodes import contains
-from ramen_ray.data.importers.sources import Block, Piece, as_numbers, as_strings, read_piece
 from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.sources import Block, Piece, as_numbers, as_strings, read_piece
 
 ADVICE = "correct these rows, or leave them out with skip_bad_rows"
 EDGES = pa.schema([("node", pa.int64()), ("anchor", pa.uint64()), ("weight", pa.float64())])
@@ -171,7 +171,7 @@ class _Checks:
         self.report(block, column, unknown, "there is no such anchor")
         return hashes, no_anchor | unknown, pa.nulls(len(hashes), pa.string())
 
-    def _weights(self, block: Block) -> tuple[Floats, Booleans]:
+    def _weights(self, block: Block) -> tuple[Float64s, Booleans]:
         """Return the weights (rows,), and which are none."""
         column = self.edge_list.weight_column
         if column is None:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
 
-from ramen_ray.data.importers.sources import pieces
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
@@ -194,13 +194,13 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "one column for two": (
         {"columns": Columns(clicks_query="id", clicks_ad="id")},
-        "columns.clicks-query and columns.clicks-ad are both 'id'",
+        "columns.clicks_query and columns.clicks_ad are both 'id'",
     ),
     "no room": ({"splits": Splits(0.9, 0.2)}, "the sum of both is 1.1"),
-    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test-fraction is 0"),
+    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test_fraction is 0"),
     "times without column": (
         {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
-        "needs the column of times: columns.clicks-time",
+        "needs the column of times: columns.clicks_time",
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
@@ -208,7 +208,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
-        "is not before splits.test-from",
+        "is not before splits.test_from",
     ),
 }
 

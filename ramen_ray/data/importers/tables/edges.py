@@ -69,7 +69,7 @@ def _numbers(
     """Return the places of cells that name ``queries`` or ``ads`` at all, and their numbers."""
     by_text = getattr(tables, kind) is None
     names = normalized(cells) if by_text and tables.normalize_texts else cells
-    numbers = Numbering.open(folder, kind).of(hash_strings(names))
+    numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))
     known = np.flatnonzero(numbers >= 0)
     return known, numbers[known]
 

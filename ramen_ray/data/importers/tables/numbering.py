@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.importers.sources import Piece, lines_before, read_cell
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
 from ramen_ray.data.prepared.hashing import find
+from ramen_ray.data.sources import Piece, lines_before, read_cell
 
 SUMMED = pa.schema(
     [
@@ -49,8 +49,8 @@ class Numbering:
         names = cls.__dataclass_fields__
         return cls(*(np.load(_array_file(folder, kind, name), mmap_mode="r") for name in names))
 
-    def of(self, hashes: UInt64s) -> Int64s:
-        """Return the numbers (n,) of ids given by their ``hashes`` (n,); -1 for unknown ones."""
+    def of_ids(self, hashes: UInt64s) -> Int64s:
+        """Return the numbers (n,) of the ids with ``hashes`` (n,); -1 for unknown ones."""
         numbers = find(hashes, self.id_hashes)
         known = numbers >= 0
         numbers[known] = self.id_numbers[numbers[known]]
@@ -113,7 +113,7 @@ def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> 
     columns, known = {}, np.ones(len(clicks), dtype=bool)
     findings = []
     for kind, role in (("queries", "query"), ("ads", "ad")):
-        numbers = Numbering.open(folder, kind).of(clicks[f"{role}_hash"].to_numpy())
+        numbers = Numbering.open(folder, kind).of_ids(clicks[f"{role}_hash"].to_numpy())
         unknown = numbers < 0
         if unknown.any():
             rows = clicks["row"].to_numpy()[unknown]
@@ -136,7 +136,7 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
         piece.path,
         f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
         f" {listed}, such as {example!r}",
-        "add what is missing, or leave such clicks out with --skip-bad-rows",
+        "add what is missing, or leave such clicks out with skip_bad_rows",
         row=lines_before(piece) + int(rows[0]),
         column=column,
     )
