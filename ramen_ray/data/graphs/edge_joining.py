@@ -29,7 +29,7 @@ _ANCHORS, _SUMMED = "numbered", "summed"
 
 
 def list_anchors(folder: Path) -> list[Booleans]:
-    """Write down which anchors are listed; returns for each staged part which rows repeat an id."""
+    """Save which anchors are listed; returns which rows of each staged part repeat an id."""
     parts = sorted(folder.glob("anchors-??????.arrow"))
     hashes = [_column(file, "hash") for file in parts]
     listed, first = np.unique(np.concatenate(hashes), return_index=True)
@@ -40,7 +40,7 @@ def list_anchors(folder: Path) -> list[Booleans]:
 
 
 def num_anchor_parts(num_names: int) -> int:
-    """Say in how many ranges of hashes some :data:`ROWS_PER_PART` of ``num_names`` are."""
+    """Return how many ranges of hashes hold about :data:`ROWS_PER_PART` names each."""
     return -(-num_names // ROWS_PER_PART)
 
 
@@ -57,7 +57,7 @@ def collect_anchors(folder: Path, part: int, num_parts: int, are_listed: bool) -
 
 
 def plan_parts(folder: Path, side: str) -> None:
-    """Cut the nodes of a side into ranges that have some :data:`ROWS_PER_PART` staged edges."""
+    """Cut the nodes of a side into ranges of about :data:`ROWS_PER_PART` staged edges each."""
     degrees = np.zeros(0, dtype=np.int64)
     for batch in staged_batches(folder, side):
         nodes, counts = np.unique(batch["node"].to_numpy(), return_counts=True)

@@ -1,4 +1,4 @@
-"""What a user says about their own edges, and how their nodes are found."""
+"""Settings of an import of a user's own edges, and how their nodes are found."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -58,7 +58,7 @@ class Named:
     Attributes:
         positions: (pairs,) places of cells.
         nodes: (pairs,) what they name.
-        left_out: which cells (cells,) name a node that shall have no edges, by what these are.
+        left_out: which cells (cells,) name a node that must have no edges, by what such nodes are.
     """
 
     positions: Int64s
@@ -70,5 +70,5 @@ Naming = Callable[[pa.StringArray], Named]
 
 
 def made_by(edge_list: EdgeList) -> dict[str, object]:
-    """Say how the anchor set was made, for ``dataset.json``."""
+    """Return how the anchor set was made, for ``dataset.json``."""
     return {"made_by": "edges", "settings": asdict(edge_list)}

@@ -207,7 +207,7 @@ class _Checks:
 
 
 def staged_file(folder: Path, kind: str, number: int) -> Path:
-    """Name the file of a staged part."""
+    """Return the file of a staged part."""
     return folder / f"{kind}-{number:06d}.arrow"
 
 

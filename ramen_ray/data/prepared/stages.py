@@ -2,7 +2,7 @@
 
 Texts and edges are brought into one form each, sorted by (table, key), written as parts and joined.
 A train query's key is a hash of its id, so that the sort is a global shuffle; all other rows keep
-the order of their ids. Where the sort runs is the caller's business.
+the order of their ids. The caller decides where the sort runs.
 """
 
 from collections.abc import Callable, Iterator

@@ -9,16 +9,18 @@ from ramen_ray.orchestration.cluster.resources import start_ray, task_of, user_e
 
 Task = Callable[[], Any]
 
+MAX_TASKS_HERE = 7  # which take about as long as a cluster takes to start
+
 
 def in_tasks(tasks: Sequence[Task]) -> list[Any]:
     """Run functions on the cluster's CPUs; returns what they return, in their order.
 
-    A single one runs in this process unless it has joined a cluster: starting one takes seconds.
+    A process that has not joined a cluster runs a few of them itself, one after another.
 
     Raises:
         DatasetError: a function raised it; the others have been cancelled.
     """
-    if len(tasks) <= 1 and not ray.is_initialized():
+    if len(tasks) <= MAX_TASKS_HERE and not ray.is_initialized():
         return [task() for task in tasks]
     start_ray()
     run, shared = task_of(_run_one), ray.put(list(tasks))  # what tasks share is sent once

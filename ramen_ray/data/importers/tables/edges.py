@@ -1,4 +1,4 @@
-"""Last stage too: write the anchor sets, whose edges name queries and ads as the clicks do."""
+"""Write the anchor sets, whose edges name queries and ads as the clicks do."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Second stage: number queries and ads, bring clicks into these numbers, sum them up."""
+"""Second stage: number queries and ads, and sum up the clicks between these numbers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
 
 
 def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> pa.Table:
-    """Bring a staged part of clicks into the numbers of queries and ads.
+    """Replace the hashes in a staged part of clicks by the numbers of queries and ads.
 
     Returns:
         columns of :data:`SUMMED` and ``part`` (int64), the part of queries that the click's query

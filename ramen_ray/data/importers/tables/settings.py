@@ -1,4 +1,4 @@
-"""What a user says about their tables."""
+"""Settings of an import of a user's own tables."""
 
 from dataclasses import dataclass, field
 
