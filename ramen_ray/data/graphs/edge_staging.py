@@ -54,9 +54,8 @@ def stage_anchors(piece: Piece, number: int, edge_list: EdgeList, folder: Path) 
     checks = _Checks(edge_list)
     with pa.ipc.new_file(str(staged_file(folder, "anchors", number)), NAMES) as part:
         for block in read_piece(piece):
-            rows, hashes = checks.anchors(block)
+            _, hashes, texts = checks.anchors(block)
             order = np.argsort(hashes, kind="stable")
-            texts = pc.utf8_trim_whitespace(as_strings(rows.rows[1])[0])
             columns = [hashes[order], texts.take(pa.array(order))]
             part.write_table(pa.table(columns, schema=NAMES))
             checks.notes.num_rows += len(order)
@@ -78,7 +77,7 @@ def report_repeated_anchors(
     checks = _Checks(edge_list)
     stop = 0
     for block in read_piece(piece):
-        rows, hashes = _Checks(edge_list).anchors(block)
+        rows, hashes, _ = _Checks(edge_list).anchors(block)
         start, stop = stop, stop + len(hashes)
         marked = np.zeros(len(hashes), dtype=bool)
         marked[np.argsort(hashes, kind="stable")[repeated[start:stop]]] = True
@@ -125,16 +124,16 @@ class _Checks:
     listed: UInt64s | None = None
     notes: Notes = field(default_factory=Notes)
 
-    def anchors(self, block: Block) -> tuple[Block, UInt64s]:
-        """Return the rows that have an id and a text, with the hashes (rows,) of their ids."""
+    def anchors(self, block: Block) -> tuple[Block, UInt64s, pa.StringArray]:
+        """Return the rows with an id and a text, the hashes (rows,) of the ids, and the texts."""
         self._begin(block)
         names = self.edge_list.tables["anchors"][1]
-        (ids, no_id), (_, no_text) = (self._filled(block, name) for name in names)
+        (ids, no_id), (texts, no_text) = (self._filled(block, name) for name in names)
         good = ~(no_id | no_text)
         kept = pa.array(good)
-        rows = block.rows.select(names).filter(kept)
-        hashes = hash_strings(pc.utf8_trim_whitespace(ids.filter(kept)))
-        return Block(block.piece, rows, block.row_numbers[good]), hashes
+        ids, texts = (pc.utf8_trim_whitespace(cells.filter(kept)) for cells in (ids, texts))
+        rows = Block(block.piece, block.rows.filter(kept), block.row_numbers[good])
+        return rows, hash_strings(ids), texts
 
     def edges(self, block: Block, side: str, naming: Naming) -> tuple[pa.Table, pa.Table]:
         """Return the edges of a block, and the names of their anchors."""

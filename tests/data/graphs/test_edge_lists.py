@@ -172,6 +172,18 @@ def test_anchors_by_id_and_both_sides(path: Path, tmp_path: Path) -> None:
     assert _edges(path, "ad") == {(1, "wool"): 1.0, (2, "wool"): 1.0, (1, "felt"): 1.0}
 
 
+def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> None:
+    anchors, links = tmp_path / "anchors.csv", tmp_path / "links.csv"
+    links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
+    found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id_column": "text"}
+    anchors.write_text("text\nfelt\nwool\nfelt\n")
+    with pytest.raises(DatasetError, match="row 4, column 'text': the anchor is there twice"):
+        _add(path, **found)
+    anchors.write_text("text\nfelt\nwool\n")
+    _add(path, **found)
+    assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
+
+
 def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
