@@ -16,9 +16,11 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_call, run_job, train_command
-from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.preparation.sessions import add_co_session
 
 Directory = Annotated[
@@ -45,7 +47,7 @@ def similar(
 
 def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace = False) -> Added:
     """Bring in edges of your own."""
-    return dataset, add_edge_list(dataset, name, edge_list, replace)
+    return dataset, add_edge_list(dataset, name, edge_list, replace, in_tasks)
 
 
 MAKERS: dict[str, Callable[..., Added]] = {

@@ -97,18 +97,50 @@ def add_anchor_set(
     check_name(dataset, name, replace)
     if not any(map(len, edges.values())):
         raise DatasetError(f"anchor set {name!r} would have no edges; {dataset.path} is unchanged")
+    with folder_beside(dataset, name) as aside:
+        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
+        put_in_place(aside, dataset, name, made, written, replace)
+    linked = {side: len(np.unique(of_side.nodes)) for side, of_side in edges.items()}
+    return written | nodes_without_edges(dataset, linked)
+
+
+@contextmanager
+def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
+    """Give a hidden folder in a dataset directory, in which the set ``name`` can be written."""
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
-        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
-        if not replace:
-            _check_room(dataset.path, name)
-        with _hidden(dataset.path, name):
-            _move_in(aside, dataset.path, name)
-            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
-            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
+        yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return written | _without_edges(dataset, edges)
+
+
+def put_in_place(
+    aside: Path,
+    dataset: Dataset,
+    name: str,
+    made: Mapping[str, Any],
+    written: Mapping[str, int],
+    replace: bool,
+) -> None:
+    """Move an anchor set's tables from :func:`folder_beside` to where they belong.
+
+    Args:
+        aside: the folder that holds them.
+        dataset: the dataset directory.
+        name: the anchor set.
+        made: how the set was made, for ``dataset.json``.
+        written: row counts of its tables.
+        replace: whether a set of this name may be replaced.
+
+    Raises:
+        DatasetError: there is a set of this name, and it is not to be replaced.
+    """
+    if not replace:
+        _check_room(dataset.path, name)
+    with _hidden(dataset.path, name):
+        _move_in(aside, dataset.path, name)
+        made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
+        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
@@ -145,12 +177,12 @@ def write_anchor_set(
     return {table: rows.num_rows for table, rows in tables.items()}
 
 
-def _without_edges(dataset: Dataset, edges: Mapping[str, Edges]) -> dict[str, int]:
+def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
+    """Count the nodes of each side but those ``linked`` by an edge."""
     nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
     return {
-        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0])
-        - len(np.unique(edges[side].nodes))
-        for side in edges
+        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
+        for side, count in linked.items()
     }
 
 
@@ -182,7 +214,7 @@ def _check_room(folder: Path, name: str) -> None:
     for path in _places(folder, name):
         if path.exists():
             raise DatasetError(
-                f"{path} is there already; move it away, give another name, or --replace"
+                f"{path} is there already; move it away, give another name, or set replace"
             )
 
 

@@ -2,7 +2,7 @@
 
 Texts and edges are brought into one form each, sorted by (table, key), written as parts and joined.
 A train query's key is a hash of its id, so that the sort is a global shuffle; all other rows keep
-the order of their ids. Where the sort runs is the caller's business.
+the order of their ids. The caller decides where the sort runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -146,7 +146,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         vocab_size: number of token ids; decides between uint16 and int32.
 
     Raises:
-        DatasetError: an id or an edge stands there twice.
+        DatasetError: an id or an edge is there twice.
     """
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
@@ -192,7 +192,7 @@ def _join_texts(
         row, token = rows.stop, token + int(starts[-1])
     repeated = ids[1:][keys[1:] == keys[:-1]]
     if len(repeated):
-        raise DatasetError(f"{table}: id {repeated[0]} stands there more than once")
+        raise DatasetError(f"{table}: id {repeated[0]} is there more than once")
     if table == SHUFFLED:
         np.save(folder / "query_ids.npy", ids)
     return keys

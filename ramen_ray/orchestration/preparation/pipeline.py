@@ -49,9 +49,9 @@ MAX_WARNINGS_SHOWN = 10
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings; of two that ask
-    for the same at the same time the second waits for the first. What is doubtful about the dataset
-    is logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings. Where two
+    processes need the same at the same time, the second waits for the first. Warnings about the
+    dataset are logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
@@ -71,7 +71,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 
 
 def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
-    """Say whether :func:`prepare` would find its work done."""
+    """Return whether :func:`prepare` would find the dataset in the cache."""
     return (cache / _cache_key(dataset, tokenizer)).is_dir()
 
 
