@@ -1,4 +1,4 @@
-"""Add an anchor set, whole or not at all, to a dataset directory that is there already."""
+"""Add an anchor set, whole or not at all, to an existing dataset directory."""
 
 import re
 import shutil
@@ -53,7 +53,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set called ``name`` may be added; cheap, so ask before the work.
+    """Check that an anchor set called ``name`` may be added; cheap, so call it before the work.
 
     Raises:
         DatasetError: the name is unusable, or taken and not to be replaced.
@@ -75,8 +75,8 @@ def add_anchor_set(
 ) -> dict[str, int]:
     """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
 
-    Anchors without edges are left out, and the others numbered in their order. An interruption
-    leaves the dataset as it was, or, in the instant when a set is being replaced, without the set.
+    Anchors without edges are left out, and the others numbered in their order. If interrupted, the
+    dataset stays as it was, except in the instant of replacing a set: then it is without the set.
 
     Args:
         dataset_path: the dataset directory.
@@ -90,7 +90,7 @@ def add_anchor_set(
         The row count of every table written, and how many nodes of each side have no edge.
 
     Raises:
-        DatasetError: the name is unusable or taken, or there are no edges at all.
+        DatasetError: the name is unusable or taken, or there are no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -109,7 +109,7 @@ def add_anchor_set(
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
-    """Take an anchor set out of a dataset directory, if it is there."""
+    """Remove an anchor set from a dataset directory, if it exists."""
     dataset = Dataset(dataset_path)
     if name not in dataset.anchor_sets:
         return
