@@ -2,16 +2,18 @@ PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train test test-all clean
+.PHONY: train lint test test-all clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python jobs/train.py foldoc
 
-test: $(INSTALLED)
+lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+test: lint
 	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
 
 test-all: test
@@ -23,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch uv
 	$(VENV)/bin/uv pip install --quiet --python $(VENV) --compile-bytecode \
-		--constraint constraints.txt --editable ".[cpu,onnx,dev]"
+		--constraint constraints.txt --editable ".[cpu,onnx,weights,dev]"
 	touch $@
 
 clean:

@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 from benchmarks.common import finish, in_fresh_process, sampled_memory
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.presets import MINILM
 
 WORDS = np.array(
     [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("ana", "elo", "iru", "osta", "umi")]
 )
 CLICKS, EDGES = 2, 5
-ENCODER = EncoderConfig(kind="bag", max_length=16)
+ENCODER = EncoderConfig(kind="bag", pretrained=MINILM, max_length=16)
 
 
 def main() -> None:

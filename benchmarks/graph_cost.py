@@ -34,13 +34,14 @@ from ramen_ray.method.sampling.distinct import distinct_texts
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import Objective, TrainState, train_steps
 from ramen_ray.orchestration.training.components import build_encoder
-from ramen_ray.presets import debian, foldoc
+from ramen_ray.presets import MINILM, debian, foldoc
 
 WARMUP_STEPS = 4
 BAG_STEPS_PER_STEP = 10  # a step of the bag takes a small part of the transformer's
 LEARNING_RATE = 1e-4
 SHORTLIST_SIZE = 100
-TRANSFORMER, BAG = EncoderConfig(num_layers=2), EncoderConfig(kind="bag")
+TRANSFORMER = EncoderConfig(pretrained=MINILM, num_layers=2)
+BAG = EncoderConfig(kind="bag", pretrained=MINILM)
 MEASURED = {"foldoc": (foldoc(), [TRANSFORMER, BAG]), "debian": (debian(), [BAG])}
 BASES = ("in_batch", "ance")
 

@@ -23,6 +23,7 @@ from benchmarks.retriever import DATASET, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.deployment.predict import QUERIES_PER_BATCH, QueryTable, predict
+from ramen_ray.presets import MINILM
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run, tracking_uri
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args()
-    encoder = EncoderConfig(num_layers=asked.layers)
+    encoder = EncoderConfig(pretrained=MINILM, num_layers=asked.layers)
     data = prepared(DATASET, encoder)
     with tempfile.TemporaryDirectory() as aside:
         folder = Path(aside)
@@ -68,9 +69,8 @@ def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
     """Log the retriever in a store in ``folder``; returns its address."""
     made, dataset = make_retriever(folder, data, config), Dataset(DATASET)
     facts = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
-    uri = tracking_uri(folder)
-    run_id = open_run(uri, "benchmark", "predict", folder, None)
-    return uri_of(log_retriever(uri, run_id, made, ["a query"], facts))
+    run = open_run(tracking_uri(folder), "benchmark", "predict", folder)
+    return uri_of(log_retriever(run, made, ["a query"], facts))
 
 
 def here(folder: Path, model_uri: str) -> dict[str, float]:

@@ -35,6 +35,7 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
 from ramen_ray.method.retrieval.search import search
+from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--ads", type=int, default=200_000)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
-    encoder = EncoderConfig(num_layers=arguments.layers)
+    encoder = EncoderConfig(pretrained=MINILM, num_layers=arguments.layers)
     data = prepared(DATASET, encoder)
     answers = in_fresh_process(measure_answers, data.path, encoder)
     indexes = in_fresh_process(measure_indexes, data.path, encoder, arguments.ads)
@@ -74,10 +75,10 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
             compile_retriever(folder / name, int8=name == "int8")
         uri = f"sqlite:///{folder}/mlflow.db"
         mlflow.set_tracking_uri(uri)
-        run_id = open_run(uri, "benchmark", "retriever", folder, None)
+        run = open_run(uri, "benchmark", "retriever", folder)
         figures = {}
         for name in ("torch", "onnx", "int8"):
-            model_id = log_retriever(uri, run_id, folder / name, queries[:2], {})
+            model_id = log_retriever(run, folder / name, queries[:2], {})
             figures[name] = measure_model(mlflow.pyfunc.load_model(f"models:/{model_id}"), queries)
             print(name, figures[name], flush=True)
     return figures

@@ -41,11 +41,12 @@ from ramen_ray.method.sampling.batches import Batches
 from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import Objective, TrainState, train_steps
+from ramen_ray.presets import MINILM
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 2
 LEARNING_RATE = 1e-4
-ENCODER = EncoderConfig(max_length=32)
+ENCODER = EncoderConfig(pretrained=MINILM, max_length=32)
 OBJECTIVE = Objective(0.3, 10, False, {}, {})
 
 

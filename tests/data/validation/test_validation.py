@@ -211,6 +211,10 @@ UNOPENED: dict[str, tuple[Change, list[str]]] = {
     "other version": (_json(format_version=7), ["dataset.json", "format_version is 7"]),
     "no version": (_json(format_version=None), ["format_version is None"]),
     "no name": (_json(name=None), ["dataset.json", "'name'"]),
+    "name of another place": (
+        _json(name="../../evil"),
+        ["dataset.json: 'name': '../../evil' is no valid name"],
+    ),
 }
 CASES: dict[str, tuple[Change, list[str]]] = {
     # tables and columns
@@ -271,8 +275,9 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _all(_as("anchors/links", "anchors/my links"), _as("edges/links/ad", "edges/my links/ad")),
         [
             (
-                "error: anchors/my links.parquet: the name of anchor set 'my links' holds more "
-                "than letters, digits, '_' and '-'"
+                "error: anchors/my links.parquet: anchor set: 'my links' is "
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
             )
         ],
     ),
@@ -280,8 +285,9 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _as("anchors/links", "anchors/my/links"),
         [
             (
-                "error: anchors/my/links.parquet: the name of anchor set 'my/links' holds more "
-                "than letters, digits, '_' and '-'"
+                "error: anchors/my/links.parquet: anchor set: 'my/links' is "
+                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
+                "digit or '_', and has at most 100 bytes"
             ),
             (
                 "error: anchors/my/links.parquet: anchor set 'my/links' has no edges (no "

@@ -189,8 +189,11 @@ def test_bf16_is_close_to_fp32(kind: str, encoder_path: Path):
     [
         ("/nowhere/at/all", "no encoder folder at /nowhere/at/all"),
         ("./nowhere", "no encoder folder at ./nowhere"),
-        ("package:no_such_package/model", "'no_such_package' is not installed"),
-        ("package:", "not installed"),
+        (
+            "package:no_such_package/model",
+            "is not installed; install it (pip install no-such-package)",
+        ),
+        ("package:", "write package:MODULE/FOLDER"),
         ("package:numpy/no_such_folder", "no_such_folder"),
     ],
 )

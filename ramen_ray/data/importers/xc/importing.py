@@ -18,7 +18,13 @@ from ramen_ray.data.importers.xc.lines import read_ids
 from ramen_ray.data.importers.xc.matrices import read_matrix, read_shape
 from ramen_ray.data.importers.xc.texts import Scan, TextFile, scan
 from ramen_ray.data.prepared.hashing import uniforms
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
 from ramen_ray.data.store.schemas import ZERO_SHOT
 
 log = logging.getLogger(__name__)
@@ -95,7 +101,7 @@ def import_xc(
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")
     source = source.absolute()
-    name = name or source.name
+    name = dataset_name(name, source)
     with_content = text == "title+content" if text else "titles" not in name.lower()
     files = find_files(source, with_content)
     ads = _read_nodes(files.ads, "ads")

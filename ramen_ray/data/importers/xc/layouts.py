@@ -10,6 +10,7 @@ from ramen_ray.data.findings import error_at
 from ramen_ray.data.importers.xc.texts import TextFile
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.naming import naming_fault
 
 
 class FileNames(NamedTuple):
@@ -195,7 +196,7 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
         texts = _find(folder, [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         if texts is None and any(name.startswith(f"{other}_renee") for other in found):
             continue
-        if name in RESERVED or not re.fullmatch(r"[\w-]+", name):
+        if name in RESERVED or naming_fault(name, dots=False):
             raise error_at(
                 folder / f"{name}_{min(sides)}_X_Y",
                 f"a graph cannot be named {name!r}",
