@@ -1,4 +1,4 @@
-"""Add an anchor set, whole or not at all, to a dataset directory that is there already."""
+"""Add an anchor set, whole or not at all, to an existing dataset directory."""
 
 import shutil
 import tempfile
@@ -49,11 +49,11 @@ def check_spelling(name: str) -> None:
         DatasetError: the name is unusable.
     """
     if fault := naming_fault(name, dots=False):
-        raise DatasetError(f"an anchor set cannot be called so: {fault}")
+        raise DatasetError(f"anchor set: {fault}")
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set called ``name`` may be added; cheap, so ask before the work.
+    """Check that an anchor set called ``name`` may be added; cheap, so call it before the work.
 
     Raises:
         DatasetError: the name is unusable, or taken and not to be replaced.
@@ -75,8 +75,8 @@ def add_anchor_set(
 ) -> dict[str, int]:
     """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
 
-    Anchors without edges are left out, and the others numbered in their order. An interruption
-    leaves the dataset as it was, or, in the instant when a set is being replaced, without the set.
+    Anchors without edges are left out, and the others numbered in their order. If interrupted, the
+    dataset stays as it was, except in the instant of replacing a set: then it is without the set.
 
     Args:
         dataset_path: the dataset directory.
@@ -91,7 +91,7 @@ def add_anchor_set(
 
     Raises:
         DatasetError: the name is unusable or taken, also by another process meanwhile; or there are
-            no edges at all.
+            no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -144,7 +144,7 @@ def put_in_place(
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
-    """Take an anchor set out of a dataset directory, if it is there."""
+    """Remove an anchor set from a dataset directory, if it exists."""
     dataset = Dataset(dataset_path)
     if name not in dataset.anchor_sets:
         return
@@ -214,7 +214,7 @@ def _check_room(folder: Path, name: str) -> None:
     for path in _places(folder, name):
         if path.exists():
             raise DatasetError(
-                f"{path} is there already; move it away, give another name, or set replace"
+                f"{path} exists already; move it away, give another name, or set replace"
             )
 
 

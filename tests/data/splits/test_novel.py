@@ -301,7 +301,7 @@ def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: P
     said = "\n".join(map(str, validate(split)))
     assert "novel_ads.parquet, row 1, column 'ad_id'" in said
     (split.path / "novel_ads.parquet").unlink()
-    with pytest.raises(DatasetError, match="it is there without novel_ads"):
+    with pytest.raises(DatasetError, match="it exists without novel_ads"):
         check_structure(Dataset(split.path))
 
 
