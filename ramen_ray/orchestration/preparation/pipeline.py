@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from filelock import FileLock
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -37,7 +38,6 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     raise_errors(dataset, structure.findings)
     target = cache / _cache_key(dataset, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
-    with held(cache / f".{target.name}.lock"):
+    with FileLock(cache / f".{target.name}.lock"):
         if not target.is_dir():
             with new_folder(target) as aside, user_errors():
                 _prepare_into(aside, dataset, tokenizer, structure.num_rows)
@@ -165,7 +165,7 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
         logger.warning("warning: %s/%s", dataset.path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
-        logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
+        logger.warning("and %d more; validate %s to see all", rest, dataset.path)
 
 
 def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:

@@ -126,7 +126,7 @@ def test_a_job_says_each_time_what_is_doubtful(
     assert len(said[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
-    assert said[0][-1] == f"and 1 more: jobs/validate.py {copied} lists all"
+    assert said[0][-1] == f"and 1 more; validate {copied} to see all"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)

@@ -36,8 +36,8 @@ from ramen_ray.orchestration.background.task import (
     Schedule,
     read_report,
 )
+from ramen_ray.orchestration.embedding import embed_distinct
 from ramen_ray.orchestration.evaluation import embedding
-from ramen_ray.orchestration.evaluation.embedding import embed_distinct
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.run_directory import RunDirectory
