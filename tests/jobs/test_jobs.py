@@ -14,7 +14,7 @@ import mlflow
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Head, free_port
+from conftest import Head, RunHere, free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
@@ -23,6 +23,8 @@ from jobs import train
 from ramen_ray.command_line import run_job
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry, uri_of
+
+NUM_CPUS = 4
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
@@ -143,18 +145,23 @@ def test_bad_input_is_one_clear_line(
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
-def test_too_few_cpus_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
-    done = _train(
-        *("tiny", "--output", str(tmp_path), "--workers.num-workers", "64"),
+def test_too_few_cpus_is_said_before_anything_is_prepared(
+    cluster: None, run_here: RunHere, output: Path
+) -> None:
+    code, said = run_here(
+        train,
+        *("tiny", "--output", output, "--workers.num-workers", "64"),
         *("--workers.startup-timeout-s", "1"),
     )
-    assert done.returncode == 2
-    assert "needs 128 CPUs" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "prepared").exists()
+    assert code == 2
+    assert "needs 128 CPUs" in said
+    assert "Traceback" not in said
+    assert not (output / "prepared").exists()
 
 
-def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Path) -> None:
+def test_a_bad_row_is_told_without_a_traceback(
+    head: Head, dataset_path: Path, tmp_path: Path
+) -> None:
     bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
     ads = Dataset(bad).read("ads").to_pylist()
     ads[3]["text"] = " "
@@ -167,6 +174,7 @@ def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Pat
         "8",
         "--output",
         str(tmp_path),
+        RAY_ADDRESS=head.address,
     )
     assert done.returncode == 2
     assert "error: the dataset directory" in done.stderr
@@ -174,7 +182,11 @@ def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
-def test_help_shows_examples_and_flags() -> None:
-    done = _train("--help")
-    assert done.returncode == 0
-    assert "ray job submit --working-dir . -- python jobs/train.py" in done.stdout
+def test_help_shows_examples_and_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        train.main()
+    assert not end.value.code
+    assert "ray job submit --working-dir . -- python jobs/train.py" in capsys.readouterr().out

@@ -18,8 +18,7 @@ from ramen_ray.tracking.runs import (
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    output = tmp_path_factory.mktemp("store")
+def store(output: Path) -> tuple[str, Path]:
     return f"sqlite:///{output}/mlflow.db", output
 
 

@@ -21,7 +21,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.orchestration.preparation.tables import import_tables
 
-NUM_CPUS = 2
+NUM_CPUS = 4
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]

@@ -237,6 +237,7 @@ def search(config: RunConfig) -> SweepResult:
 @pytest.fixture(scope="module")
 def result(config: RunConfig) -> Iterator[SweepResult]:
     """The first search, of a process that has another MLflow store than the cluster's."""
+    ray.shutdown()  # what another module left
     ray.init(address="local", num_cpus=3, log_to_driver=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
