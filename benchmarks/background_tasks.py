@@ -52,12 +52,10 @@ def main() -> None:
 
 def run(config: RunConfig) -> dict[str, float]:
     """Train once; returns the seconds trained and waited, and of the last background tasks."""
-    from mlflow.tracking import MlflowClient
-
     from ramen_ray.orchestration.training.run import fit
 
     result = fit(config)
-    logged = MlflowClient(tracking_uri=result.tracking_uri).get_run(result.mlflow_run_id)
+    logged = result.run.client.get_run(result.run.id)
     metrics = logged.data.metrics
     renewed = [name for name in RENEWED if f"{name}/seconds" in metrics]
     waited = {f"{name}_waited_s": metrics[f"{name}/waited_s"] for name in renewed}

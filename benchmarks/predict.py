@@ -69,9 +69,8 @@ def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
     """Log the retriever in a store in ``folder``; returns its address."""
     made, dataset = make_retriever(folder, data, config), Dataset(DATASET)
     facts = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
-    uri = tracking_uri(folder)
-    run_id = open_run(uri, "benchmark", "predict", folder, None)
-    return uri_of(log_retriever(uri, run_id, made, ["a query"], facts))
+    run = open_run(tracking_uri(folder), "benchmark", "predict", folder)
+    return uri_of(log_retriever(run, made, ["a query"], facts))
 
 
 def here(folder: Path, model_uri: str) -> dict[str, float]:

@@ -75,10 +75,10 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
             compile_retriever(folder / name, int8=name == "int8")
         uri = f"sqlite:///{folder}/mlflow.db"
         mlflow.set_tracking_uri(uri)
-        run_id = open_run(uri, "benchmark", "retriever", folder, None)
+        run = open_run(uri, "benchmark", "retriever", folder)
         figures = {}
         for name in ("torch", "onnx", "int8"):
-            model_id = log_retriever(uri, run_id, folder / name, queries[:2], {})
+            model_id = log_retriever(run, folder / name, queries[:2], {})
             figures[name] = measure_model(mlflow.pyfunc.load_model(f"models:/{model_id}"), queries)
             print(name, figures[name], flush=True)
     return figures

@@ -29,8 +29,8 @@ def main() -> None:
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.arms).items():
         print(f"\n{title}\n\n{table}")
-    print(f"\nreport:  {result.report} (MLflow run {result.mlflow_run_id})")
-    print(f"look at: {ui_command(result.tracking_uri)}")
+    print(f"\nreport:  {result.report} (MLflow run {result.run.id})")
+    print(f"look at: {ui_command(result.run.uri)}")
 
 
 if __name__ == "__main__":

@@ -49,9 +49,9 @@ def describe_dataset(
     write_page(page, opened.name, dataset_note(description), sections)
     print(f"page:    {page}")
     if mlflow:
-        uri, run_id = log_description(description, page, output)
-        print(f"run:     {run_id}")
-        print(f"look at: {ui_command(uri)}")
+        run = log_description(description, page, output)
+        print(f"run:     {run.id}")
+        print(f"look at: {ui_command(run.uri)}")
 
 
 def main() -> None:

@@ -45,8 +45,8 @@ def choose(
         output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
     """
     registry = Registry(tracking_uri(output))
-    name, _, given = name.partition("@")
-    alias = given or CHAMPION
+    name, at, given = name.partition("@")
+    alias = given if at else CHAMPION
     if restore:
         before, now = registry.restore(name, alias)
         print(f"{name}@{alias} is version {now} again, no more version {before}")

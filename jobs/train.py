@@ -33,8 +33,8 @@ def main() -> None:
     console = Console(width=110)
     console.print(metrics_table(result.metrics))
     print(f"encoder: {result.encoder}")
-    print(f"run:     {result.run_directory} (MLflow run {result.mlflow_run_id})")
-    print(f"look at: {ui_command(result.tracking_uri)}")
+    print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
+    print(f"look at: {ui_command(result.run.uri)}")
 
 
 if __name__ == "__main__":

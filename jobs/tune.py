@@ -33,8 +33,8 @@ def main() -> None:
     for trial in result.trials[:5]:
         print(f"{config.training.selection_metric} {told(trial)}")
     print(f"best:    {result.command}")
-    print(f"report:  {result.report} (MLflow run {result.mlflow_run_id})")
-    print(f"look at: {ui_command(result.tracking_uri)}")
+    print(f"report:  {result.report} (MLflow run {result.run.id})")
+    print(f"look at: {ui_command(result.run.uri)}")
 
 
 def told(trial: SweepTrial) -> str:

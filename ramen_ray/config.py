@@ -6,14 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ramen_ray.bases import BASES
+from ramen_ray.bases.combination import Combination, HardNegatives, Order
 from ramen_ray.errors import UserError
+from ramen_ray.naming import checked_name
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Name = Annotated[str, AfterValidator(checked_name)]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
 
@@ -92,22 +96,34 @@ class BaseConfig(Section):
     kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
     """Where negatives come from: random batches (in_batch), with hard negatives from a shortlist of
     each query's nearest ads (ance), or batches of similar queries (ngame)."""
+    order: Order | None = None
+    """Order of the queries: random, or clustered, so that a batch holds similar ones. None takes
+    the base's."""
+    hard_negatives: HardNegatives | None = None
+    """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
+    base's."""
     refresh_every: Positive = 5
-    """Make new shortlists (ance) or clusters (ngame) every N epochs. The first shortlists come
-    after N epochs; it is in_batch until then."""
+    """Make new shortlists and clusters every N epochs. The first shortlists come after N epochs;
+    there are no hard negatives until then."""
     num_hard_negatives: Positive = 1
-    """ance: ads drawn from each query's shortlist in a step; all queries of the batch see them."""
+    """shortlists: ads drawn from each query's in a step; all queries of the batch see them."""
     shortlist_size: Positive = 100
-    """ance: length of a shortlist; the query's positives are then dropped from it."""
+    """shortlists: length of each; the query's positives are then dropped from it."""
     refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
-    """ance: make shortlists in the background (asynchronous), or while training waits (synchronous;
+    """shortlists: make them in the background (asynchronous), or while training waits (synchronous;
     repeatable to the bit)."""
     first_clustered_epoch: Positive = 10
-    """ngame: epochs of random batches before the first clusters."""
+    """clustered: epochs of random batches before the first clusters."""
     cluster_size: Positive = 2
-    """ngame: the first clusters have at most this many queries; a batch holds many clusters."""
+    """clustered: the first clusters have at most this many queries; a batch holds many clusters."""
     double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
-    """ngame: clusters double in these epochs; an epoch given twice quadruples them."""
+    """clustered: clusters double in these epochs; an epoch given twice quadruples them."""
+
+    @property
+    def parts(self) -> Combination:
+        """What the base is made of: its own parts, where none are named in their place."""
+        own = BASES[self.kind]
+        return Combination(self.order or own.order, self.hard_negatives or own.hard_negatives)
 
     @model_validator(mode="after")
     def _shortlists_suffice(self) -> "BaseConfig":
@@ -155,6 +171,8 @@ class TrainingConfig(Section):
     """Passes over the train queries."""
     global_batch_size: Positive = 256
     """Queries per step over all workers; the number of workers does not change it."""
+    sampling: Literal["uniform", "clicks"] = "uniform"
+    """Draw a query's ad uniformly among those it led to, or in proportion to its clicks."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Encoder arithmetic; auto is bf16 autocast on GPUs and fp32 on CPUs."""
     validate_every: Positive = 1
@@ -221,10 +239,10 @@ class RunConfig(Section):
     output: str = "outputs"
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
     MLflow store. Several machines need a folder that all of them see."""
-    name: str | None = None
+    name: Name | None = None
     """Name of the run; None derives one from the configuration. An interrupted run resumes when it
     is started again under its name."""
-    experiment: str = DEFAULT_EXPERIMENT
+    experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
     encoder: EncoderConfig
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -301,7 +319,10 @@ def read_config(file: Path) -> RunConfig:
         raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
-    return _validate(RunConfig, tree)
+    try:
+        return _validate(RunConfig, tree)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
@@ -316,10 +337,11 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
 
 def describe(error: ValidationError) -> str:
     """Say in one line which keys are wrong, and how."""
-    return "; ".join(
-        f"{'.'.join(map(str, finding['loc'])) or 'config'}: {finding['msg']}"
+    said = [
+        (".".join(map(str, finding["loc"])) or "config", finding["msg"])
         for finding in error.errors()
-    )
+    ]
+    return "; ".join(f"{key}: {message.removeprefix('Value error, ')}" for key, message in said)
 
 
 def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:

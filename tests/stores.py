@@ -13,7 +13,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import Encoder, build_bag
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import close_run, log_metrics, log_parameters, open_run
+from ramen_ray.tracking.runs import Run, open_run
 
 BLIND = 1000.0  # all texts are alike
 
@@ -42,19 +42,19 @@ class Store:
             weights[:] = 1.0
         return encoder
 
-    def run(self, noise: float, dataset: Path, parent: str | None = None) -> str:
+    def run(self, noise: float, dataset: Path, parent: Run | None = None) -> str:
         """Log a run with a retriever; returns the run's id."""
-        run_id = open_run(self.uri, "tests", f"noise-{noise}", self.output, None)
+        run = open_run(self.uri, "tests", f"noise-{noise}", self.output, parent=parent)
         settings = {"dataset": dataset, "experiment": "tests", "training.selection_metric": "R@10"}
         settings |= {"evaluation.propensity_a": 0.55, "evaluation.propensity_b": 1.5}
-        log_parameters(self.uri, run_id, settings, {"mlflow.parentRunId": parent} if parent else {})
-        folder = self.output / f"{run_id}-made"
+        run.log_parameters(settings, {})
+        folder = self.output / f"{run.id}-made"
         self.encoder(noise).save(folder / "encoder", MAX_LENGTH)
         opened = Dataset(dataset)
         made = folder / "made"
         write_retriever(made, folder / "encoder", opened, self.data, "flat", MAX_LENGTH)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
-        log_retriever(self.uri, run_id, made, ["robin"], metadata)
-        log_metrics(self.uri, run_id, {"best/validation/R@10": 1 / (1 + noise)})
-        close_run(self.uri, run_id, "FINISHED")
-        return run_id
+        log_retriever(run, made, ["robin"], metadata)
+        run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})
+        run.close("FINISHED")
+        return run.id

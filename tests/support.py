@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.importers.sources import find_pieces
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
@@ -36,6 +35,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches

@@ -14,7 +14,7 @@ def mining(config: RunConfig) -> dict[str, Any]:
         "loss.num_negatives": tune.choice([1, 3, 10, 30]),
         "loss.softmax_weighting": tune.choice([False, True]),
     }
-    if config.base.kind == "ance":
+    if config.base.parts.hard_negatives == "shortlists":
         space["base.num_hard_negatives"] = tune.choice([1, 2, 5])
         space["base.shortlist_size"] = tune.choice([20, 50, 100])
     return space

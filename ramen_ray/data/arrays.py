@@ -4,6 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Booleans = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]

@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from rich.table import Table
 
-from ramen_ray.tracking.runs import read_histories, read_history
+from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
 
@@ -21,25 +21,24 @@ CURVES = ("P@1", "P@3", "P@5", "R@10")
 BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
-def write_plots(folder: Path, uri: str, run_id: str, untrained: Metrics, trained: Metrics) -> None:
+def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) -> None:
     """Write the run's curves and head/torso/tail bars as PNG files into ``folder``.
 
     There is a plot of losses, one of validations and, where they moved, one of weights.
 
     Args:
         folder: where to write; must exist.
-        uri: the MLflow store, where the run's curves are read.
-        run_id: the run.
+        run: whose curves are read.
         untrained: test metrics of the untrained encoder.
         trained: test metrics of the best encoder.
     """
-    losses = read_histories(uri, run_id, "loss/")
+    losses = run.read_histories("loss/")
     named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
     _plot_lines(folder / "losses.png", named, "step", "loss")
-    weights = read_histories(uri, run_id, "lambda_")
+    weights = run.read_histories("lambda_")
     if weights:
         _plot_lines(folder / "weights.png", weights, "step", "λ")
-    curves = {name: read_history(uri, run_id, f"validation/{name}") for name in CURVES}
+    curves = {name: run.read_history(f"validation/{name}") for name in CURVES}
     _plot_lines(folder / "validation.png", curves, "step", "validation metric", marker="o")
     _plot_groups(folder / "head_torso_tail.png", untrained, trained)
 

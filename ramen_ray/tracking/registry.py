@@ -1,5 +1,7 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
+import hashlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,19 +11,22 @@ from typing import Any
 import mlflow
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
-from mlflow.entities.model_registry import ModelVersion
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
 ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
 """Tag of a registered model: the versions that had an alias, the last one at the end."""
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""What MLflow says of a model that is not there, and of one that can never be."""
 
 
 class RegistryError(UserError):
@@ -129,10 +134,33 @@ class Registry:
         with _registry_errors(self.uri):
             return dict(self._client.get_run(run_id).data.params)
 
+    def check_name(self, name: str, alias: str) -> None:
+        """Check that a version can be registered under a name and get an alias.
+
+        A model that MLflow has already keeps the name that it has, whatever that is.
+
+        Raises:
+            RegistryError: no new model or alias may be called so.
+        """
+        if fault := naming_fault(alias, dots=False):
+            raise RegistryError(f"--name, behind the @: {fault}")
+        fault = naming_fault(name)
+        if fault and self._registered(name) is None:
+            raise RegistryError(f"--name: {fault}")
+
+    def _registered(self, name: str) -> RegisteredModel | None:
+        with _registry_errors(self.uri):
+            try:
+                return self._client.get_registered_model(name)
+            except MlflowException as error:
+                if error.error_code in ABSENT:
+                    return None
+                raise
+
     def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
         """Return the version of ``name`` that a logged model is; it is made if there is none."""
         with _registry_errors(self.uri):
-            if not self._client.search_registered_models(f"name = '{name}'"):
+            if self._registered(name) is None:
                 self._client.create_registered_model(name)
             for version in self._client.search_model_versions(f"name = '{name}'"):
                 if version.source == uri_of(model_id):
@@ -142,8 +170,8 @@ class Registry:
     def chosen(self, name: str, alias: str) -> ModelVersion | None:
         """Return the version that has an alias, whoever gave it; None if none has."""
         with _registry_errors(self.uri):
-            models = self._client.search_registered_models(f"name = '{name}'")
-            if not models or alias not in models[0].aliases:
+            model = self._registered(name)
+            if model is None or alias not in model.aliases:
                 return None
             return self._client.get_model_version_by_alias(name, alias)
 
@@ -227,6 +255,18 @@ class Registry:
                 )
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
+
+    def fingerprint(self, model_uri: str) -> str:
+        """Hash the content of all files of a retriever, which are copied here meanwhile."""
+        digest = hashlib.sha256()
+        with tempfile.TemporaryDirectory() as aside:
+            with _registry_errors(self.uri):
+                copied = Path(download_artifacts(model_uri, dst_path=aside))
+            for file in sorted(path for path in copied.rglob("*") if path.is_file()):
+                digest.update(f"{file.relative_to(copied)}\0".encode())
+                with file.open("rb") as stream:
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever's own folder into ``folder``; returns where it is."""

@@ -10,9 +10,10 @@ import faiss
 from mlflow.entities import LoggedModelOutput
 from mlflow.models import Model, ModelSignature
 from mlflow.pyfunc import save_model
-from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType, Array
+
+from ramen_ray.tracking.runs import Run
 
 NAME = "retriever"
 DEVICE = "device"  # of the model's configuration
@@ -32,22 +33,19 @@ SIGNATURE = ModelSignature(
 )
 
 
-def log_retriever(
-    uri: str, run_id: str, folder: Path, example: list[str], metadata: Mapping[str, Any]
-) -> str:
+def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
     """Log a retriever as a model of a run; returns the model's id.
 
     Args:
-        uri: the MLflow store.
-        run_id: the run.
+        run: the run.
         folder: what :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote.
         example: a few queries, which MLflow shows as the model's input example.
         metadata: what is kept with the model, such as the dataset that it was made from.
     """
     runtime = _runtime(folder)
-    client = MlflowClient(tracking_uri=uri)
-    experiment_id = client.get_run(run_id).info.experiment_id
-    model = client.create_logged_model(experiment_id, NAME, run_id, model_type=NAME)
+    client = run.client
+    experiment_id = client.get_run(run.id).info.experiment_id
+    model = client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
     with tempfile.TemporaryDirectory() as aside:
         path = Path(aside) / "model"
         save_model(
@@ -61,14 +59,14 @@ def log_retriever(
             model_config={DEVICE: None},
             mlflow_model=Model(
                 artifact_path=model.artifact_location,
-                run_id=run_id,
+                run_id=run.id,
                 model_id=model.model_id,
                 model_uuid=model.model_id,
             ),
         )
         client.log_model_artifacts(model.model_id, str(path))
     client.finalize_logged_model(model.model_id, "READY")
-    client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+    client.log_outputs(run.id, [LoggedModelOutput(model.model_id, step=0)])
     return str(model.model_id)
 
 

@@ -1,3 +1,7 @@
+import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -6,26 +10,18 @@ from mlflow.tracking import MlflowClient
 
 from ramen_ray.reports.run import metrics_table
 from ramen_ray.tracking.runs import (
+    Run,
     StepLogger,
     TrackingError,
-    close_run,
-    log_parameters,
     open_run,
-    read_history,
     tracking_uri,
     ui_command,
 )
 
 
-@pytest.fixture(scope="module")
-def store(output: Path) -> tuple[str, Path]:
-    return f"sqlite:///{output}/mlflow.db", output
-
-
 @pytest.fixture
-def run_id(store: tuple[str, Path]) -> str:
-    uri, output = store
-    return open_run(uri, "tests", "a run", output, None)
+def run(output: Path) -> Run:
+    return open_run(f"sqlite:///{output}/mlflow.db", "tests", "a run", output)
 
 
 def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -36,47 +32,71 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
 
 
-def test_a_reopened_run_is_the_same_and_runs_again(store: tuple[str, Path], run_id: str) -> None:
-    uri, output = store
-    close_run(uri, run_id, "FAILED")
-    assert open_run(uri, "tests", "a run", output, run_id) == run_id
-    assert MlflowClient(uri).get_run(run_id).info.status == "RUNNING"
+def test_a_run_travels_to_workers_without_mlflow(run: Run) -> None:
+    handed_on = pickle.loads(pickle.dumps(run))
+    assert handed_on == run
+    code = "import sys, ramen_ray.tracking.runs; print('mlflow' in sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert imported.stdout.strip() == "False", imported.stderr
 
 
-def test_parameters_may_be_logged_twice(store: tuple[str, Path], run_id: str) -> None:
-    uri, _ = store
+def test_a_reopened_run_is_the_same_and_runs_again(run: Run, output: Path) -> None:
+    run.close("FAILED")
+    assert open_run(run.uri, "tests", "a run", output, run.id) == run
+    assert MlflowClient(run.uri).get_run(run.id).info.status == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("error", "nested", "status"),
+    [
+        (None, False, "FINISHED"),
+        (ValueError, False, "FAILED"),
+        (KeyboardInterrupt, False, "KILLED"),
+        (SystemExit, False, "KILLED"),
+        (SystemExit, True, "RUNNING"),
+    ],
+)
+def test_a_run_ends_with_its_block(
+    error: type[BaseException] | None, nested: bool, status: str, run: Run
+) -> None:
+    with nullcontext() if error is None else pytest.raises(error), run.closing(nested):
+        if error is not None:
+            raise error
+    assert MlflowClient(run.uri).get_run(run.id).info.status == status
+
+
+def test_parameters_may_be_logged_twice(run: Run) -> None:
     for _ in range(2):
-        log_parameters(uri, run_id, {"optimizer.lr": 0.1, "name": None}, {"dataset": "made"})
-    assert MlflowClient(uri).get_run(run_id).data.params == {"optimizer.lr": "0.1", "name": "None"}
+        run.log_parameters({"optimizer.lr": 0.1, "name": None}, {"dataset": "made"})
+    logged = MlflowClient(run.uri).get_run(run.id).data
+    assert logged.params == {"optimizer.lr": "0.1", "name": "None"}
 
 
-def test_repeated_steps_are_logged_once(store: tuple[str, Path], run_id: str) -> None:
-    uri, _ = store
+def test_repeated_steps_are_logged_once(run: Run) -> None:
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
-    first = StepLogger(uri, run_id)
+    first = StepLogger(run)
     first.log_losses(["loss/task"], losses[:5], known[:5], 5)
     first.log_validation({"validation/P@1": 0.25}, 5)
-    resumed = StepLogger(uri, run_id)
+    resumed = StepLogger(run)
     resumed.log_losses(["loss/task"], losses[3:], known[3:], 8)
     resumed.log_validation({"validation/P@1": 0.25}, 5)
-    assert read_history(uri, run_id, "loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
-    assert read_history(uri, run_id, "validation/P@1") == ([5], [0.25])
+    assert run.read_history("loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
+    assert run.read_history("validation/P@1") == ([5], [0.25])
 
 
-def test_more_values_than_a_batch_may_hold(store: tuple[str, Path], run_id: str) -> None:
-    uri, _ = store
+def test_more_values_than_a_batch_may_hold(run: Run) -> None:
     values = np.arange(2100.0).reshape(700, 3)
     known = np.ones(values.shape, dtype=bool)
     known[1::2, 0] = False
-    StepLogger(uri, run_id).log_losses(["a", "b", "c"], values, known, 700)
-    assert read_history(uri, run_id, "c")[1] == values[:, 2].tolist()
-    assert read_history(uri, run_id, "a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
+    StepLogger(run).log_losses(["a", "b", "c"], values, known, 700)
+    assert run.read_history("c")[1] == values[:, 2].tolist()
+    assert run.read_history("a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     uri = "sqlite:////proc/nowhere/mlflow.db"
     with pytest.raises(TrackingError, match="cannot use the MLflow store sqlite:////proc/nowhere"):
-        open_run(uri, "tests", "a run", tmp_path, None)
+        open_run(uri, "tests", "a run", tmp_path)
 
 
 def test_the_table_is_in_per_cent_by_split_and_row() -> None:

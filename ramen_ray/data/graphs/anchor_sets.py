@@ -1,6 +1,5 @@
 """Add an anchor set, whole or not at all, to a dataset directory that is there already."""
 
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
+from ramen_ray.naming import naming_fault
 
 SIDES = ("query", "ad")
 
@@ -48,8 +48,8 @@ def check_spelling(name: str) -> None:
     Raises:
         DatasetError: the name is unusable.
     """
-    if not re.fullmatch(r"[\w-]+", name):
-        raise DatasetError(f"anchor set {name!r}: a name holds letters, digits, '_' and '-' only")
+    if fault := naming_fault(name, dots=False):
+        raise DatasetError(f"an anchor set cannot be called so: {fault}")
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
@@ -61,7 +61,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
-            f"{dataset.path} has an anchor set {name!r} already; give another name, or --replace"
+            f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
 
 
@@ -90,7 +90,8 @@ def add_anchor_set(
         The row count of every table written, and how many nodes of each side have no edge.
 
     Raises:
-        DatasetError: the name is unusable or taken, or there are no edges at all.
+        DatasetError: the name is unusable or taken, also by another process meanwhile; or there are
+            no edges at all.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -99,6 +100,8 @@ def add_anchor_set(
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
         written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
+        if not replace:
+            _check_room(dataset.path, name)
         with _hidden(dataset.path, name):
             _move_in(aside, dataset.path, name)
             made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
@@ -172,9 +175,24 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
     marker.unlink()
 
 
+def _check_room(folder: Path, name: str) -> None:
+    """Check that nothing would be overwritten but what an interruption left half in place."""
+    if (folder / f"{UNFINISHED}{name}").exists():
+        return
+    for path in _places(folder, name):
+        if path.exists():
+            raise DatasetError(
+                f"{path} is there already; move it away, give another name, or --replace"
+            )
+
+
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / "edges" / name, folder / "anchors" / f"{name}.parquet"
+
+
 def _delete(folder: Path, name: str) -> None:
-    shutil.rmtree(folder / "edges" / name, ignore_errors=True)
-    anchors = folder / "anchors" / f"{name}.parquet"
+    edges, anchors = _places(folder, name)
+    shutil.rmtree(edges, ignore_errors=True)
     if anchors.is_dir():
         shutil.rmtree(anchors)
     anchors.unlink(missing_ok=True)
@@ -182,6 +200,6 @@ def _delete(folder: Path, name: str) -> None:
 
 def _move_in(aside: Path, folder: Path, name: str) -> None:
     _delete(folder, name)
-    for table in (f"edges/{name}", f"anchors/{name}.parquet"):
-        (folder / table).parent.mkdir(exist_ok=True)
-        (aside / table).rename(folder / table)
+    for made, place in zip(_places(aside, name), _places(folder, name), strict=True):
+        place.parent.mkdir(exist_ok=True)
+        made.rename(place)

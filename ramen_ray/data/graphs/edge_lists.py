@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Floats, Int64s, UInt64s
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.graphs.anchor_sets import Edges, add_anchor_set, check_name
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes, contains
-from ramen_ray.data.importers.sources import Block, as_numbers, as_strings, find_pieces, read_piece
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex, contains
 from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.sources import Block, as_numbers, as_strings, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
 
@@ -100,10 +100,13 @@ def add_edge_list(
     check(dataset)
     namings: dict[str, Naming] = {}
     if edge_list.query_edges:
-        queries, held_out = Nodes.of(dataset, "queries/train"), HeldOut.of(dataset)
+        queries, held_out = (
+            NodeIndex.from_table(dataset, "queries/train"),
+            HeldOut.from_dataset(dataset),
+        )
         namings["query"] = partial(_name_queries, queries=queries, held_out=held_out)
     if edge_list.ad_edges:
-        namings["ad"] = partial(_name_ads, ads=Nodes.of(dataset, "ads"))
+        namings["ad"] = partial(_name_ads, ads=NodeIndex.from_table(dataset, "ads"))
     texts, edges, counts = read_edge_list(edge_list, name, namings)
     return add_anchor_set(dataset_path, name, texts, edges, made_by(edge_list), replace) | counts
 
@@ -149,7 +152,7 @@ def read_edge_list(
     return pa.concat_arrays(reader.texts).take(pa.array(first)), edges, counts
 
 
-def _name_queries(cells: pa.StringArray, queries: Nodes, held_out: HeldOut) -> Named:
+def _name_queries(cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut) -> Named:
     """Find the train queries that cells name; an id goes before a text, in all splits."""
     cells = pc.utf8_trim_whitespace(cells)
     is_held_out = held_out.has_ids(cells)
@@ -163,7 +166,7 @@ def _name_queries(cells: pa.StringArray, queries: Nodes, held_out: HeldOut) -> N
     return Named(positions, nodes, {"validation and test queries": is_held_out})
 
 
-def _name_ads(cells: pa.StringArray, ads: Nodes) -> Named:
+def _name_ads(cells: pa.StringArray, ads: NodeIndex) -> Named:
     return Named(*ads.named(pc.utf8_trim_whitespace(cells)), left_out={})
 
 
@@ -173,7 +176,7 @@ class _NamedEdges:
 
     nodes: Int64s
     anchors: UInt64s
-    weights: Floats
+    weights: Float64s
 
 
 def _joined(named: _NamedEdges, hashes: UInt64s) -> Edges:
@@ -274,7 +277,7 @@ class _Reader:
         self._report(block, self.edge_list.anchor_column, unknown, "there is no such anchor")
         return hashes, no_anchor | unknown
 
-    def _weights(self, block: Block) -> tuple[Floats, Booleans]:
+    def _weights(self, block: Block) -> tuple[Float64s, Booleans]:
         """Return the weights (rows,), and which are none."""
         column = self.edge_list.weight_column
         if column is None:

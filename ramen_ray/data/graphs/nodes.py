@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
-from ramen_ray.data.prepared.csr import ragged_positions
-from ramen_ray.data.prepared.hashing import find, hash_strings, keyed_hash
+from ramen_ray.data.prepared.hashing import HashIndex, find, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.store.texts import fold
@@ -18,35 +17,7 @@ HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
 @dataclass(frozen=True)
-class Names:
-    """Which nodes bear a name: ``hashes`` (names,) ascending, ``nodes`` (names,) beside them."""
-
-    hashes: UInt64s
-    nodes: Int64s
-
-    @classmethod
-    def of(cls, hashes: UInt64s) -> "Names":
-        """Index the names of nodes 0, 1, ..."""
-        order = np.argsort(hashes, kind="stable")
-        return cls(hashes[order], order)
-
-    def first(self, hashes: UInt64s) -> Int64s:
-        """Return the first node (n,) of each of ``hashes`` (n,), or -1."""
-        place = find(hashes, self.hashes)
-        node = np.full(len(hashes), -1)
-        node[place >= 0] = self.nodes[place[place >= 0]]
-        return node
-
-    def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return all nodes of ``hashes`` (n,) as (position in ``hashes``, node) pairs."""
-        starts = np.searchsorted(self.hashes, hashes)
-        counts = np.searchsorted(self.hashes, hashes, side="right") - starts
-        found = self.nodes[ragged_positions(starts, counts)]
-        return np.repeat(np.arange(len(hashes)), counts), found
-
-
-@dataclass(frozen=True)
-class Nodes:
+class NodeIndex:
     """The train queries or the ads of a dataset: 24 bytes a node, 40 with ids of the user's.
 
     Attributes:
@@ -58,16 +29,16 @@ class Nodes:
 
     key: int
     text_hashes: UInt64s
-    by_text: Names
-    by_id: Names
+    by_text: HashIndex
+    by_id: HashIndex
 
     @classmethod
-    def of(cls, dataset: Dataset, table: str) -> "Nodes":
+    def from_table(cls, dataset: Dataset, table: str) -> "NodeIndex":
         """Read the names of ``table``'s rows, as a stream."""
         key = int(table == "ads")
         texts = keyed_hash((key,), _column_hashes(dataset, table, "text"))
-        by_id = Names.of(_column_hashes(dataset, table, "source_id"))
-        return cls(key, texts, Names.of(texts), by_id)
+        by_id = HashIndex.from_hashes(_column_hashes(dataset, table, "source_id"))
+        return cls(key, texts, HashIndex.from_hashes(texts), by_id)
 
     def identify(self, cells: pa.StringArray, by_number: bool = False) -> tuple[UInt64s, Int64s]:
         """Return each cell's text hash (n,) and the first node (n,) that it names, or -1.
@@ -123,7 +94,7 @@ class HeldOut:
     train: Booleans
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "HeldOut":
+    def from_dataset(cls, dataset: Dataset) -> "HeldOut":
         """Read the queries of all held-out splits, as a stream."""
         tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
         texts = [_column_hashes(dataset, table, "text", fold) for table in tables]

@@ -8,7 +8,7 @@ what is left. How often a text occurs at all is carried along as the count of it
 Where and in how many parts each of these runs is the caller's business; the result is the same.
 
 Queries and ads are known by the hash of their text
-(see :class:`~ramen_ray.data.graphs.nodes.Nodes`).
+(see :class:`~ramen_ray.data.graphs.nodes.NodeIndex`).
 """
 
 from collections import Counter
@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Floats, Int64s, UInt64s
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s
 from ramen_ray.data.graphs.anchor_sets import Edges
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.ranking import heaviest
-from ramen_ray.data.importers.sources import Block, as_seconds, as_strings
 from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.sources import Block, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
 
 NO_AD = 0
@@ -112,8 +112,8 @@ class SessionSettings:
 class KnownNodes:
     """What a dataset knows of the queries and ads that a log may name."""
 
-    queries: Nodes
-    ads: Nodes
+    queries: NodeIndex
+    ads: NodeIndex
     held_out: HeldOut
 
 
@@ -165,7 +165,7 @@ def read_events(
     return events, texts, dropped
 
 
-def _clicked(block: Block, log: SessionLog, ads: Nodes) -> tuple[UInt64s, Booleans]:
+def _clicked(block: Block, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Booleans]:
     """Return the text hash of the ad clicked (rows,), or NO_AD, and where the ad is unknown."""
     num_rows = block.rows.num_rows
     if log.ad_column is None:
@@ -234,7 +234,7 @@ def _whole_sessions(lengths: Int64s) -> Iterator[slice]:
 
 
 def _pairs_of(
-    session: Int64s, time: Floats, item: UInt64s, is_node: Booleans, window_s: float
+    session: Int64s, time: Float64s, item: UInt64s, is_node: Booleans, window_s: float
 ) -> pa.Table:
     """Count the pairs of one side; all arguments (events,), sorted by session and time."""
     items, code = np.unique(item, return_inverse=True)
@@ -269,7 +269,7 @@ def _pairs_of(
 
 
 def _within_window(
-    session: Int64s, time: Floats, window_s: float
+    session: Int64s, time: Float64s, window_s: float
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the pairs of rows of one session that are near in time: neighbours, next but one..."""
     first = np.arange(len(session))
@@ -309,7 +309,7 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
 
 
 def edges_of(
-    pairs: pa.Table, nodes: Nodes, num_sessions: int, settings: SessionSettings
+    pairs: pa.Table, nodes: NodeIndex, num_sessions: int, settings: SessionSettings
 ) -> tuple[Edges, UInt64s]:
     """Weigh the pairs of one side and tie them to the dataset's nodes.
 
@@ -333,7 +333,7 @@ def edges_of(
     return Edges(node[kept], anchor[kept], weights[kept]), hashes
 
 
-def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1) -> Floats:
+def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1) -> Float64s:
     """Return the cosine, or the ratio c N / (n m) that pointwise mutual information grows with."""
     both, one, other = (
         pairs[name].to_numpy().astype(np.float64)

@@ -5,8 +5,8 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.findings import raise_errors
-from ramen_ray.data.importers.sources import as_strings, find_pieces, read_piece
 from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.sources import as_strings, find_pieces, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import normalized
 

@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
-from ramen_ray.data.graphs.nodes import Names
-from ramen_ray.data.prepared.hashing import find, hash_strings, mix
+from ramen_ray.data.prepared.hashing import HashIndex, find, hash_strings, mix
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
@@ -39,11 +38,11 @@ class NameList:
     kinds: list[str]
     kind_of: Int64s
     named_by: Int64s
-    whole: Names
+    whole: HashIndex
     prefixes: UInt64s
 
     @classmethod
-    def of(cls, kinds: pa.StringArray, names: pa.StringArray, meant: UInt64s) -> "NameList":
+    def from_names(cls, kinds: pa.StringArray, names: pa.StringArray, meant: UInt64s) -> "NameList":
         """Build from kinds and names (names,); equal ``meant`` (names,) name the same one."""
         encoded = kinds.dictionary_encode()
         _, first, named_by = np.unique(meant, return_index=True, return_inverse=True)
@@ -52,7 +51,7 @@ class NameList:
             encoded.dictionary.to_pylist(),
             encoded.indices.to_numpy()[first].astype(np.int64),
             named_by,
-            Names.of(phrases),
+            HashIndex.from_hashes(phrases),
             prefixes,
         )
 

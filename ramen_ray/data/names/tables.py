@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.importers.sources import Block, as_strings, find_pieces, read_piece
 from ramen_ray.data.names.matching import NameList, hash_phrases
 from ramen_ray.data.prepared.hashing import hash_strings, mix
+from ramen_ray.data.sources import Block, as_strings, find_pieces, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import fold
 
@@ -50,7 +50,7 @@ def read_names(source: str) -> NameList:
     rows.report(ALIAS_COLUMN, ~is_known, "this is no name of the kind, or has a same_as itself")
     rows.report("name", is_known & _differ(own, meant), "the name is there with another same_as")
     raise_errors(f"the list of names {source}", rows.findings)
-    return NameList.of(kinds, names, meant)
+    return NameList.from_names(kinds, names, meant)
 
 
 @dataclass

@@ -59,8 +59,14 @@ class Prepared:
 
     @cached_property
     def clicks(self) -> dict[str, Csr]:
-        """Clicks by split, query rows x ads."""
-        return {split: Csr.open(self.path / "clicks" / split) for split in self.splits}
+        """Clicks by split, query rows x ads, all of the same weight."""
+        opened = {split: Csr.open(self.path / "clicks" / split) for split in self.splits}
+        return {split: Csr(clicks.indptr, clicks.indices) for split, clicks in opened.items()}
+
+    @cached_property
+    def weighted_clicks(self) -> Csr:
+        """Train clicks, train query rows x ads, with their weights where these differ."""
+        return Csr.open(self.path / "clicks" / "train")
 
     def filters(self, split: str) -> NDArray[np.int64]:
         """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""

@@ -1,5 +1,6 @@
 """Stateless random numbers and hashes: a keyed 64-bit mix of integers, vectorised."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.prepared.csr import ragged_positions
 
 
 def mix(values: NDArray[Any]) -> UInt64s:
@@ -37,6 +39,34 @@ def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
     return np.where(ascending[places] == hashes, places, -1)
+
+
+@dataclass(frozen=True)
+class HashIndex:
+    """Finds rows by hash: ``hashes`` (rows,) ascending, ``rows`` (rows,) beside them."""
+
+    hashes: UInt64s
+    rows: Int64s
+
+    @classmethod
+    def from_hashes(cls, hashes: UInt64s) -> "HashIndex":
+        """Index rows 0, 1, ..., of which several may have one hash."""
+        order = np.argsort(hashes, kind="stable")
+        return cls(hashes[order], order)
+
+    def first(self, hashes: UInt64s) -> Int64s:
+        """Return the first row (n,) that has each of ``hashes`` (n,), or -1."""
+        places = find(hashes, self.hashes)
+        rows = np.full(len(hashes), -1)
+        rows[places >= 0] = self.rows[places[places >= 0]]
+        return rows
+
+    def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return all rows that have one of ``hashes`` (n,), as (position in ``hashes``, row)."""
+        starts = np.searchsorted(self.hashes, hashes)
+        counts = np.searchsorted(self.hashes, hashes, side="right") - starts
+        rows = self.rows[ragged_positions(starts, counts)]
+        return np.repeat(np.arange(len(hashes)), counts), rows
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:

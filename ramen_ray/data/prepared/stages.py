@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
+from ramen_ray.data.store.schemas import WEIGHTS, ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
@@ -34,18 +34,21 @@ def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
-    """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids."""
+    """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids, weights."""
     ids = rows[0].to_numpy()
     token_ids, lengths = tokenize(rows["text"].to_pylist())
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    no_ads = pa.array([[]] * len(ids), pa.list_(pa.int64()))
+    lists = {
+        name: rows[name] if name in rows.column_names else pa.array([[]] * len(ids), kind)
+        for name, kind in (("ad_ids", pa.list_(pa.int64())), ("weights", WEIGHTS.type))
+    }
     return pa.table(
         {
             "table": [table] * len(ids),
             "key": shuffle_keys(ids) if table == SHUFFLED else ids,
             "id": ids,
             "tokens": pa.ListArray.from_arrays(offsets, pa.array(token_ids)),
-            "ad_ids": rows["ad_ids"] if "ad_ids" in rows.column_names else no_ads,
+            **lists,
         }
     )
 
@@ -98,7 +101,7 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     file = folder / f"{table.replace('/', '-')}_{first_key}_{first_anchor}.npz"
     with file.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
-    weights = arrays.get("weight", np.ones(1))
+    weights = arrays["weight"]
     return {
         "table": table,
         "first_key": first_key,
@@ -106,21 +109,26 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
         "num_rows": len(arrays["key"]),
         "num_tokens": len(arrays.get("tokens", ())),
         "num_clicks": len(arrays.get("ad_ids", ())),
-        "weight_range": [float(weights.min()), float(weights.max())],
+        "weight_range": [float(weights.min()), float(weights.max())] if len(weights) else [],
         "file": str(file),
     }
 
 
 def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
-    tokens, ad_ids = rows["tokens"].combine_chunks(), rows["ad_ids"].combine_chunks()
+    tokens, ad_ids, weights = (
+        rows[name].combine_chunks() for name in ("tokens", "ad_ids", "weights")
+    )
     ads, degrees = ad_ids.flatten().to_numpy(), pc.list_value_length(ad_ids).to_numpy()
+    weight = weights.flatten().to_numpy()
+    order = np.lexsort((ads, np.repeat(np.arange(len(degrees)), degrees)))
     return {
         "key": rows["key"].to_numpy(),
         "id": rows["id"].to_numpy(),
         "tokens": tokens.flatten().to_numpy(),
         "lengths": pc.list_value_length(tokens).to_numpy(),
-        "ad_ids": ads[np.lexsort((ads, np.repeat(np.arange(len(degrees)), degrees)))],
+        "ad_ids": ads[order],
         "degrees": degrees,
+        "weight": weight[order] if len(weight) else weight,
     }
 
 
@@ -197,6 +205,8 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
     indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
+    weigh = table == SHUFFLED  # what is not trained on is never drawn by weight
+    cumulative = _new_cumulative(target, parts, num_clicks) if weigh else None
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
@@ -204,6 +214,8 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
         indptr[row + 1 : row + 1 + len(ends)] = ends
         indices[entry : entry + len(ads)] = ads
         counts += np.bincount(ads, minlength=len(counts))
+        if cumulative is not None:
+            _continue(cumulative, entry, part["weight"])
         row, entry = row + len(ends), entry + len(ads)
     if table == SHUFFLED:
         np.save(folder / "train_click_counts.npy", counts)
@@ -218,11 +230,7 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
         np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
         return
     indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
-    low, high = pc.min_max(pc.list_flatten(parts["weight_range"])).values()
-    cumulative = None
-    if high.as_py() > low.as_py():
-        file = target / "cumulative_weights.npy"
-        cumulative = open_memmap(file, "w+", np.float64, (num_edges + 1,))
+    cumulative = _new_cumulative(target, parts, num_edges)
     entry, last = 0, (-1, -1)
     for part in _open(parts):
         nodes = np.searchsorted(node_keys, part["key"])
@@ -235,11 +243,23 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
         indptr[span] += np.bincount(nodes - nodes[0])
         indices[entry:stop] = anchors
         if cumulative is not None:
-            cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(
-                part["weight"], dtype=np.float64
-            )
+            _continue(cumulative, entry, part["weight"])
         entry = stop
     np.cumsum(indptr, out=indptr)
+
+
+def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.float64] | None:
+    """Map a new file of cumulative weights; None where there are no weights or all are equal."""
+    range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
+    if range_of_all["min"] == range_of_all["max"]:
+        return None
+    return open_memmap(target / "cumulative_weights.npy", "w+", np.float64, (num_entries + 1,))
+
+
+def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:
+    """Write the running sum over ``weights`` (n,), which are those from ``entry`` on."""
+    stop = entry + len(weights)
+    cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(weights, dtype=np.float64)
 
 
 def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:

@@ -15,6 +15,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, n
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.data.validation import check
+from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids, and flags the clicks that stay."""
@@ -102,7 +103,7 @@ def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64
 
 
 def _metadata(parent: Dataset, novel_fraction: float, one_shot: bool, seed: int) -> dict[str, Any]:
-    own = {"name": f"{parent.name}-{'one' if one_shot else 'zero'}-shot"}
+    own = {"name": joined_name(parent.name, "one-shot" if one_shot else "zero-shot")}
     made = {
         "parent": parent.name,
         "parent_fingerprint": parent.fingerprint,
@@ -164,7 +165,7 @@ class _Split:
         has_query = self._write_if_any(query, self._of_queries(self._rows(query), new_ids))
         has_ad = self._write_if_any(ad, self._of_ads(self._rows(ad), chosen_ads))
         if has_query or has_ad:
-            self.copy(f"anchors/{anchor_set}", f"edges/{anchor_set}/test_query")
+            self.copy(f"anchors/{anchor_set}")
 
     def _rows(self, table: str) -> Iterator[pa.RecordBatch]:
         return self.parent.batches(table) if self.parent.has(table) else iter(())

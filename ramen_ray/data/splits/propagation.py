@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, vstack
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.graphs.nodes import Names
-from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
+from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, new_dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
 from ramen_ray.data.validation import check
+from ramen_ray.data.validation.structure import read_tables
+from ramen_ray.naming import joined_name
 
 TRAIN = "queries/train"
 PRODUCTS_AT_ONCE = 1 << 22
@@ -82,9 +83,9 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
     """
     parent = Dataset(dataset)
     check(parent)
-    graph = _Graph.of(parent, settings)
+    graph = _Graph.from_dataset(parent, settings)
     made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    named = {"name": f"{parent.name}-propagated", "propagated_clicks": made}
+    named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
     counts = Counter[str]()
     with new_dataset(output, **{**parent.metadata, **named}) as writer:
         writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))
@@ -93,7 +94,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not have already"
             )
-        for table in parent.tables:
+        for table in read_tables(parent):
             if table != TRAIN:
                 writer.write(table, parent.batches(table))
     logger.info(
@@ -115,10 +116,10 @@ class _Graph:
 
     query_anchors: csr_array
     anchor_ads: csr_array
-    ads_by_text: Names
+    ads_by_text: HashIndex
 
     @classmethod
-    def of(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
+    def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
         """Read the anchor sets that count, without hubs."""
         chosen = settings.anchor_sets or parent.anchor_sets
         if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
@@ -140,7 +141,9 @@ class _Graph:
         texts = np.empty(parent.num_rows("ads"), dtype=np.uint64)
         for batch in parent.batches("ads", ["ad_id", "text"]):
             texts[batch["ad_id"]] = hash_strings(fold(batch["text"]))
-        return cls(hstack(queries, format="csr"), vstack(ads, format="csr"), Names.of(texts))
+        return cls(
+            hstack(queries, format="csr"), vstack(ads, format="csr"), HashIndex.from_hashes(texts)
+        )
 
     def scores(self, queries: Int64s, known: csr_array) -> Iterator[tuple[slice, csr_array]]:
         """Score the ads that share anchors with ``queries`` (n,), a bounded number at a time.

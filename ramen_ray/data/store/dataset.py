@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
+from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
@@ -201,6 +202,18 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def dataset_name(given: str | None, folder: Path) -> str:
+    """Return the name that a dataset is given, or else one that is like its folder's.
+
+    Raises:
+        DatasetError: what is given is no name.
+    """
+    try:
+        return name_like(folder.name, "dataset") if given is None else checked_name(given)
+    except BadNameError as error:
+        raise DatasetError(f"--name: {error}") from error
+
+
 @contextmanager
 def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
     """Build a dataset directory that is whole or absent; see :func:`new_folder`.
@@ -208,8 +221,10 @@ def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]
     ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
 
     Raises:
-        DatasetError: something lies at ``path`` already.
+        DatasetError: something lies at ``path`` already, or the name is none.
     """
+    if fault := naming_fault(metadata["name"]):
+        raise DatasetError(f"{path}: a dataset cannot be called so: {fault}")
     with new_folder(path) as aside:
         yield DatasetWriter(aside)
         write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
@@ -305,6 +320,9 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{file}: format_version is {version!r}, this program reads {FORMAT_VERSION}"
         )
-    if not isinstance(metadata.get("name"), str):
+    name = metadata.get("name")
+    if not isinstance(name, str):
         raise DatasetError(f"{file}: 'name' is missing or not a string")
+    if fault := naming_fault(name):
+        raise DatasetError(f"{file}: 'name': {fault}; change it there")
     return metadata

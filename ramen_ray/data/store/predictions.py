@@ -22,10 +22,10 @@ PREDICTIONS = pa.schema(
 )
 QUERIES_PER_BATCH = 4096
 
-TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
+Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-def write_predictions(file: Path, dataset: Dataset, split: str, topk: TopK) -> None:
+def write_predictions(file: Path, dataset: Dataset, split: str, topk: Predictions) -> None:
     """Write a split's predictions as a parquet table, which appears whole or not at all.
 
     Args:
@@ -43,7 +43,7 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: TopK) -> N
             out.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))
 
 
-def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: TopK) -> pa.Table:
+def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictions) -> pa.Table:
     """Return one row per prediction, best first, with texts and the users' ids.
 
     Args:

@@ -34,7 +34,7 @@ def schema_of(table: str) -> pa.Schema:
             schema = ADS
         case ["anchors", _]:
             schema = ANCHORS
-        case ["edges", _, "query" | "test_query"]:
+        case ["edges", _, "query"]:
             schema = QUERY_EDGES
         case ["edges", _, "ad"]:
             schema = AD_EDGES

@@ -25,7 +25,7 @@ class UnreadableFileError(DatasetError):
     finding: Finding
 
     @classmethod
-    def of(cls, dataset: Dataset, finding: Finding) -> "UnreadableFileError":
+    def from_finding(cls, dataset: Dataset, finding: Finding) -> "UnreadableFileError":
         """Name the file with its whole path, as no other message names the directory."""
         error = cls(f"{dataset.path}/{finding}")  # one argument, or Ray cannot unpickle it
         error.finding = finding
@@ -67,10 +67,10 @@ def read_batches(
             yield Batch(file, first_row, rows.select(columns))
             first_row += len(rows)
     except READ_ERRORS as error:
-        raise UnreadableFileError.of(dataset, unreadable(file, error)) from error
+        raise UnreadableFileError.from_finding(dataset, unreadable(file, error)) from error
     if first_row != last_row or sum(counts) != metadata.num_rows:
         finding = unreadable(file, "other number of rows than its footer says")
-        raise UnreadableFileError.of(dataset, finding)
+        raise UnreadableFileError.from_finding(dataset, finding)
 
 
 def table_batches(

@@ -62,10 +62,8 @@ def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
     match table.split("/"):
         case ["queries" | "filters", split]:
             numbered["query_id"] = f"queries/{split}"
-        case ["anchors" | "edges", name, *side]:
+        case ["anchors" | "edges", name, *_]:
             numbered["anchor_id"] = f"anchors/{name}"
-            if side == ["test_query"]:
-                numbered["query_id"] = "queries/test"
     return {column: num_rows[name] for column, name in numbered.items() if num_rows.get(name)}
 
 

@@ -1,6 +1,5 @@
 """What a dataset directory's tables are, from their footers alone: there, typed, not empty."""
 
-import re
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.dataset import Dataset, optional_tables, required_tables
 from ramen_ray.data.store.schemas import ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.validation.batches import READ_ERRORS, unreadable
+from ramen_ray.naming import naming_fault
 
 _NEEDED_BY = {
     f"queries/{ZERO_SHOT}": "novel_ads",
@@ -135,11 +135,11 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
     findings = [
         _finding(
             f"anchors/{name}.parquet",
-            f"the name of anchor set {name!r} holds more than letters, digits, '_' and '-'",
+            f"an anchor set cannot be called so: {fault}",
             "rename its anchors and edges",
         )
         for name in sets
-        if not re.fullmatch(r"[\w-]+", name)
+        if (fault := naming_fault(name, dots=False))
     ]
     with_edges = {table.split("/")[1] for table in tables if table.startswith("edges/")}
     findings += [

@@ -21,7 +21,7 @@ from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
-from ramen_ray.method.metrics.evaluation import encode_texts
+from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import resolve_pretrained, text_tokenizer
 from ramen_ray.method.retrieval.search import search
@@ -154,7 +154,8 @@ def _by_embeddings(
 def _embed(texts: pa.StringArray, name: str, max_length: int) -> NDArray[np.float32]:
     encoder = _load(name).to("cuda" if torch.cuda.is_available() else "cpu")
     tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
-    return encode_texts(encoder, tokenize, texts.to_pylist())
+    table = tokenize_texts(tokenize, texts.to_pylist())
+    return DualEncoder(encoder).embed_texts(table, np.arange(len(texts)))
 
 
 def _load(name: str) -> Encoder:

@@ -9,12 +9,8 @@ from numpy.typing import NDArray
 from ramen_ray.data.description.degrees import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import KS, Propensity, measure_queries
-from ramen_ray.method.metrics.ranking import (
-    PerQuery,
-    inverse_propensities,
-    popularity_groups,
-)
+from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
 
 
@@ -26,9 +22,11 @@ class AskedQueries:
         self._queries = dataset.read("queries/test").sort_by("query_id")
         self._filters = _read_filters(dataset)
         counts = count_clicks(dataset, "train").per_ad
+        clicked = self._queries["ad_ids"].combine_chunks()
+        rows = pc.list_parent_indices(clicked).to_numpy()
+        truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
         num_queries = dataset.num_rows("queries/train")
-        self._inverse = inverse_propensities(counts, num_queries, propensity.a, propensity.b)
-        self._groups = popularity_groups(counts)
+        self._judgement = Judgement.from_clicks(truth, counts, num_queries, propensity)
 
     @property
     def texts(self) -> list[str]:
@@ -38,7 +36,7 @@ class AskedQueries:
     @property
     def num_ads(self) -> int:
         """How many ads the dataset has."""
-        return len(self._inverse)
+        return len(self._judgement.inverse)
 
     @property
     def num_answers(self) -> int:
@@ -46,7 +44,7 @@ class AskedQueries:
         return max(KS) + most_filters(self._filters)
 
     def measure(self, topk: TopK) -> dict[str, PerQuery]:
-        """Return the metrics (:data:`~ramen_ray.method.metrics.evaluation.METRICS`) query by query.
+        """Return the metrics (:data:`~ramen_ray.method.metrics.judgement.METRICS`) query by query.
 
         Filter pairs are dropped, as in training's evaluation.
 
@@ -55,10 +53,7 @@ class AskedQueries:
                 more, and their scores, in the order of ``texts``.
         """
         ads, _ = drop_filtered(topk, self._filters, max(KS))
-        clicked = self._queries["ad_ids"].combine_chunks()
-        rows = pc.list_parent_indices(clicked).to_numpy()
-        truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
-        return measure_queries(ads, truth, self._inverse, self._groups)
+        return self._judgement.by_query(ads)
 
 
 def _read_filters(dataset: Dataset) -> NDArray[Any]:

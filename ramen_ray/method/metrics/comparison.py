@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramen_ray.data.arrays import Floats
+from ramen_ray.data.arrays import Float64s
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 
 NUM_SAMPLES = 2000
@@ -61,7 +61,7 @@ def paired_differences_over_seeds(
 
 def _sampled_ratios(
     runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str], seed: int
-) -> Floats:
+) -> Float64s:
     """Return metrics (samples, metrics) over samples of queries and runs.
 
     The same ``seed`` draws the same queries and runs.

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Floats
+from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.csr import Csr
 
-PerQuery = tuple[Floats, Floats]
+PerQuery = tuple[Float64s, Float64s]
 """What each query gained, and what it could: (queries,) each."""
 
 
 def inverse_propensities(
     click_counts: NDArray[np.int64], num_queries: int, a: float, b: float
-) -> Floats:
+) -> Float64s:
     """Return the ads' inverse propensities (ads,) after Jain et al. (KDD 2016).
 
     1 + (ln N - 1) (b + 1)^a (n + b)^-a for an ad with n of the N train queries' clicks.
@@ -48,30 +48,30 @@ def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     return (known[place] == asked) & (topk_ad_ids >= 0)
 
 
-def precision_at(hits: Booleans, k: int) -> Floats:
+def precision_at(hits: Booleans, k: int) -> Float64s:
     """Return P@k (queries,): the share of clicks among the first k predictions."""
     return hits[:, :k].sum(axis=1) / k
 
 
-def recall_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
+def recall_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Float64s:
     """Return R@k (queries,): the share of a query's clicks among the first k predictions."""
     return hits[:, :k].sum(axis=1) / np.maximum(num_clicks, 1)
 
 
-def ndcg_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Floats:
+def ndcg_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Float64s:
     """Return N@k (queries,) with binary gains and 1 / log2(rank + 1) discounts."""
     discounts = 1.0 / np.log2(np.arange(2, k + 2))
     shown = hits[:, :k]
     return (shown @ discounts[: shown.shape[1]]) / _ideal_dcg(num_clicks, discounts)
 
 
-def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Floats) -> Floats:
+def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Float64s) -> Float64s:
     """Return the best DCG (queries,) with binary gains; 1 for queries without clicks."""
     return np.asarray(np.cumsum(discounts)[np.clip(num_clicks, 1, len(discounts)) - 1])
 
 
 def propensity_scored(
-    hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, k: int
+    hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Float64s, k: int
 ) -> dict[str, PerQuery]:
     """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible ones."""
     gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
@@ -84,7 +84,7 @@ def propensity_scored(
     }
 
 
-def _best_gains(truth: Csr, inverse: Floats, k: int) -> Floats:
+def _best_gains(truth: Csr, inverse: Float64s, k: int) -> Float64s:
     """Return each query's k largest inverse propensities (queries, k), zero-padded."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
     order = np.lexsort((-inverse[ads], rows))
@@ -96,7 +96,7 @@ def _best_gains(truth: Csr, inverse: Floats, k: int) -> Floats:
 
 
 def query_metrics(
-    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Floats, ks: Sequence[int]
+    topk_ad_ids: NDArray[Any], truth: Csr, inverse: Float64s, ks: Sequence[int]
 ) -> dict[str, PerQuery]:
     """Return P, N, R, PSP and PSN at each of ``ks`` by query.
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from ramen_ray.method.devices import to_device
 from ramen_ray.method.model.pretrained import (
     EncoderError,
     load_config,
@@ -27,7 +28,6 @@ from ramen_ray.method.model.pretrained import (
     resolve_pretrained,
 )
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.training.devices import to_device
 
 Pooling = Literal["mean", "cls"]
 

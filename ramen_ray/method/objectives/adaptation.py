@@ -18,50 +18,69 @@ reading:
 - The weight that a run starts from is also the bound: it is the reliance that was asked for, which
   evidence takes away and gives back. A hundredth of it is always left, so that it can come back.
 
-Shapes: b rows of this worker and B of the global batch, C columns of a draw, L candidates, U
-distinct texts, D width, K regularisers.
+Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
+regularisers.
 """
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.sampling.batches import Batches, Pool
-from ramen_ray.method.training.devices import to_device
-from ramen_ray.method.training.distributed import sum_over_workers
+from ramen_ray.method.devices import to_device
+from ramen_ray.method.distributed import sum_over_workers
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import NodeAnchors
+from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, anchor_table, node_table
 
 LEAST_SHARE = 0.01
 
 
-class Adaptation:
-    """The weights of a run's loss terms, the same on every worker.
+class AdaptiveWeights:
+    """The weights of a run's terms, the same on every worker.
 
     Attributes:
-        weights: (1 + K,) float32: 1 for the task, then the regularisers' in the terms' order.
+        weights: (terms,) float32, in the objective's order; terms without a regulariser stay.
     """
 
-    def __init__(self, start: list[float], step_size: float, device: torch.device) -> None:
-        """Start from the fixed weights of all terms, which are also the upper bounds."""
-        self.bounds = torch.tensor(start, device=device)
+    def __init__(self, objective: Objective, step_size: float, device: torch.device) -> None:
+        """Start from the objective's weights, which are also the upper bounds."""
+        self.objective = objective
+        self.bounds = torch.tensor(objective.weights, device=device)
         self.step_size = step_size
         self.weights = self.bounds
 
-    def observe(self, gains_K: Tensor) -> None:
-        """Move the weights by the gains (K,) of this worker's rows in a step."""
-        steps = self.step_size * sum_over_workers(gains_K)
-        factors = functional.pad(torch.exp(steps), (1, 0), value=1.0)
+    def observe(self, encoded: EncodedBatch) -> None:
+        """Move the weights by the gains of a step; steps without anchors move nothing."""
+        if not encoded.batch.anchors:
+            return
+        gains = regularizer_gains(encoded.detached())
+        nothing = self.bounds.new_zeros(())
+        gains_of_terms = torch.stack(
+            [
+                term.every_steps * gains[term.regularizer] if term.regularizer in gains else nothing
+                for term in self.objective.terms
+            ]
+        )
+        self.move(gains_of_terms)
+
+    def move(self, gains: Tensor) -> None:
+        """Move the weights by the gains (terms,) of this worker's rows in a step."""
+        factors = torch.exp(self.step_size * sum_over_workers(gains))
         moved = torch.maximum(self.weights * factors, LEAST_SHARE * self.bounds)
         self.weights = torch.minimum(moved, self.bounds)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps."""
-        return {"weights": self.weights}
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint keeps: the weights by the terms' names."""
+        return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
-    def load_state_dict(self, content: dict[str, Tensor]) -> None:
+    def load_state_dict(self, content: dict[str, float]) -> None:
         """Put back what :meth:`state_dict` gave."""
-        self.weights = content["weights"].to(self.bounds.device)
+        weights = [content[name] for name in self.objective.names]
+        self.weights = torch.tensor(weights, device=self.bounds.device)
 
 
 def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: Tensor) -> Tensor:
@@ -88,31 +107,51 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, anchors_bD: Tensor, mean_anchor_D: T
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
 
-def total_gains(
-    embeddings_UD: Tensor, batches: Batches, draws: Int64s, position: Int64s, mine: slice
-) -> Tensor:
-    """Return the regularisers' gains (K,) on the rows ``mine`` of the global batch's draws."""
-    device = embeddings_UD.device
-    local, clicks = draws[mine], [batches.clicks]
-    columns_CBD = embeddings_UD[to_device(position.T.clip(min=0), device)]
-    queries_bD, ads_bD = columns_CBD[:2, mine]
-    ads = Pool.of(draws, position, [1, *batches.hard_columns])
-    ads_LD = embeddings_UD[to_device(ads.positions, device)]
-    clicked_bL = to_device(ads.is_positive(clicks, local[:, 0]), device)
-    own_ads = Pool.of(local, position[mine], [1])
-    clicked_Bb = own_ads.is_positive(clicks, draws[:, 0])[:, own_ads.find(local[:, 1])]
-    ahead_2bD = [
-        leads(queries_bD, ads_bD, ads_LD, clicked_bL),
-        leads(ads_bD, queries_bD, columns_CBD[0], to_device(clicked_Bb.T, device)),
-    ]
-    gains = []
-    for column, regularizer in enumerate(batches.graphs, start=2):
-        node = regularizer.node_column
-        drawn, rows = (
-            to_device(np.flatnonzero((of[:, [1, column]] >= 0).all(axis=1)), device)
-            for of in (draws, local)
+def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
+    """Return each drawn regulariser's gain, a scalar, on this worker's rows.
+
+    Its nodes are the batch's queries, or the ads that these drew, row by row.
+    """
+    local = encoded.local
+    queries, ads = local.queries, local.ads[:, 0]
+    ahead = {QUERIES: _query_leads(encoded, queries, ads), ADS: _ad_leads(encoded, queries, ads)}
+    gains = {}
+    for regularizer, drawn in encoded.batch.anchors.items():
+        nodes, anchors = node_table(regularizer), anchor_table(regularizer.anchor_set)
+        mine = local.anchors[regularizer]
+        rows = np.flatnonzero(_is_pair(mine))
+        mean_anchor_D = encoded.vectors(anchors, drawn.anchors[_is_pair(drawn)]).mean(dim=0)
+        gains[regularizer] = gain(
+            ahead[nodes][to_device(rows, ahead[nodes].device)],
+            encoded.vectors(nodes, mine.nodes[rows]),
+            encoded.vectors(anchors, mine.anchors[rows]),
+            mean_anchor_D,
         )
-        mean_anchor_D = columns_CBD[column, drawn].mean(dim=0)
-        nodes_bD, anchors_bD = (columns_CBD[each, mine][rows] for each in (node, column))
-        gains.append(gain(ahead_2bD[node][rows], nodes_bD, anchors_bD, mean_anchor_D))
-    return torch.stack(gains)
+    return gains
+
+
+def _is_pair(drawn: NodeAnchors) -> NDArray[np.bool_]:
+    return (drawn.nodes >= 0) & (drawn.anchors >= 0)
+
+
+def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
+    """Return by how far queries (b,) have their own ads (b,) before their rivals, (b, D)."""
+    pool = encoded.ad_pool()
+    return leads(
+        encoded.vectors(QUERIES, queries),
+        encoded.vectors(ADS, ads),
+        encoded.vectors(ADS, pool.ids),
+        encoded.positive_ads(pool, queries),
+    )
+
+
+def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
+    """Return the same seen from the ads: before other queries of the batch, (b, D)."""
+    pool, asked = Pool(ADS, np.unique(ads)), encoded.batch.queries
+    clicked_Bb = encoded.positive_ads(pool, asked)[:, encoded.places(pool, ads)]
+    return leads(
+        encoded.vectors(ADS, ads),
+        encoded.vectors(QUERIES, queries),
+        encoded.vectors(QUERIES, asked),
+        clicked_Bb.T,
+    )

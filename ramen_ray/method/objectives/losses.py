@@ -1,45 +1,63 @@
-"""The triplet objective and the in-batch pools that it takes its negatives from.
+"""Losses: how far rows are from having their positives before everything else in a pool.
 
-Shapes: B rows (queries or ads), L candidates in the pool (ads or anchors), K hardest negatives.
+Each is called as ``loss(similarity_BL, positives_BP, is_positive_BL)`` and returns (B,) floats, so
+that one can stand in for another.
+
+Shapes: B rows (queries or nodes), L candidates in the pool (ads or anchors), P positives that a row
+drew, K hardest negatives.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 SOFTMAX_TEMPERATURE = 0.1
 
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-def triplet_loss(
-    similarity_BL: Tensor,
-    positive_B: Tensor,
-    is_positive_BL: Tensor,
-    margin: float,
-    num_negatives: int,
-    softmax_weighting: bool = False,
-) -> Tensor:
+
+@dataclass(frozen=True)
+class TripletLoss:
     """Hinge of each row's positive against its hardest in-batch negatives.
 
     RAMEN section 3.1: [s(row, negative) - s(row, positive) + margin]_+, over the
     ``num_negatives`` most similar candidates that are no known positive of the row.
 
-    Args:
-        similarity_BL: (B, L) float, similarity of every row to every candidate.
-        positive_B: (B,) int64, each row's positive among the candidates; -1 gives no term.
-        is_positive_BL: (B, L) bool, all known positives, never used as negatives.
-        margin: the hinge's margin.
+    Attributes:
+        margin: the hinge's margin γ.
         num_negatives: K; rows with fewer negatives use what there is.
         softmax_weighting: weight a row's violations by softmax(similarity / 0.1), as NGAME does.
-
-    Returns:
-        (B,) float, the mean over K of each row's terms; 0 for rows without a positive.
     """
-    has_positive_B = positive_B >= 0
-    own_B1 = similarity_BL.gather(1, positive_B.clamp(min=0)[:, None])
-    negatives_BL = similarity_BL.masked_fill(is_positive_BL, -torch.inf)
-    hardest_BK = negatives_BL.topk(min(num_negatives, negatives_BL.shape[1]), dim=1).values
-    violation_BK = (hardest_BK - own_B1 + margin).clamp(min=0)
-    if softmax_weighting:
-        logits_BK = hardest_BK.masked_fill(violation_BK == 0, -torch.inf) / SOFTMAX_TEMPERATURE
-        weights_BK = torch.softmax(logits_BK, dim=1).nan_to_num(0.0)
-        return (violation_BK * weights_BK).mean(dim=1) * has_positive_B
-    return violation_BK.mean(dim=1) * has_positive_B
+
+    margin: float
+    num_negatives: int
+    softmax_weighting: bool = False
+
+    def __call__(
+        self, similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor
+    ) -> Tensor:
+        """Return each row's loss.
+
+        Args:
+            similarity_BL: (B, L) float, similarity of every row to every candidate.
+            positives_BP: (B, P) int64, each row's positives among the candidates; -1 for none.
+            is_positive_BL: (B, L) bool, all known positives, never used as negatives.
+
+        Returns:
+            (B,) float, the mean over a row's positives and its K negatives; 0 for rows without a
+            positive.
+        """
+        has_positive_BP = positives_BP >= 0
+        own_BP1 = similarity_BL.gather(1, positives_BP.clamp(min=0))[:, :, None]
+        negatives_BL = similarity_BL.masked_fill(is_positive_BL, -torch.inf)
+        num_negatives = min(self.num_negatives, negatives_BL.shape[1])
+        hardest_B1K = negatives_BL.topk(num_negatives, dim=1).values[:, None]
+        violations_BPK = (hardest_B1K - own_BP1 + self.margin).clamp(min=0)
+        if self.softmax_weighting:
+            logits_BPK = hardest_B1K.masked_fill(violations_BPK == 0, -torch.inf)
+            weights_BPK = torch.softmax(logits_BPK / SOFTMAX_TEMPERATURE, dim=2).nan_to_num(0.0)
+            violations_BPK = violations_BPK * weights_BPK
+        losses_BP = violations_BPK.mean(dim=2) * has_positive_BP
+        return losses_BP.sum(dim=1) / has_positive_BP.sum(dim=1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""A retriever: an encoder, an index of the ads, and what is needed to answer with them.
+"""A retriever: a model, an index of the ads, and what is needed to answer with them.
 
 A folder with
 
@@ -11,7 +11,6 @@ which `ramen_ray/tracking/retriever_model.py` serves.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,24 +26,30 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import users_ids
-from ramen_ray.method.metrics.evaluation import KS, encode_rows, encode_texts, retrieve
 from ramen_ray.method.model.compilation import write_onnx
-from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, load_encoder
+from ramen_ray.method.model.dual_encoder import (
+    ENCODER_FOLDER,
+    DualEncoder,
+    copy_model,
+    load_model,
+    tokenize_texts,
+)
+from ramen_ray.method.model.encoder import Encoder, TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.search import search_index
+from ramen_ray.method.retrieval.search import search_index, search_parts
 
-ENCODER, INDEX, ADS, SETTINGS = "encoder", "index.faiss", "ads.parquet", "retriever.json"
+INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
-RECALL_AT = max(KS)
+RECALL_AT = 100
 
 Embeddings = NDArray[np.float32]
 
 
 def write_retriever(
     folder: Path,
-    encoder_folder: Path,
+    model_folder: Path,
     dataset: Dataset,
     data: Prepared,
     kind: IndexKind,
@@ -54,7 +59,7 @@ def write_retriever(
 
     Args:
         folder: where to write; made if it is missing.
-        encoder_folder: the encoder; it computes on a GPU if there is one.
+        model_folder: a saved model; it computes on a GPU if there is one.
         dataset: has the ads' texts and the users' ids.
         data: the same dataset, prepared.
         kind: of the index.
@@ -64,13 +69,13 @@ def write_retriever(
         ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
         test queries (a thousand at most), and the index's ``megabytes``.
     """
-    encoder = _load(encoder_folder)
-    shutil.copytree(encoder_folder, folder / ENCODER)
+    model = _load(model_folder)
+    copy_model(model_folder, folder)
     ads = dataset.read("ads").sort_by("ad_id")
     _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
-    _write_settings(folder, _settings(encoder, max_length))
-    index = _trained_index(kind, encoder, data)
-    recall = _fill_and_measure(index, encoder, data)
+    _write_settings(folder, _settings(model.encoder, max_length))
+    index = _trained_index(kind, model, data)
+    recall = _fill_and_measure(index, model, data)
     faiss.write_index(index, str(folder / INDEX))
     return {
         f"recall@{RECALL_AT}": recall,
@@ -93,13 +98,15 @@ def add_ads(folder: Path, ads: pa.Table) -> int:
     Returns:
         How many ads it has now.
     """
-    encoder = _load(folder / ENCODER)
+    model = _load(folder)
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    encoder = model.encoder
     tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
     index = faiss.read_index(str(folder / INDEX))
     for start in range(0, len(ads), ADS_PER_BLOCK):
         texts = ads["text"][start : start + ADS_PER_BLOCK].to_pylist()
-        index.add(encode_texts(encoder, tokenize, texts))
+        table = tokenize_texts(tokenize, texts)
+        index.add(model.embed_ads(table, np.arange(len(table))))
     faiss.write_index(index, str(folder / INDEX))
     known = pq.read_table(folder / ADS)
     _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
@@ -116,16 +123,16 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     Raises:
         EncoderError: its encoder is a bag, or what this takes is not installed.
     """
-    encoder = load_encoder(folder / ENCODER)
+    encoder = load_model(folder).encoder
     if not isinstance(encoder, TransformerEncoder):
         raise EncoderError("a bag of embeddings has nothing to compile: it looks up and adds")
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-    settings["onnx"] = write_onnx(encoder, folder / ENCODER, int8)
+    settings["onnx"] = write_onnx(encoder, folder / ENCODER_FOLDER, int8)
     _write_settings(folder, settings)
 
 
-def _load(encoder_folder: Path) -> Encoder:
-    return load_encoder(encoder_folder).to("cuda" if torch.cuda.is_available() else "cpu")
+def _load(model_folder: Path) -> DualEncoder:
+    return load_model(model_folder).to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _write_ads(file: Path, ads: pa.Table) -> None:
@@ -148,28 +155,28 @@ def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:
     }
 
 
-def _trained_index(kind: IndexKind, encoder: Encoder, data: Prepared) -> Any:
+def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
     num_ads = len(data.ads)
-    index = new_index(kind, encoder.dim, num_ads)
+    index = new_index(kind, model.dim, num_ads)
     if not index.is_trained:
         sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
-        index.train(encode_rows(encoder, data.ads, sample))
+        index.train(model.embed_ads(data.ads, sample))
     return index
 
 
-def _fill_and_measure(index: Any, encoder: Encoder, data: Prepared) -> float:
+def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
     """Add all ads to ``index`` and return its recall; each ad is encoded once."""
     asked = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
-    queries = encode_rows(encoder, data.queries["test"], asked)
+    queries = model.embed_queries(data.queries["test"], asked)
     ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
 
     def add_parts() -> Iterator[Any]:
         for start in range(0, len(ad_ids), ADS_PER_BLOCK):
-            part = encode_rows(encoder, data.ads, ad_ids[start : start + ADS_PER_BLOCK])
+            part = model.embed_ads(data.ads, ad_ids[start : start + ADS_PER_BLOCK])
             index.add(part)
             yield part
 
-    exact, _ = retrieve(queries, add_parts(), ad_ids, no_filters)
+    exact, _ = search_parts(queries, add_parts(), ad_ids, no_filters, RECALL_AT)
     found, _ = search_index(index, queries, RECALL_AT)
     return _share_found(found, exact)
 

@@ -1,5 +1,6 @@
 """Exact nearest-neighbour search with faiss, and the removal of filter pairs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import faiss
@@ -51,6 +52,38 @@ def merge_topk(parts: list[TopK], k: int) -> TopK:
     scores = np.concatenate([part[1] for part in parts], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
+
+
+def search_parts(
+    query_embeddings: NDArray[np.float32],
+    ad_parts: Iterable[NDArray[np.float32]],
+    ad_ids: NDArray[np.int64],
+    filter_pairs: NDArray[np.int64],
+    k: int,
+) -> TopK:
+    """Search ads that come in consecutive parts, and drop the filter pairs.
+
+    Memory holds one part and the best ads so far, however many parts there are.
+
+    Args:
+        query_embeddings: (queries, D) float32.
+        ad_parts: (ads of the part, D) float32 each.
+        ad_ids: (ads,) the ads' ids, in the order of the parts.
+        filter_pairs: (pairs, 2) of (query row, ad id).
+        k: ads per query.
+
+    Returns:
+        ad ids (queries, k) int64 and similarities (queries, k) float32, best first.
+    """
+    searched = k + most_filters(filter_pairs)
+    best: list[TopK] = []
+    first = 0
+    for part in ad_parts:
+        ads, scores = search(query_embeddings, part, searched)
+        ids = np.append(ad_ids[first : first + len(part)], -1)  # search says -1 for no more ads
+        best = [merge_topk([*best, (ids[ads], scores)], searched)]
+        first += len(part)
+    return drop_filtered(best[0], filter_pairs, k)
 
 
 def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:

@@ -1,4 +1,4 @@
-"""Shortlists: the ads that an encoder puts nearest to a query though it never led to them.
+"""Shortlists: the ads that a model puts nearest to a query though it never led to them.
 
 They are ANCE's hard negatives. Ads that training must not know (novel ads) are on no shortlist.
 """
@@ -9,34 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import encode_rows
-from ramen_ray.method.model.encoder import Encoder
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, search_index
 
 QUERIES_PER_BLOCK = 1 << 14
 
 
 def write_shortlists(
-    encoder: Encoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
+    model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> None:
     """Search the ads for every train query, a block at a time, and drop what it has clicked.
 
     Writes (train queries, size) int32 ads, best first, for ``np.load``: those of the ``size``
     nearest that are no positives of the query, then -1.
     """
-    device = next(encoder.parameters()).device
     queries, clicks, ads = (
         data.queries["train"],
         data.clicks["train"],
         data.candidates("validation"),
     )
-    index = build_index(encode_rows(encoder, data.ads, ads, use_bf16), device.index)
+    index = build_index(model.embed_ads(data.ads, ads, use_bf16), model.device.index)
     ad_ids = np.append(ads, -1)  # search says -1 for no more ads
     shape = (len(queries), size)
     shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
-        found, scores = search_index(index, encode_rows(encoder, queries, rows, use_bf16), size)
+        embedded = model.embed_queries(queries, rows, use_bf16)
+        found, scores = search_index(index, embedded, size)
         positives = np.stack(clicks.gather(rows), axis=1)
         shortlists[rows] = drop_filtered((ad_ids[found], scores), positives, size)[0]
     shortlists.flush()

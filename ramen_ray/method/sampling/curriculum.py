@@ -2,23 +2,24 @@
 
 In the epoch before new clusters are made, the first worker keeps the embeddings that the steps
 compute anyway, one of each query: (train queries, D) numbers of 16 bits on its device. Queries that
-the epoch left out are clustered at random. The other workers are told the result.
+the epoch left out are clustered at random. The other workers get the result.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.devices import to_device
+from ramen_ray.method.distributed import array_from_first_worker, world
+from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_levels
-from ramen_ray.method.training.distributed import array_from_first_worker, world
-
-CURRICULUM_FILE = "curriculum.pt"
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.training_data import QUERIES
 
 
 @dataclass(frozen=True)
@@ -49,52 +50,76 @@ class ClusterSchedule:
         return self.cluster_size * 2 ** sum(epoch >= doubled for doubled in self.double_at)
 
 
-@dataclass(frozen=True)
 class Curriculum:
-    """Brings the order of a run's batches along."""
+    """Makes the clusters that a run's batches are cut from.
 
-    schedule: ClusterSchedule
-    batches: Batches
-    embedding_dim: int
-    device: torch.device
+    Attributes:
+        clusters: those of the present epochs; None while the order is random.
+        seen: (train queries, D) float16, what the steps of this epoch showed of each query, on the
+            first worker; None in epochs that nothing is made after, and on other workers.
+    """
+
+    def __init__(
+        self, schedule: ClusterSchedule, sampler: Sampler, dim: int, device: torch.device
+    ) -> None:
+        """Begin in random order.
+
+        Args:
+            schedule: when to make clusters.
+            sampler: of the run.
+            dim: D, width of an embedding.
+            device: where embeddings are kept and clustered.
+        """
+        self.schedule = schedule
+        self.clusters: Clusters | None = None
+        self.seen: Tensor | None = None
+        self._num_queries = len(sampler.data.query_ids)
+        self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
+        self._dim, self._device = dim, device
+
+    def observe(self, encoded: EncodedBatch) -> None:
+        """Keep the embeddings of a batch's queries if clusters will be made from them."""
+        if self.seen is None:
+            return
+        queries = encoded.batch.queries
+        kept = encoded.detached().vectors(QUERIES, queries).to(self.seen.dtype)
+        self.seen[to_device(queries, self._device)] = kept
 
     def advance(self, step: int) -> None:
-        """Prepare the batches for what comes after ``step``.
+        """Prepare for what comes after ``step``; ``clusters`` may be other ones then.
 
         Every worker calls this before the first step and where a checkpoint will be written, before
         that. Embeddings of an earlier encoder than the present one make the clusters, as in NGAME.
         """
-        epoch, position = divmod(step, self.batches.steps_per_epoch)
+        epoch, position = divmod(step, self._steps_per_epoch)
         if position == 0 and self.schedule.is_due(epoch):
-            self.batches.clusters = self._make_clusters(epoch)
-            self.batches.seen = None
+            self.clusters = self._make_clusters(epoch)
+            self.seen = None
         collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
-        if collects and self.batches.seen is None:
-            shape = (len(self.batches.query_ids), self.embedding_dim)
-            self.batches.seen = torch.zeros(shape, dtype=torch.float16, device=self.device)
+        if collects and self.seen is None:
+            shape = (self._num_queries, self._dim)
+            self.seen = torch.zeros(shape, dtype=torch.float16, device=self._device)
 
     def _make_clusters(self, epoch: int) -> Clusters:
-        num_queries = len(self.batches.query_ids)
         size = self.schedule.size_at(epoch)
-        rows = np.empty(num_queries, dtype=np.int64)
-        if self.batches.seen is not None:
-            seed = int(keyed_hash((self.batches.seed,), np.array([epoch]))[0] >> np.uint64(1))
-            rows = balanced_clusters(self.batches.seen, size, seed).rows
-        rows = array_from_first_worker(rows, self.device)
-        return Clusters(rows, 2 ** count_levels(num_queries, size))
+        rows = np.empty(self._num_queries, dtype=np.int64)
+        if self.seen is not None:
+            seed = int(keyed_hash((self._seed,), np.array([epoch]))[0] >> np.uint64(1))
+            rows = balanced_clusters(self.seen, size, seed).rows
+        rows = array_from_first_worker(rows, self._device)
+        return Clusters(rows, 2 ** count_levels(self._num_queries, size))
 
-    def save(self, folder: Path) -> None:
-        """Write the clusters, and the embeddings kept so far, into a checkpoint's folder."""
-        content: dict[str, Any] = {"seen": self.batches.seen}
-        if self.batches.clusters is not None:
-            content["rows"] = torch.from_numpy(self.batches.clusters.rows)
-            content["num_clusters"] = self.batches.clusters.num_clusters
-        torch.save(content, folder / CURRICULUM_FILE)
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the clusters, and the embeddings seen so far."""
+        content: dict[str, Any] = {"seen": self.seen}
+        if self.clusters is not None:
+            content["rows"] = torch.from_numpy(self.clusters.rows)
+            content["num_clusters"] = self.clusters.num_clusters
+        return content
 
-    def restore(self, folder: Path) -> None:
-        """Go on from what :meth:`save` wrote."""
-        content = torch.load(folder / CURRICULUM_FILE, weights_only=True, map_location="cpu")
+    def load_state_dict(self, content: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
         if "rows" in content:
-            self.batches.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
+            self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if content["seen"] is not None and world()[0] == 0:
-            self.batches.seen = content["seen"].to(self.device)
+            self.seen = content["seen"].to(self._device)

@@ -1,16 +1,16 @@
-"""A checkpoint: the encoder as a deployable folder, and the other training state beside it."""
+"""A checkpoint: the model as it is deployed, and the other training state beside it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.encoder import Encoder
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.training.step import TrainState
 
-ENCODER_FOLDER = "encoder"
-STATE_FILE = "state.pt"
+STATE_FILE, CURRICULUM_FILE = "state.pt", "curriculum.pt"
 
 
 class CheckpointError(UserError):
@@ -18,40 +18,50 @@ class CheckpointError(UserError):
 
 
 def save_checkpoint(
-    folder: Path, encoder: Encoder, state: TrainState, max_length: int, progress: dict[str, Any]
+    folder: Path, model: DualEncoder, state: TrainState, max_length: int, progress: dict[str, Any]
 ) -> None:
-    """Write encoder, training state and ``progress`` (plain values) into ``folder``.
+    """Write model, training state and ``progress`` (plain values) into ``folder``.
 
     All draws are functions of the seed and the step, so the step also is the generators' state.
+    Graphs and shortlists are not part of it: ``progress`` says which ones were in use.
     """
-    encoder.save(folder / ENCODER_FOLDER, max_length)
+    model.save(folder, max_length)
     content = {
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "step": state.step,
-        "adaptation": state.adaptation.state_dict() if state.adaptation else None,
+        "adaptive": state.adaptive.state_dict() if state.adaptive else None,
         "progress": progress,
     }
     torch.save(content, folder / STATE_FILE)
+    if state.curriculum is not None:
+        torch.save(state.curriculum.state_dict(), folder / CURRICULUM_FILE)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` put beside the encoder, without unpickling code.
+def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
+    """Put optimiser, schedule, step, weights and order back; the model was loaded before.
+
+    Returns:
+        The ``progress`` that :func:`save_checkpoint` was given.
 
     Raises:
         CheckpointError: the folder holds no training state.
     """
-    file = folder / STATE_FILE
-    if not file.is_file():
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {STATE_FILE}")
-    content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-    return content
-
-
-def restore_state(state: TrainState, content: dict[str, Any]) -> None:
-    """Put optimiser, schedule, step and weights back; the encoder was loaded from its folder."""
+    content = _read(folder / STATE_FILE)
     state.optimizer.load_state_dict(content["optimizer"])
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
-    if state.adaptation is not None:
-        state.adaptation.load_state_dict(content["adaptation"])
+    if state.adaptive is not None:
+        state.adaptive.load_state_dict(content["adaptive"])
+    if state.curriculum is not None:
+        state.curriculum.load_state_dict(_read(folder / CURRICULUM_FILE))
+        state.sources = replace(state.sources, clusters=state.curriculum.clusters)
+    progress: dict[str, Any] = content["progress"]
+    return progress
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise CheckpointError(f"{file.parent} is not a checkpoint: it has no {file.name}")
+    content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+    return content

@@ -1,4 +1,4 @@
-"""Generations of the graph: the run's own, pruned by the encoder of one checkpoint after another.
+"""Pruned graphs: the run's own graph, pruned by the model of one checkpoint after another.
 
 Each prunes the graph that the run began with, so that an edge can come back.
 """
@@ -6,14 +6,13 @@ Each prunes the graph that the run began with, so that an edge can come back.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.sampling.draws import Regularizer
-from ramen_ray.orchestration.background.results import BackgroundResults, Schedule
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Regularizer, open_graphs
+from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.evaluation.embedding import embed_distinct
 
 EMBEDDINGS_FILE = "embeddings.npy"
@@ -39,10 +38,10 @@ class GraphPruning:
     use_bf16: bool
     num_threads: int = 1
 
-    def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
+    def __call__(self, model: Path, folder: Path) -> dict[str, float]:
         """Write each regulariser's pruned graph, and return what is left of it."""
         report: dict[str, float] = {}
-        nodes, anchors = self._embed(encoder, folder / EMBEDDINGS_FILE)
+        nodes, anchors = self._embed(model, folder / EMBEDDINGS_FILE)
         for one in self.regularizers:
             edges = Csr.open(self.edges / one.path)
             pruned = prune(edges, nodes[one.side], anchors[one.anchor_set], self.prune_threshold)
@@ -52,8 +51,12 @@ class GraphPruning:
         (folder / EMBEDDINGS_FILE).unlink()
         return report
 
+    def take(self, folder: Path, sources: Sources) -> Sources:
+        """Draw from the graphs that a call wrote into ``folder``."""
+        return replace(sources, graphs=open_graphs(folder, self.regularizers))
+
     def _embed(
-        self, encoder: Path, file: Path
+        self, model: Path, file: Path
     ) -> tuple[dict[str, TextEmbeddings], dict[str, TextEmbeddings]]:
         """Return the embeddings of the nodes by side, and of the anchors by set."""
         tokens = self.data / "tokens"
@@ -61,25 +64,28 @@ class GraphPruning:
         sides = sorted({one.side for one in self.regularizers})
         sets = sorted({one.anchor_set for one in self.regularizers})
         tables = [*(nodes[side] for side in sides), *(tokens / "anchors" / name for name in sets)]
-        embeddings = embed_distinct(encoder, tables, file, self.use_bf16, self.num_threads)
+        embeddings = embed_distinct(model, tables, file, self.use_bf16, self.num_threads)
         of_nodes, of_anchors = embeddings[: len(sides)], embeddings[len(sides) :]
         return dict(zip(sides, of_nodes, strict=True)), dict(zip(sets, of_anchors, strict=True))
 
 
-def pruned_graphs(
-    config: RunConfig,
-    pruning: GraphPruning,
-    folder: Path,
-    steps_per_epoch: int,
-    device: torch.device,
-) -> BackgroundResults | None:
-    """Return the graph's generations, kept in ``folder``; None where a run does not prune."""
+def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
+    """Return the task that prunes a run's graph; None where a run does not prune."""
     settings = config.pruning
-    if settings.mode == "never" or not pruning.regularizers:
+    if settings.mode == "never" or not run.regularizers:
         return None
     wait = settings.mode == "synchronous"
-    if wait:  # the workers' CPUs are free meanwhile
-        pruning = replace(pruning, num_threads=config.workers.cpus_per_worker)
+    pruning = GraphPruning(
+        run.data,
+        run.edges,
+        run.regularizers,
+        settings.prune_threshold,
+        run.use_bf16,
+        num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
+    )
     first, every = settings.warmup_epochs, settings.every_epochs
-    schedule = Schedule(first, every, config.training.epochs, steps_per_epoch, wait)
-    return BackgroundResults("pruning", folder, pruning, schedule, device, has_own_tasks=True)
+    schedule = Schedule(first, every, config.training.epochs, run.steps_per_epoch, wait)
+    folder = run.folder / "graphs"
+    return BackgroundTask(
+        "graph", folder, pruning, pruning.take, schedule, run.device, has_own_tasks=True
+    )

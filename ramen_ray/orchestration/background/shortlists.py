@@ -1,8 +1,4 @@
-"""The bases: what a run takes hard negatives from, besides random batches.
-
-``ngame`` orders the queries so that a batch holds similar ones. ``ance`` draws ads from shortlists
-that a background task makes from a checkpoint's encoder; until the first are there it draws none.
-"""
+"""Shortlists: a task mines the train queries' hard negatives with the model of a checkpoint."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,34 +9,12 @@ import torch
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.model.encoder import load_encoder
-from ramen_ray.method.retrieval.shortlists import write_shortlists
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.orchestration.background.results import BackgroundResults, Schedule
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 
 SHORTLISTS_FILE = "shortlists.npy"
-
-
-def cluster_schedule(config: RunConfig) -> ClusterSchedule:
-    """Return when ``ngame`` makes clusters, and of which size."""
-    base = config.base
-    return ClusterSchedule(
-        base.first_clustered_epoch,
-        base.refresh_every,
-        base.cluster_size,
-        base.double_cluster_size_at,
-        config.training.epochs,
-    )
-
-
-def build_curriculum(
-    config: RunConfig, batches: Batches, embedding_dim: int, device: torch.device
-) -> Curriculum | None:
-    """Return what orders the queries of ``batches``; None where their order stays random."""
-    if config.base.kind != "ngame":
-        return None
-    return Curriculum(cluster_schedule(config), batches, embedding_dim, device)
 
 
 @dataclass(frozen=True)
@@ -59,13 +33,13 @@ class ShortlistMining:
     use_bf16: bool
     num_threads: int = 1
 
-    def __call__(self, encoder: Path, folder: Path) -> dict[str, float]:
+    def __call__(self, model: Path, folder: Path) -> dict[str, float]:
         """Write shortlists into ``folder``; there is nothing to report of them."""
         torch.set_num_threads(self.num_threads)
         faiss.omp_set_num_threads(self.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
         write_shortlists(
-            load_encoder(encoder).to("cuda" if has_gpu else "cpu"),
+            load_model(model).to("cuda" if has_gpu else "cpu"),
             Prepared(self.data),
             self.size,
             folder / SHORTLISTS_FILE,
@@ -73,21 +47,20 @@ class ShortlistMining:
         )
         return {}
 
+    def take(self, folder: Path, sources: Sources) -> Sources:
+        """Draw from the shortlists that a call wrote into ``folder``."""
+        return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
-def mined_shortlists(
-    config: RunConfig,
-    mining: ShortlistMining,
-    folder: Path,
-    steps_per_epoch: int,
-    device: torch.device,
-) -> BackgroundResults | None:
-    """Return the shortlists' generations, kept in ``folder``; None where a run has none."""
+
+def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
+    """Return the task that makes a run's shortlists; None where a run has none."""
     base = config.base
-    if base.kind != "ance":
+    if base.parts.hard_negatives == "none":
         return None
     wait = base.refresh_mode == "synchronous"
-    if wait:  # the workers' CPUs are free meanwhile
-        mining = replace(mining, num_threads=config.workers.cpus_per_worker)
+    num_threads = config.workers.cpus_per_worker if wait else 1  # the workers' CPUs are free
+    mining = ShortlistMining(run.data, base.shortlist_size, run.use_bf16, num_threads)
     every = base.refresh_every
-    schedule = Schedule(every, every, config.training.epochs, steps_per_epoch, wait)
-    return BackgroundResults("shortlists", folder, mining, schedule, device)
+    schedule = Schedule(every, every, config.training.epochs, run.steps_per_epoch, wait)
+    folder = run.folder / "shortlists"
+    return BackgroundTask("shortlists", folder, mining, mining.take, schedule, run.device)

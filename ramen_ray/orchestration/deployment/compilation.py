@@ -13,7 +13,7 @@ from ramen_ray.method.retrieval.retriever import compile_retriever
 from ramen_ray.orchestration.deployment.copies import log_derived, take_place
 from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries, time_alone
 from ramen_ray.tracking.registry import Registry
-from ramen_ray.tracking.runs import log_metrics
+from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
 TIMED_QUERIES = 200
@@ -85,7 +85,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     )
     found = {f"test/{name}": value for name, value in compiled.metrics.items()}
     found |= {"answer/milliseconds": compiled.milliseconds}
-    log_metrics(registry.uri, derived.run_id, found, model_id=derived.model_id)
+    Run(registry.uri, derived.run_id).log_metrics(found, model_id=derived.model_id)
     metric = registry.parameters(original.run_id)["training.selection_metric"]
     refusal = _refusal(compiled, metric, int8)
     if refusal:

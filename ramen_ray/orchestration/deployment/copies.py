@@ -7,7 +7,7 @@ from typing import Any
 
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import closing_run, log_parameters, open_run
+from ramen_ray.tracking.runs import open_run
 
 
 def log_derived(
@@ -29,11 +29,11 @@ def log_derived(
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
-    run_id = open_run(registry.uri, parameters["experiment"], "derived", output, None)
-    with closing_run(registry.uri, run_id):
-        log_parameters(registry.uri, run_id, parameters, {"derived_from": original.uri})
+    run = open_run(registry.uri, parameters["experiment"], "derived", output)
+    with run.closing():
+        run.log_parameters(parameters, {"derived_from": original.uri})
         facts = {**original.facts, **changes}
-        model_id = log_retriever(registry.uri, run_id, folder, example, facts)
+        model_id = log_retriever(run, folder, example, facts)
     return registry.look_up(uri_of(model_id))
 
 

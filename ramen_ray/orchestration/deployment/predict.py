@@ -3,9 +3,11 @@
 A partition is a row group of the source, or some of its rows where it has many.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
+from pyarrow.fs import FileSystem
 
 from ramen_ray.config import ConfigError
-from ramen_ray.data.importers.sources import Piece, find_pieces
+from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.cluster.resources import (
@@ -134,6 +137,7 @@ def predict(
     partitions = _partitions(pieces)
     plan = {
         "model": retriever.uri,
+        "model_content": registry.fingerprint(retriever.uri),
         "top_k": top_k,
         "column": table.column,
         "queries": _contents(pieces),
@@ -180,11 +184,16 @@ def _partitions(pieces: list[Piece]) -> list[_Partition]:
     return partitions
 
 
-def _contents(pieces: list[Piece]) -> dict[str, list[int]]:
-    """Return the files with what tells one content from another: bytes and time of change."""
+def _contents(pieces: list[Piece]) -> dict[str, str]:
+    """Return the files with a hash of what is in each."""
     files = {piece.path: piece.filesystem for piece in pieces}
-    found = {path: filesystem.get_file_info(path) for path, filesystem in files.items()}
-    return {path: [info.size, info.mtime_ns] for path, info in found.items()}
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(files, threads.map(_content_hash, files.values(), files), strict=True))
+
+
+def _content_hash(filesystem: FileSystem, path: str) -> str:
+    with filesystem.open_input_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _claim(output: Path, plan: dict[str, Any]) -> None:
@@ -193,6 +202,10 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not file.exists():
+            if any(output.glob("part-*.parquet")):
+                raise ConfigError(
+                    f"--answers {output} has parts of another table; choose another folder"
+                )
             with whole_file(file) as aside:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         before = json.loads(file.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.evaluation import METRICS
+from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries
 from ramen_ray.orchestration.training.run_directory import RUN_FILE, RunDirectory
@@ -81,12 +81,13 @@ def promote(
         force: give the alias whatever comes out, even where the champion cannot be compared.
 
     Raises:
-        RegistryError: there is no retriever, it is the champion already, or the champion is no
-            retriever or of another version of the dataset.
+        RegistryError: ``name`` or ``alias`` is no name, there is no retriever, it is the champion
+            already, or the champion is no retriever or of another version of the dataset.
         DatasetError: the dataset that the run was trained on is gone, or has changed since.
     """
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
+    registry.check_name(name, alias)
     asked = _mlflow_run_id(run)
     source, model_id = registry.find_logged(asked, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]

@@ -14,22 +14,22 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
 
 
 def log_run_retriever(
-    config: RunConfig, dataset: Dataset, data: Prepared, encoder: Path, uri: str, run_id: str
+    config: RunConfig, dataset: Dataset, data: Prepared, model: Path, run: Run
 ) -> tuple[str, dict[str, float]]:
-    """Index all ads with the run's best encoder, and log it with them as a deployable model.
+    """Index all ads with the run's best model, and log both as a deployable model.
 
     Args:
         config: the run's; its ``output`` is a folder that all machines see.
         dataset: what the run was trained on.
         data: the same, prepared.
-        encoder: folder of the best encoder.
-        uri: the MLflow store.
-        run_id: the run in it.
+        model: folder of the best model.
+        run: the run in MLflow.
 
     Returns:
         The model's id, and what is known of its index.
@@ -38,7 +38,7 @@ def log_run_retriever(
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
         folder = Path(aside)
         write = partial(
-            write_retriever, folder, encoder, dataset, data, kind, config.encoder.max_length
+            write_retriever, folder, model, dataset, data, kind, config.encoder.max_length
         )
         if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
             measured = write()  # takes less than the start of a task's process
@@ -53,7 +53,7 @@ def log_run_retriever(
         }
         batch = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
         example = batch["text"].to_pylist()
-        model_id = log_retriever(uri, run_id, folder, example, metadata)
+        model_id = log_retriever(run, folder, example, metadata)
     return model_id, {f"index/{name}": value for name, value in measured.items()}
 
 

@@ -1,34 +1,30 @@
-"""Evaluate a checkpoint: Ray Data encodes its share by share, a task searches and measures."""
+"""Evaluate a checkpoint: Ray Data embeds queries and ads, a task searches and measures."""
 
-import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
 import ray.data
-import torch
-from numpy.typing import NDArray
 
 from ramen_ray.config import ConfigError, RunConfig, read_config
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
-from ramen_ray.method.metrics.bad_matches import KS, bad_match_metrics
-from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, retrieve, score
-from ramen_ray.method.model.encoder import load_encoder
-from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.training.checkpoints import ENCODER_FOLDER, CheckpointError
+from ramen_ray.method.metrics import bad_matches
+from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.retrieval.search import TopK, search_parts
+from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.evaluation.embedding import BlockTask, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 
-ROWS_PER_SHARE = 8192
+ADS_PER_PART = 65_536
 
 
 def evaluate_checkpoint(
@@ -66,19 +62,17 @@ def evaluate_checkpoint(
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, encoder_tokenizer(config.encoder))
-    shares = Path(tempfile.mkdtemp(prefix=".embeddings-", dir=cache))
-    try:
-        _encode(checkpoint / ENCODER_FOLDER, data, split, shares, config)
+    with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
+        file = Path(folder) / "embeddings.npy"
+        _embed(checkpoint, data, split, file, config)
         propensity = build_propensity(config)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
-        measured, topk = task.remote(data, split, shares, propensity)
+        measured, topk = task.remote(data, split, file, propensity)
         metrics: dict[str, float] = ray.get(measured)
         if predictions is not None:
             write_predictions(predictions, opened, split, ray.get(topk))
         if name_list is not None:
             metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
-    finally:
-        shutil.rmtree(shares, ignore_errors=True)
     return metrics
 
 
@@ -103,62 +97,31 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
         raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
 
 
-def _encode(encoder: Path, data: Prepared, split: str, shares: Path, config: RunConfig) -> None:
-    """Write the embeddings of the split's candidates and of its queries into ``shares``."""
-    tables = {"ads": len(data.candidates(split)), "queries": len(data.queries[split])}
-    items = [
-        {"table": table, "start": start, "stop": min(start + ROWS_PER_SHARE, num_rows)}
-        for table, num_rows in tables.items()
-        for start in range(0, num_rows, ROWS_PER_SHARE)
-    ]
-    workers = config.workers
-    ray.data.from_items(items).map_batches(
-        _ShareEncoder,
-        fn_constructor_args=(encoder, data, split, shares, workers.cpus_per_worker),
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=workers.num_workers),
-        num_cpus=workers.cpus_per_worker,
-        num_gpus=int(workers.use_gpu),
-    ).materialize()
-
-
-class _ShareEncoder:
-    """Holds the encoder in an actor and encodes one share of a table after the other."""
-
-    def __init__(
-        self, encoder: Path, data: Prepared, split: str, shares: Path, num_threads: int
-    ) -> None:
-        torch.set_num_threads(num_threads)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.encoder = load_encoder(encoder).to(device)
-        queries = data.queries[split]
-        self.tables: dict[str, tuple[TokenTable, NDArray[np.int64]]] = {
-            "ads": (data.ads, data.candidates(split)),
-            "queries": (queries, np.arange(len(queries))),
-        }
-        self.shares = shares
-
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        table, start, stop = batch["table"][0], int(batch["start"][0]), int(batch["stop"][0])
-        texts, rows = self.tables[table]
-        embeddings = encode_rows(self.encoder, texts, rows[start:stop])
-        np.save(self.shares / f"{table}-{start:015d}.npy", embeddings)
-        return {"rows": np.array([stop - start])}
+def _embed(checkpoint: Path, data: Prepared, split: str, file: Path, config: RunConfig) -> None:
+    """Write the embeddings of the split's queries and then of its candidates into ``file``."""
+    tokens, workers = data.path / "tokens", config.workers
+    num_queries = len(data.queries[split])
+    queries = TableRows(tokens / "queries" / split, np.arange(num_queries), "queries")
+    ads = TableRows(tokens / "ads", data.candidates(split), "ads")
+    cpus, gpus = workers.cpus_per_worker, int(workers.use_gpu)
+    embed_tables(checkpoint, [queries, ads], file, BlockTask(cpus, cpus, gpus))
 
 
 def _measure(
-    data: Prepared, split: str, shares: Path, propensity: Propensity
+    data: Prepared, split: str, file: Path, propensity: Propensity
 ) -> tuple[dict[str, float], TopK]:
-    queries = np.concatenate([np.load(file) for file in sorted(shares.glob("queries-*.npy"))])
-    ads = (np.load(file) for file in sorted(shares.glob("ads-*.npy")))
-    topk = retrieve(queries, ads, data.candidates(split), data.filters(split))
-    return score(topk, data, split, propensity), topk
+    embeddings = np.load(file, mmap_mode="r")
+    num_queries = len(data.queries[split])
+    queries, ads = embeddings[:num_queries], embeddings[num_queries:]
+    parts = (ads[start : start + ADS_PER_PART] for start in range(0, len(ads), ADS_PER_PART))
+    topk = search_parts(queries, parts, data.candidates(split), data.filters(split), max(KS))
+    return Judgement.from_prepared(data, split, propensity).metrics(topk[0]), topk
 
 
 def _measure_bad_matches(
     names: NameList, dataset: Dataset, split: str, topk: TopK
 ) -> dict[str, float]:
-    ads = topk[0][:, : max(KS)]
+    ads = topk[0][:, : max(bad_matches.KS)]
     query_names = names.find_in_table(dataset, f"queries/{split}")
     ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
-    return bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)
+    return bad_matches.bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

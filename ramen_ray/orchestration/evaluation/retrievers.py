@@ -8,7 +8,7 @@ import numpy as np
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.answers import AskedQueries
-from ramen_ray.method.metrics.evaluation import Propensity
+from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.retrieval.index import search_first
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.tracking.registry import LoggedRetriever, Registry

@@ -15,14 +15,7 @@ from ramen_ray.data.validation import check
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, count_tokens
-from ramen_ray.tracking.runs import (
-    closing_run,
-    log_artifacts,
-    log_metrics,
-    log_parameters,
-    open_run,
-    tracking_uri,
-)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SEED = 0
 NUM_HUBS = 5
@@ -72,22 +65,21 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     )
 
 
-def log_description(description: Description, page: Path, output: Path) -> tuple[str, str]:
-    """Log the numbers and the page as a run of their own; returns the store and the run's id.
+def log_description(description: Description, page: Path, output: Path) -> Run:
+    """Log the numbers and the page as a run of their own, and return it.
 
     Raises:
         TrackingError: the MLflow store cannot be used.
     """
     name = str(description.metadata["name"])
-    uri = tracking_uri(output)
-    run_id = open_run(uri, DEFAULT_EXPERIMENT, f"describe-{name}", output, None)
-    with closing_run(uri, run_id):
+    run = open_run(tracking_uri(output), DEFAULT_EXPERIMENT, f"describe-{name}", output)
+    with run.closing():
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
-        log_parameters(uri, run_id, settings, {"dataset": name})
+        run.log_parameters(settings, {"dataset": name})
         metrics = {f"dataset.{key}": value for key, value in description.metrics.items()}
-        log_metrics(uri, run_id, metrics)
-        log_artifacts(uri, run_id, page)
-    return uri, run_id
+        run.log_metrics(metrics)
+        run.log_artifacts(page)
+    return run
 
 
 def _find_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts) -> list[Hub]:

@@ -41,7 +41,7 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_er
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 3
+PREPARED_VERSION = 4
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 

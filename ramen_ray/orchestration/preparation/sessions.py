@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.graphs.anchor_sets import add_anchor_set, check_name, remove_anchor_set
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.sessions import (
     STRONGEST_PAIRS,
     KnownNodes,
@@ -34,7 +34,7 @@ from ramen_ray.data.graphs.sessions import (
     strongest_pairs,
     supported_pairs,
 )
-from ramen_ray.data.importers.sources import Piece, find_pieces, read_piece
+from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
@@ -64,11 +64,11 @@ def add_co_session(
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
     check(dataset)
-    pieces = find_pieces(log.sessions, log.columns)
-    if not pieces:
-        raise DatasetError(f"{log.sessions} holds no rows")
+    pieces = _find_pieces(log)
     known = KnownNodes(
-        Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
+        NodeIndex.from_table(dataset, "queries/train"),
+        NodeIndex.from_table(dataset, "ads"),
+        HeldOut.from_dataset(dataset),
     )
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()
@@ -90,12 +90,19 @@ def add_co_session(
         raise DatasetError(
             f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
         )
-    for name in (settings.query_set, settings.ad_set):
-        if name in made_sets:
-            summary |= add_anchor_set(dataset.path, name, *made_sets[name], made, replace)
-        else:
+    for name, anchor_set in made_sets.items():
+        summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)
+    if replace:
+        for name in {settings.query_set, settings.ad_set}.difference(made_sets):
             remove_anchor_set(dataset.path, name)
     return summary
+
+
+def _find_pieces(log: SessionLog) -> list[Piece]:
+    pieces = find_pieces(log.sessions, log.columns)
+    if not pieces:
+        raise DatasetError(f"{log.sessions} holds no rows")
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,7 @@ def _noted(aside: Path) -> Counter[str]:
     return total
 
 
-def _texts(dataset: Dataset, nodes: Nodes, anchors: UInt64s, aside: Path) -> pa.Array:
+def _texts(dataset: Dataset, nodes: NodeIndex, anchors: UInt64s, aside: Path) -> pa.Array:
     """Return the texts (anchors,) whose hashes are ``anchors`` (ascending)."""
     table = "ads" if nodes.key else "queries/train"
     node = nodes.by_text.first(anchors)

@@ -20,14 +20,20 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.graphs.edge_lists import made_by
-from ramen_ray.data.importers.sources import Piece, find_pieces
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
 from ramen_ray.data.importers.tables.writing import write_ads, write_queries
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.orchestration.cluster.resources import start_ray, user_errors
 
@@ -67,7 +73,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
         for source, names in edge_list.tables.values():
             find_pieces(source, names)  # says at once what is missing
     metadata = {
-        "name": name or output.name,
+        "name": dataset_name(name, output),
         "source": tables.clicks,
         "licence": "",
         "imported": asdict(tables),

@@ -16,7 +16,7 @@ import ray
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
-from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import task_of
 

@@ -3,12 +3,11 @@
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation.structure import check_structure
-from ramen_ray.method.metrics.evaluation import METRICS
+from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.model.pretrained import load_config
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
-from ramen_ray.orchestration.background.shortlists import cluster_schedule
-from ramen_ray.orchestration.training.components import encoder_tokenizer
+from ramen_ray.orchestration.training.components import cluster_schedule, encoder_tokenizer
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -83,12 +82,12 @@ def _check_pruning(config: RunConfig) -> None:
 def _check_base(config: RunConfig) -> None:
     base, epochs = config.base, config.training.epochs
     meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
-    if base.kind == "ance" and base.refresh_every + meanwhile >= epochs:
+    if base.parts.hard_negatives == "shortlists" and base.refresh_every + meanwhile >= epochs:
         raise ConfigError(
             f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
             f"are made after base.refresh_every {base.refresh_every}; make them more often"
         )
-    if base.kind == "ngame":
+    if base.parts.order == "clustered":
         _check_clusters(config)
 
 

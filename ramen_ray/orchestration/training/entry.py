@@ -4,31 +4,16 @@ Ray Train's controller unpickles this too, so it imports little: a worker's libr
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
-from ramen_ray.config import RunConfig
+from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 
 
-@dataclass(frozen=True)
-class WorkerTask:
-    """What the driver hands to every worker; plain values only."""
-
-    config: RunConfig
-    prepared: str
-    edges: str
-    run_directory: str
-    tracking_uri: str
-    mlflow_run_id: str
-    is_part: bool = False
-    """Whether the run is one of many, whose workers tell only of trouble."""
-
-
-def train_loop_per_worker(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run the ``task`` of ``settings``, a :class:`WorkerTask`, and return its outcome."""
+def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult:
+    """Run the ``task`` of ``settings``, a :class:`WorkerTask`."""
     task: WorkerTask = settings["task"]
-    logging.getLogger().setLevel(logging.WARNING)  # Ray Train tells every report otherwise
-    logging.getLogger("ramen_ray").setLevel(logging.WARNING if task.is_part else logging.INFO)
+    logging.getLogger().setLevel(logging.WARNING)  # else Ray Train logs every report
+    logging.getLogger("ramen_ray").setLevel(logging.WARNING if task.nested else logging.INFO)
     from ramen_ray.orchestration.training.worker import run_worker
 
     return run_worker(task)

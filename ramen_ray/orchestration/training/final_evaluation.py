@@ -1,4 +1,4 @@
-"""What a worker does after the last step: measure the best checkpoint beside the untrained one."""
+"""What a worker does after the last step: measure the best model beside the untrained one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import ray.train
-import torch
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.method.model.encoder import Encoder, load_encoder
+from ramen_ray.method.distributed import world
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.training.checkpoints import ENCODER_FOLDER
-from ramen_ray.method.training.distributed import world
+from ramen_ray.orchestration.training.task import FinalEvaluation
 
 VALIDATION = "validation/"
 SCORE = "score"  # the selection metric, by which Ray Train tells which checkpoints to keep
@@ -23,53 +22,43 @@ SAMPLE_ADS = 5
 
 TEST_ADS_FILE = "test_ads.npy"
 
-Evaluate = Callable[[Encoder, str], tuple[dict[str, float], TopK]]
+Evaluate = Callable[[DualEncoder, str], tuple[dict[str, float], TopK]]
 
 
 def evaluate_best(
     config: RunConfig,
     splits: list[str],
-    untrained: Encoder,
+    untrained: DualEncoder,
     evaluate: Evaluate,
-    device: torch.device,
     folder: Path,
-) -> dict[str, Any]:
-    """Measure the best encoder and the untrained one on ``splits``, of which one is ``test``.
+) -> FinalEvaluation:
+    """Measure the best model and the untrained one on ``splits``, of which one is ``test``.
 
     Args:
         config: the run's; names the metric that decides.
         splits: the splits to measure.
-        untrained: the encoder that training started from.
-        evaluate: gives the metrics of an encoder on a split, and its best ads for each query.
-        device: where the encoders compute.
-        folder: where the first worker leaves the trained encoder's best ads of every test query, as
+        untrained: the model that training started from, on the device where models compute.
+        evaluate: gives the metrics of a model on a split, and its best ads for each query.
+        folder: where the first worker leaves the trained model's best ads of every test query, as
             ids (queries, k) in TEST_ADS_FILE, for comparisons of runs.
-
-    Returns:
-        ``metrics`` by row (untrained, trained) and split, ``sample`` predictions for test queries,
-        the ``best_checkpoint``'s path and the ``best_step``.
     """
     key = VALIDATION + config.training.selection_metric
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
     with best.checkpoint.as_directory() as checkpoint:
-        trained = load_encoder(Path(checkpoint) / ENCODER_FOLDER)
-    rows = {"untrained": untrained.to(device), "trained": trained.to(device)}
-    metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in rows}
-    for row, encoder in rows.items():
+        trained = load_model(Path(checkpoint)).to(untrained.device)
+    models = {"untrained": untrained, "trained": trained}
+    metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in models}
+    for row, model in models.items():
         for split in splits:
-            metrics[row][split], found = evaluate(encoder, split)
+            metrics[row][split], found = evaluate(model, split)
             if split == "test":
                 topk = found
     if world()[0] == 0:
         with whole_file(folder / TEST_ADS_FILE) as aside, aside.open("wb") as file:
             np.save(file, topk[0])
-    return {
-        "metrics": metrics,
-        "sample": _sample(topk, config.seed),
-        "best_checkpoint": best.checkpoint.path,
-        "best_step": best.metrics["step"],
-    }
+    sample = _sample(topk, config.seed)
+    return FinalEvaluation(metrics, sample, best.checkpoint.path, best.metrics["step"])
 
 
 def _sample(topk: TopK, seed: int) -> dict[str, Any]:

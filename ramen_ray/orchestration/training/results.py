@@ -11,11 +11,12 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
-from ramen_ray.method.training.checkpoints import ENCODER_FOLDER
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.deployment.retriever import log_run_retriever
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
+from ramen_ray.orchestration.training.task import WorkerResult
 from ramen_ray.reports.run import write_plots
-from ramen_ray.tracking.runs import log_artifacts, log_metrics, log_predictions, tracking_uri
+from ramen_ray.tracking.runs import Run, tracking_uri
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,13 @@ class TrainResult:
         metrics: by row (``untrained``, ``trained``), then split, then metric name.
         encoder: folder of the best encoder.
         run_directory: folder with configuration and checkpoints.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it.
+        run: the run in MLflow.
     """
 
     metrics: dict[str, dict[str, dict[str, float]]]
     encoder: Path
     run_directory: Path
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 def finished_result(config: RunConfig) -> TrainResult | None:
@@ -48,14 +47,14 @@ def finished_result(config: RunConfig) -> TrainResult | None:
         return None
     facts = directory.facts
     encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
-    uri = tracking_uri(Path(config.output))
-    return TrainResult(facts["metrics"], encoder, directory.path, uri, facts["mlflow_run_id"])
+    run = Run(tracking_uri(Path(config.output)), facts["mlflow_run_id"])
+    return TrainResult(facts["metrics"], encoder, directory.path, run)
 
 
-def log_outcome(
+def log_results(
     config: RunConfig,
     result: TrainResult,
-    outcome: dict[str, Any],
+    trained: WorkerResult,
     dataset: Dataset,
     data: Prepared,
 ) -> None:
@@ -64,25 +63,28 @@ def log_outcome(
     Args:
         config: the run's.
         result: what it leaves behind.
-        outcome: what its workers returned.
+        trained: what its first worker returned.
         dataset: what it was trained on.
         data: the same, prepared.
     """
-    uri, run_id, metrics = result.tracking_uri, result.mlflow_run_id, result.metrics
-    model_id, named = log_run_retriever(config, dataset, data, result.encoder, uri, run_id)
-    named |= {"best/step": outcome["best_step"]}
-    named |= {name: outcome[name] for name in ("trained_seconds", "waited_seconds")}
+    run, metrics = result.run, result.metrics
+    model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, run)
+    named |= {
+        "best/step": trained.evaluation.best_step,
+        "trained_seconds": trained.trained_seconds,
+        "waited_seconds": trained.waited_seconds,
+    }
     for split, values in metrics["untrained"].items():
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
         named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
-    log_metrics(uri, run_id, named, model_id=model_id)
-    log_predictions(uri, run_id, _sample_predictions(dataset, outcome["sample"]))
+    run.log_metrics(named, model_id=model_id)
+    run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
     with tempfile.TemporaryDirectory() as folder:
         plots = Path(folder)
-        write_plots(plots, uri, run_id, metrics["untrained"]["test"], metrics["trained"]["test"])
-        log_artifacts(uri, run_id, plots, "plots")
-    log_artifacts(uri, run_id, result.run_directory / CONFIG_FILE)
+        write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        run.log_artifacts(plots, "plots")
+    run.log_artifacts(result.run_directory / CONFIG_FILE)
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:

@@ -19,6 +19,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.locks import held_if_free
 
 CONFIG_FILE = "config.json"
@@ -51,16 +52,21 @@ class RunDirectory:
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
-    def create(self) -> None:
-        """Make the folder if it is not there.
+    def create(self) -> bool:
+        """Make the folder if it is not there; says whether it was made.
 
         Raises:
             RunError: it cannot be written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            if not self.path.is_dir():
+                raise RunError(f"{self.path} is a file, not the folder of a run") from error
+            return False
         except OSError as error:
             raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
+        return True
 
     def note(self, **facts: Any) -> None:
         """Add to what is noted about the run."""
@@ -80,17 +86,18 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             configuration; the message lists the keys that differ.
     """
     identity = experiment_hash(config, dataset.fingerprint)
-    names = _numbered(f"{dataset.name}-{identity}") if config.name is None else iter([config.name])
+    derived = joined_name(dataset.name, identity)
+    names = _numbered(derived) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
-        directory.create()
+        is_made_here = directory.create()
         with held_if_free(directory.path / ".lock") as is_ours:
             if not is_ours:
                 reason = "is being worked on by another process"
             elif directory.facts.get("finished"):
                 reason = "is finished"
             else:
-                with _removed_if_nothing_came_of_it(directory.path):
+                with _undone_if_nothing_came_of_it(directory.path, is_made_here):
                     _claim(directory, config, identity)
                     yield directory
                 return
@@ -113,14 +120,22 @@ def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
 
 
 @contextmanager
-def _removed_if_nothing_came_of_it(path: Path) -> Iterator[None]:
-    """Take the folder away when the work in it fails before a first checkpoint."""
-    is_new = not (path / CONFIG_FILE).exists()
+def _undone_if_nothing_came_of_it(path: Path, is_made_here: bool) -> Iterator[None]:
+    """Undo a new run that fails before its first checkpoint.
+
+    A folder that was there already may hold what others put there: it stays, and only the notes
+    that made it a run's go.
+    """
+    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
     except BaseException:
-        if is_new and not any(path.glob("checkpoint_*")):
-            shutil.rmtree(path)
+        if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
+            if is_made_here:
+                shutil.rmtree(path)
+            else:
+                for note in notes:
+                    note.unlink(missing_ok=True)
         raise
 
 

@@ -17,8 +17,9 @@ from ramen_ray.data.splits.propagation import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import score_queries
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
@@ -29,14 +30,7 @@ from ramen_ray.orchestration.training.run_directory import RunDirectory, RunErro
 from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.orchestration.tuning.variants import AblationConfig, Arm, arms_of, used_sets
 from ramen_ray.reports.ablation import ArmFigures, write_ablation_report
-from ramen_ray.tracking.runs import (
-    closing_run,
-    log_artifacts,
-    log_metrics,
-    log_parameters,
-    open_run,
-    tracking_uri,
-)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +45,12 @@ class AblationResult:
     Attributes:
         arms: the figures of each arm, by its name.
         report: folder of the tables and plots.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it that all others are part of.
+        run: the MLflow run that all others are part of.
     """
 
     arms: dict[str, ArmFigures]
     report: Path
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
@@ -78,8 +70,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     arms = arms_of(config, ablation.bases)
     for arm in arms.values():
         tokenizer = check_config(overlay(config, arm.changes), dataset)
-    name = f"{dataset.name}-ablation-{experiment_hash(config, dataset.fingerprint)}"
-    directory = RunDirectory(output / "ablations" / (config.name or name))
+    key = experiment_hash(config, dataset.fingerprint)
+    name = config.name or joined_name(dataset.name, "ablation", key)
+    directory = RunDirectory(output / "ablations" / name)
     directory.path.mkdir(parents=True, exist_ok=True)
     start_ray(show_workers=False)
     check_resources(config.workers)
@@ -92,28 +85,27 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     seeds = range(config.seed, config.seed + ablation.seeds)
     runs = {
         arm_name: [
-            _run_config(config, arm, seed, f"{directory.name}-{arm_name}", propagated)
+            _run_config(config, arm, seed, joined_name(name, arm_name, f"seed{seed}"), propagated)
             for seed in seeds
         ]
         for arm_name, arm in arms.items()
     }
     missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
-    uri = tracking_uri(output)
     known = directory.facts.get("mlflow_run_id")
-    run_id = open_run(uri, config.experiment, directory.name, output, known)
-    directory.note(mlflow_run_id=run_id)
+    run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
+    directory.note(mlflow_run_id=run.id)
     asked = {name: str(value) for name, value in ablation.model_dump().items()}
-    log_parameters(uri, run_id, flatten(config), {"dataset": dataset.name, **asked})
-    with closing_run(uri, run_id):
-        _train(missing, uri, run_id, directory.path)
+    run.log_parameters(flatten(config), {"dataset": dataset.name, **asked})
+    with run.closing():
+        _train(missing, run, directory.path)
         figures = _compare(arms, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
-        log_artifacts(uri, run_id, report)
+        run.log_artifacts(report)
         for arm_name, of_arm in figures.items():
             named = {f"{arm_name}/{name}": value for name, value in of_arm.logged.items()}
-            log_metrics(uri, run_id, named)
-    return AblationResult(figures, report, uri, run_id)
+            run.log_metrics(named)
+    return AblationResult(figures, report, run)
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
@@ -136,10 +128,10 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, arm: Arm, seed: int, stem: str, propagated: Dataset | None
+    config: RunConfig, arm: Arm, seed: int, name: str, propagated: Dataset | None
 ) -> RunConfig:
     where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
-    return overlay(config, {**arm.changes, **where, "seed": seed, "name": f"{stem}-seed{seed}"})
+    return overlay(config, {**arm.changes, **where, "seed": seed, "name": name})
 
 
 def _missing(
@@ -155,8 +147,8 @@ def _missing(
     }
 
 
-def _train(missing: Mapping[str, RunConfig], uri: str, run_id: str, folder: Path) -> None:
-    errors = run_trials(missing, uri, run_id, folder)
+def _train(missing: Mapping[str, RunConfig], parent: Run, folder: Path) -> None:
+    errors = run_trials(missing, parent, folder)
     if errors:
         told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
         raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")
@@ -193,7 +185,9 @@ def _compare(
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(_directory(run).path / TEST_ADS_FILE)
-    scores = score_queries(ads, data, "test", build_propensity(run))
+    judgement = Judgement.from_prepared(data, "test", build_propensity(run))
+    tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
+    scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
 
 

@@ -13,6 +13,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import RunConfig, overlay
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.training.final_evaluation import VALIDATION
 from ramen_ray.orchestration.training.run_directory import RunDirectory
 from ramen_ray.orchestration.tuning.trials import name_of
@@ -22,7 +23,7 @@ from ramen_ray.reports.sweep import (
     write_sweep_plots,
     write_sweep_table,
 )
-from ramen_ray.tracking.runs import close_run_if_open, log_artifacts, log_metrics
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +36,14 @@ class Standings:
         config: what is tuned.
         distributions: Optuna's, of all settings that are searched, by dotted key.
         directory: of the search.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the search's run in it.
+        run: the search's in MLflow.
         command: spells the command that trains with a configuration.
     """
 
     config: RunConfig
     distributions: Mapping[str, BaseDistribution]
     directory: RunDirectory
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
     command: Callable[[RunConfig], str]
 
     @property
@@ -93,7 +92,7 @@ class Standings:
         return sorted(trials, key=lambda t: (math.inf if t.value is None else -t.value, t.name))
 
     def _mlflow_run_of(self, name: str) -> str | None:
-        directory = RunDirectory.of(self.config.output, f"{self.directory.name}-{name}")
+        directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
         return directory.facts.get("mlflow_run_id")
 
     def command_of(self, trial: SweepTrial) -> str:
@@ -106,19 +105,19 @@ class Standings:
         command = None if best.value is None else self.command_of(best)
         write_sweep_table(self.report, trials, self.metric, command)
         write_sweep_plots(self.report, trials, self.distributions, self.metric)
-        log_artifacts(self.tracking_uri, self.mlflow_run_id, self.report)
+        self.run.log_artifacts(self.report)
         if best.value is not None:
             importances = parameter_importances(trials, self.distributions)
             named = {f"importance/{key}": share for key, share in importances.items()}
             named[f"best/{self.metric}"] = best.value
             ended = sum(bool(trial.end) for trial in trials)
-            log_metrics(self.tracking_uri, self.mlflow_run_id, named, ended)
+            self.run.log_metrics(named, ended)
 
     def close(self, name: str, status: str) -> None:
         """End the MLflow run of a trial that was ended from outside."""
         run_id = self._mlflow_run_of(name)
         if run_id is not None:
-            close_run_if_open(self.tracking_uri, run_id, status)
+            Run(self.run.uri, run_id).close_if_open(status)
 
 
 class LiveStandings(tune.Callback):

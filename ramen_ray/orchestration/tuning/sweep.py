@@ -31,6 +31,7 @@ from ramen_ray.config import (
     with_absolute_paths,
 )
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.training.checks import check_config
@@ -53,13 +54,7 @@ from ramen_ray.orchestration.tuning.trials import (
     trainable,
 )
 from ramen_ray.reports.sweep import SweepTrial
-from ramen_ray.tracking.runs import (
-    close_parts_left_open,
-    closing_run,
-    log_parameters,
-    open_run,
-    tracking_uri,
-)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 REDUCTION_FACTOR = 3
 EPOCH = "epoch"
@@ -95,15 +90,13 @@ class SweepResult:
         trials: the best first.
         command: trains with the best trial's settings.
         report: folder of table and plots.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it that all trials are part of.
+        run: the MLflow run that all trials are part of.
     """
 
     trials: list[SweepTrial]
     command: str
     report: Path
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 def sweep(
@@ -132,17 +125,16 @@ def sweep(
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
-    name = config.name or f"{dataset.name}-{settings.space}-{_digest(plan)}"
+    name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
     with _held_directory(output / "sweeps" / name, plan) as directory:
         start_ray(show_workers=False)  # trials that are ended early die loudly
         check_resources(config.workers)
-        uri = tracking_uri(output)
         known = directory.facts.get("mlflow_run_id")
-        run_id = open_run(uri, config.experiment, name, output, known)
-        directory.note(mlflow_run_id=run_id, plan=plan)
-        log_parameters(uri, run_id, settings.model_dump(), {"dataset": dataset.name})
-        standings = Standings(config, distributions, directory, uri, run_id, command)
-        with closing_run(uri, run_id):
+        run = open_run(tracking_uri(output), config.experiment, name, output, known)
+        directory.note(mlflow_run_id=run.id, plan=plan)
+        run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
+        standings = Standings(config, distributions, directory, run, command)
+        with run.closing():
             return Search(config, settings, dict(space), standings).run()
 
 
@@ -203,8 +195,7 @@ class Search:
             self.settings.at_once or num_at_once(self.config.workers),
             config=self.config,
             sweep=standings.directory.name,
-            uri=standings.tracking_uri,
-            parent_run_id=standings.mlflow_run_id,
+            parent=standings.run,
             ends=ends,
         )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -212,7 +203,7 @@ class Search:
             # a trial that was cut off reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = self._tuner(runnable, ends).fit()
-        close_parts_left_open(standings.tracking_uri, standings.mlflow_run_id)
+        standings.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
         ends.out_of_time(Path(one.path).name for one in results)
@@ -224,8 +215,7 @@ class Search:
             trials,
             standings.command_of(trials[0]),
             standings.report,
-            standings.tracking_uri,
-            standings.mlflow_run_id,
+            standings.run,
         )
 
     def _num_trials(self) -> int:
@@ -302,13 +292,13 @@ class _ReportValidations(TuneReportCallback):
 
 
 def _train_one(
-    params: dict[str, Any], config: RunConfig, sweep: str, uri: str, parent_run_id: str, ends: Ends
+    params: dict[str, Any], config: RunConfig, sweep: str, parent: Run, ends: Ends
 ) -> None:
     name = tune.get_context().get_trial_id()
     metric = config.training.selection_metric
     with ends.kept_of(name):
-        run = overlay(config, {**params, "name": f"{sweep}-{name}"})
+        run = overlay(config, {**params, "name": joined_name(sweep, name)})
         callback = _ReportValidations(VALIDATION + metric)
-        told, result = train_in_trial(run, uri, parent_run_id, [callback])
+        told, result = train_in_trial(run, parent, [callback])
         reached = result.metrics["trained"]["validation"][metric]
         tune.report({TOLD: told, VALIDATION + metric: reached, EPOCH: run.training.epochs})

@@ -22,6 +22,7 @@ from ramen_ray.orchestration.preparation.pipeline import is_prepared, prepare
 from ramen_ray.orchestration.training.components import encoder_tokenizer
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +35,14 @@ OUT_OF_TIME = "out of time"
 FAILED = "failed: "
 
 
-def run_trials(
-    configs: Mapping[str, RunConfig], uri: str, parent_run_id: str, folder: Path
-) -> dict[str, str]:
+def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> dict[str, str]:
     """Train every configuration with :func:`fit`, as parts of one MLflow run.
 
     A run that fails is told of, and the others go on.
 
     Args:
         configs: by the name of the trial; paths are absolute, all ask for the same workers.
-        uri: the MLflow store.
-        parent_run_id: the run in it that all are part of.
+        parent: the MLflow run that all are part of.
         folder: where Tune keeps its own files meanwhile; several machines all see it.
 
     Returns:
@@ -58,8 +56,7 @@ def run_trials(
             _train_one,
             num_at_once(next(iter(configs.values())).workers),
             configs=dict(configs),
-            uri=uri,
-            parent_run_id=parent_run_id,
+            parent=parent,
             ends=ends,
         )
         tune.Tuner(
@@ -78,16 +75,15 @@ def run_trials(
 def _train_one(
     params: dict[str, Any],
     configs: Mapping[str, RunConfig],
-    uri: str,
-    parent_run_id: str,
+    parent: Run,
     ends: "Ends",
 ) -> None:
     with ends.kept_of(params[NAME]):
-        tune.report({TOLD: train_in_trial(configs[params[NAME]], uri, parent_run_id)[0]})
+        tune.report({TOLD: train_in_trial(configs[params[NAME]], parent)[0]})
 
 
 def train_in_trial(
-    config: RunConfig, uri: str, parent_run_id: str, callbacks: Sequence[UserCallback] = ()
+    config: RunConfig, parent: Run, callbacks: Sequence[UserCallback] = ()
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
@@ -102,7 +98,7 @@ def train_in_trial(
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config) or fit(config, parent_run_id, callbacks, uri)
+    result = finished_result(config) or fit(config, parent, callbacks)
     metrics = result.metrics["trained"]["test"]
     figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result

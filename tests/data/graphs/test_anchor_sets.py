@@ -65,7 +65,7 @@ def test_a_side_without_edges_is_left_out(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "edges", "message"),
     [
-        ("links", BOTH, "anchor set 'links' already; give another name, or --replace"),
+        ("links", BOTH, "anchor set 'links' already; give another name, or set replace"),
         ("a/b", BOTH, "letters, digits"),
         ("more", {"query": Edges.none()}, "would have no edges"),
     ],
@@ -122,3 +122,14 @@ def test_hidden_leftovers_are_no_tables(path: Path) -> None:
     add_anchor_set(path, "more", TEXTS, BOTH, MADE)
     counted = json.loads((path / "dataset.json").read_text())["num_rows"]
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
+
+
+def test_what_others_put_there_is_not_deleted(path: Path) -> None:
+    mine = path / "edges" / "more" / "query.parquet"
+    mine.parent.mkdir()
+    mine.write_bytes(b"the only copy")
+    with pytest.raises(DatasetError, match=r"edges/more is there already; move it away"):
+        add_anchor_set(path, "more", TEXTS, BOTH, MADE)
+    assert mine.read_bytes() == b"the only copy"
+    add_anchor_set(path, "more", TEXTS, BOTH, MADE, replace=True)
+    assert errors_in(Dataset(path)) == []

@@ -10,7 +10,7 @@ import pytest
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
-from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]

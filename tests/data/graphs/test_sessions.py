@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
-from ramen_ray.data.graphs.nodes import HeldOut, Nodes
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.sessions import (
     KnownNodes,
     SessionLog,
@@ -23,7 +23,7 @@ from ramen_ray.data.graphs.sessions import (
     strongest_pairs,
     supported_pairs,
 )
-from ramen_ray.data.importers.sources import Block, Piece
+from ramen_ray.data.sources import Block, Piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
@@ -81,7 +81,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture(scope="module")
 def known(dataset: Dataset) -> KnownNodes:
     return KnownNodes(
-        Nodes.of(dataset, "queries/train"), Nodes.of(dataset, "ads"), HeldOut.of(dataset)
+        NodeIndex.from_table(dataset, "queries/train"),
+        NodeIndex.from_table(dataset, "ads"),
+        HeldOut.from_dataset(dataset),
     )
 
 
@@ -173,7 +175,10 @@ def _expected(rows: list[Row], known: KnownNodes, limits: SessionSettings) -> tu
 
 
 def _expected_side(
-    sessions: list[list[tuple[float, str]]], nodes: Nodes, texts: list[str], limits: SessionSettings
+    sessions: list[list[tuple[float, str]]],
+    nodes: NodeIndex,
+    texts: list[str],
+    limits: SessionSettings,
 ) -> Edges:
     single = Counter(item for items in sessions for item in {item for _, item in items})
     both = Counter(
@@ -206,7 +211,7 @@ def _expected_side(
     }
 
 
-def _hash(nodes: Nodes, text: str | None) -> int:
+def _hash(nodes: NodeIndex, text: str | None) -> int:
     return 0 if text is None else int(nodes.identify(pa.array([text]))[0][0])
 
 

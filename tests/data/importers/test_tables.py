@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -15,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
 
-from ramen_ray.data.importers.sources import pieces
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 
 NUM_CPUS = 4
@@ -309,6 +312,28 @@ def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch)
     ]
     assert found.metadata["anchor_sets"]["links"]["made_by"] == "edges"
     assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
+
+
+def test_clicks_keep_their_weights_from_the_source_to_the_prepared_arrays(
+    cluster: None, tmp_path: Path, encoder_path: Path
+) -> None:
+    events = [(n * n % 7, n % 5, 1 + n % 3, 1) for n in range(60)]
+    _write_shop(tmp_path, events)
+    dataset = import_tables(_shop(tmp_path, splits=Splits(0.3, 0.3)), tmp_path / "out")
+    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
+    prepared = prepare(dataset, tmp_path / "cache", tokenizer)
+    expected: dict[tuple[str, str], float] = defaultdict(float)
+    for query, ad, count, _ in events:
+        expected[QUERY_TEXTS[query], f"ad number {ad}"] += count
+    queries, ads = (dataset.read(table)["text"].to_pylist() for table in ("queries/train", "ads"))
+    clicks = prepared.weighted_clicks
+    weights = np.diff(clicks.cumulative_weights).tolist()
+    found = {}
+    for row, query in enumerate(prepared.query_ids.tolist()):
+        for entry in range(clicks.indptr[row], clicks.indptr[row + 1]):
+            found[queries[query], ads[clicks.indices[entry]]] = weights[entry]
+    assert found == {pair: count for pair, count in expected.items() if pair[0] in set(queries)}
+    assert len(set(found.values())) > 1
 
 
 CLICKS = "query_id,ad_id,count,day\n"

@@ -211,10 +211,7 @@ def _assert_graphs(dataset: Dataset, world: World) -> None:
     ad_edges = _pairs(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link")
     assert ad_edges == _entries(world.links["lbl"], world.ads, world.anchors)
     assert not dataset.has("edges/category/ad")
-    kept = set(_texts(dataset, "queries/test"))
-    edges = _entries(world.links["tst"], world.test, world.anchors)
-    found = _pairs(dataset, "edges/hyper_link/test_query", "queries/test", "anchors/hyper_link")
-    assert found == {pair: weight for pair, weight in edges.items() if pair[0] in kept}
+    assert not dataset.has("edges/hyper_link/test_query")
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".npz"])
@@ -652,7 +649,7 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
         tables["novel_ads"] = pa.table({"ad_id": draw(_sides(1, num_ads))[0]})
     for name in draw(st.lists(st.sampled_from(["links", "a_trn", "b-1_renee"]), unique=True)):
         anchors = tables[f"anchors/{name}"] = draw(_nodes("anchor_id"))
-        sides = {"query": "queries/train", "ad": "ads", "test_query": "queries/test"}
+        sides = {"query": "queries/train", "ad": "ads"}
         trained = draw(st.sampled_from(["query", "ad"]))
         for side, table in sides.items():
             links = draw(_sides(len(tables[table]), len(anchors), least=int(side == trained)))

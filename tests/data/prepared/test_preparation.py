@@ -78,6 +78,53 @@ def test_clicks_are_the_sorted_ads_of_each_query(
     assert rows_of(prepared.clicks[split]) == [by_id[query] for query in order]
 
 
+def _with_weights(path: Path, folder: Path, weight_of: Callable[[int, int], float]) -> Path:
+    """Copy a dataset and give each click a weight."""
+    shutil.copytree(path, folder)
+    for split in SPLITS:
+        rows = pq.read_table(folder / f"queries/{split}.parquet")
+        weights = [
+            [weight_of(row["query_id"], ad) for ad in row["ad_ids"]] for row in rows.to_pylist()
+        ]
+        column = pa.array(weights, pa.list_(pa.float32()))
+        pq.write_table(rows.append_column("weights", column), folder / f"queries/{split}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7])
+def test_train_clicks_keep_their_weights(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+):
+    def weight_of(query: int, ad: int) -> float:
+        return 1 + query % 3 + ad / 4
+
+    path = _with_weights(dataset_path, tmp_path / "weighted", weight_of)
+    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    clicks = rows_of(prepared.clicks["train"])
+    weights = [
+        weight_of(query, ad)
+        for query, ads in zip(found.query_ids.tolist(), clicks, strict=True)
+        for ad in ads
+    ]
+    assert rows_of(found.weighted_clicks) == clicks
+    assert found.weighted_clicks.cumulative_weights.tolist() == np.cumsum([0, *weights]).tolist()
+    before = _arrays(prepared)
+    after = _arrays(found)
+    del after["clicks/train/cumulative_weights.npy"]
+    assert after == before
+    for split in SPLITS:
+        assert found.clicks[split].cumulative_weights is None
+        assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
+
+
+def test_equal_weights_of_clicks_are_not_stored(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
+):
+    path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 2.5)
+    assert _arrays(_prepare(path, encoder_path, tmp_path / "out")) == _arrays(prepared)
+    assert prepared.weighted_clicks.cumulative_weights is None
+
+
 def test_train_click_counts_count_the_queries_of_each_ad(prepared: Prepared, dataset_path: Path):
     clicks = Dataset(dataset_path).read("queries/train")["ad_ids"].to_pylist()
     expected = [sum(ad in ads for ads in clicks) for ad in range(40)]

@@ -59,11 +59,11 @@ def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
             pairs = [(q, ad) for q, ads in enumerate(lists(count, num_ads, 0)) for ad in ads]
             columns = {"query_id": [q for q, _ in pairs], "ad_id": [ad for _, ad in pairs]}
             tables[f"filters/{split}"] = pa.table(columns)
-    for name, sides in {"both": "query ad", "left": "query test_query", "right": "ad"}.items():
+    for name, sides in {"both": "query ad", "left": "query", "right": "ad"}.items():
         texts = [f"{name} {anchor}" for anchor in range(NUM_ANCHORS)]
         tables[f"anchors/{name}"] = text_table("anchor_id", texts)
         for side in sides.split():
-            count = {"query": 14, "test_query": 8, "ad": num_ads}[side]
+            count = {"query": 14, "ad": num_ads}[side]
             column = "ad_id" if side == "ad" else "query_id"
             linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
             tables[f"edges/{name}/{side}"] = node_edges(column, linked)
@@ -176,8 +176,7 @@ def _assert_pairs_follow(parent: Dataset, split: Dataset, novel: set[int], seen:
         assert _rows(split, f"edges/{name}/ad") == by_ad
         assert split.has(f"anchors/{name}") == bool(by_query or by_ad)
         if by_query or by_ad:
-            for table in (f"anchors/{name}", f"edges/{name}/test_query"):
-                assert _rows(split, table) == _rows(parent, table)
+            assert _rows(split, f"anchors/{name}") == _rows(parent, f"anchors/{name}")
 
 
 def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
@@ -424,7 +423,7 @@ def trained(cluster: None, split_path: Path, small_run: RunConfig) -> TrainResul
 
 
 def test_training_measures_zero_shot_too(trained: TrainResult):
-    run = MlflowClient(tracking_uri=trained.tracking_uri).get_run(trained.mlflow_run_id)
+    run = MlflowClient(tracking_uri=trained.run.uri).get_run(trained.run.id)
     for row, prefix in (("trained", ""), ("untrained", "untrained/")):
         assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
         logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]
@@ -432,8 +431,8 @@ def test_training_measures_zero_shot_too(trained: TrainResult):
 
 
 def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
-    client = MlflowClient(tracking_uri=trained.tracking_uri)
-    file = client.download_artifacts(trained.mlflow_run_id, "sample_predictions.json")
+    client = MlflowClient(tracking_uri=trained.run.uri)
+    file = client.download_artifacts(trained.run.id, "sample_predictions.json")
     table = json.loads(Path(file).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     dataset = Dataset(split_path)

@@ -1,5 +1,6 @@
 """Propagated clicks against plain loops, and training on them."""
 
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -42,12 +43,12 @@ def _write_random_dataset(path: Path, seed: int, weighted: bool) -> Dataset:
         own = pa.array([f"own {split} {q}" for q in range(count)])
         tables[f"queries/{split}"] = rows.append_column("source_id", own)
     tables["filters/test"] = pa.table({"query_id": [1], "ad_id": [6]})
-    for name, sides in {"both": "query ad test_query", "left": "query", "more": "query ad"}.items():
+    for name, sides in {"both": "query ad", "left": "query", "more": "query ad"}.items():
         tables[f"anchors/{name}"] = text_table(
             "anchor_id", [f"{name} {a}" for a in range(NUM_ANCHORS)]
         )
         for side in sides.split():
-            count = {"query": 9, "test_query": 3, "ad": 7}[side]
+            count = {"query": 9, "ad": 7}[side]
             linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
             weights = [draw.choice(WEIGHTS, len(anchors)).tolist() for anchors in linked]
             column = "ad_id" if side == "ad" else "query_id"
@@ -242,6 +243,13 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
     bare = write_dataset(tmp_path / "bare", tables, name="bare")
     with pytest.raises(DatasetError, match="has no anchor sets"):
         propagate_clicks(bare.path, tmp_path / "made", PropagationSettings())
+
+
+def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
+    star = _star(tmp_path / "star", 3, 3)
+    shutil.copy(star / "edges" / "hub" / "query.parquet", star / "edges" / "hub" / "banner.parquet")
+    made = propagate_clicks(star, tmp_path / "made", PropagationSettings())
+    assert made.tables == [table for table in Dataset(star).tables if table != "edges/hub/banner"]
 
 
 def test_the_job_writes_what_is_sound(

@@ -11,10 +11,11 @@ import gc
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed, multiprocessing, nn
@@ -23,15 +24,21 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
-from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, evaluate
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
-from ramen_ray.method.objectives.adaptation import Adaptation
+from ramen_ray.method.model.encoder import build_bag, build_transformer
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Batches, open_graphs
+from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.regularizers import open_graphs
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 
 RECORD = Path(__file__).parent / "record.json"
 BATCH_SIZE = 16
@@ -65,37 +72,35 @@ CASES = {
 }
 
 
-class Run:
+class RecordedRun:
     """One recorded run on this worker; files that workers share lie in ``folder``."""
 
     def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
         self.case, self.folder = case, folder
         self.data = Prepared(prepared[case.kind])
         build = {"bag": build_bag, "transformer": build_transformer}[case.kind]
-        self.encoder: Encoder = build(str(encoder))
-        self.objective = Objective(
-            0.3, 4, case.softmax_weighting, *LAMBDAS, every_steps=case.every_steps
-        )
+        self.model = DualEncoder(build(str(encoder)))
+        loss = TripletLoss(0.3, 4, case.softmax_weighting)
+        self.objective = ramen_objective(loss, *LAMBDAS, case.every_steps)
         self.edges = self._walked() if case.walked else self.data.path / "edges"
-        self.batches = Batches.of(
-            self.data, self.objective.regularizers, BATCH_SIZE, seed=3, edges=self.edges
-        )
-        self.curriculum = None
-        if case.base == "ance":
-            self.batches.expect_hard_negatives(2)
-        if case.base == "ngame":
-            schedule = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
-            device = torch.device("cpu")
-            self.curriculum = Curriculum(schedule, self.batches, self.encoder.dim, device)
-            self.curriculum.advance(0)
-        optimizer = build_optimizer(self.encoder, 2e-2, 0.01, 5e-2)
+        regularizers = self.objective.regularizers
+        training_data = TrainingData.from_prepared(self.data, regularizers, self.edges)
+        num_hard_negatives = 2 if case.base == "ance" else 0
+        self.sampler = Sampler(training_data, BATCH_SIZE, 3, None, num_hard_negatives)
+        optimizer = build_optimizer(self.model.encoder, 2e-2, 0.01, 5e-2)
         schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
-        model: nn.Module = self.encoder
+        trained: nn.Module = self.model
         if distributed.is_initialized():
-            model = nn.parallel.DistributedDataParallel(model)
-        self.state = TrainState(model, optimizer, schedule)
+            trained = nn.parallel.DistributedDataParallel(trained)
+        self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
         if case.adaptive:
-            self.state.adaptation = Adaptation(self.objective.weights, 0.5, torch.device("cpu"))
+            self.state.adaptive = AdaptiveWeights(self.objective, 0.5, self.model.device)
+        if case.base == "ngame":
+            clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
+            self.state.curriculum = Curriculum(
+                clusters, self.sampler, self.model.dim, self.model.device
+            )
+            self.state.advance_curriculum()
 
     def __call__(self) -> dict[str, Any]:
         losses, gradients = [], []
@@ -103,14 +108,13 @@ class Run:
             self._renew(epoch)
             stop = STEPS_PER_EPOCH * (epoch + 1)
             for terms in train_steps(
-                self.state, self.batches, self.objective, stop, max_gradient_norm=1.0
+                self.state, self.sampler, self.objective, stop, max_gradient_norm=1.0
             ):
                 losses.append(terms)
                 gradients.append(self._gradient())
-            if self.curriculum is not None:
-                self.curriculum.advance(stop)
-        metrics, _ = evaluate(self.encoder, self.data, "test", Propensity())
-        weights = self.state.adaptation.weights.tolist() if self.state.adaptation else None
+            self.state.advance_curriculum()
+        metrics, _ = evaluate(self.model, self.data, "test", Propensity())
+        weights = self.state.adaptive.weights.tolist() if self.state.adaptive else None
         return {
             "losses": global_losses(losses).tolist(),
             "gradients": gradients,
@@ -119,7 +123,7 @@ class Run:
         }
 
     def _gradient(self) -> dict[str, Any]:
-        flat = torch.cat([p.grad.flatten() for p in self.encoder.parameters()])
+        flat = torch.cat([p.grad.flatten() for p in self.model.parameters()])
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
         return {"digest": digest, "norm": flat.norm().item()}
 
@@ -129,14 +133,17 @@ class Run:
         made = self.folder / f"epoch_{epoch}"
         if not distributed.is_initialized() or distributed.get_rank() == 0:
             made.mkdir()
-            write_shortlists(self.encoder, self.data, 20, made / "shortlists.npy")
+            write_shortlists(self.model, self.data, 20, made / "shortlists.npy")
             self._prune(made / "edges")
         if distributed.is_initialized():
             distributed.barrier()
+        sources = self.state.sources
         if self.case.base == "ance":
-            self.batches.shortlists = open_shortlists(made / "shortlists.npy")
+            sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
-            self.batches.graphs = open_graphs(made / "edges", self.objective.regularizers)
+            pruned = open_graphs(made / "edges", self.objective.regularizers)
+            sources = replace(sources, graphs=pruned)
+        self.state.sources = sources
 
     def _prune(self, folder: Path) -> None:
         for one in self.objective.regularizers:
@@ -144,10 +151,9 @@ class Run:
             tables = [nodes, self.data.anchors(one.anchor_set)]
             rows, positions = number_distinct(tables)
             embedded = [
-                encode_rows(self.encoder, table, of) for table, of in zip(tables, rows, strict=True)
+                self.model.embed_texts(table, of) for table, of in zip(tables, rows, strict=True)
             ]
-            embeddings = torch.cat([torch.from_numpy(part) for part in embedded]).numpy()
-            found = [TextEmbeddings(embeddings, part) for part in positions]
+            found = [TextEmbeddings(np.concatenate(embedded), part) for part in positions]
             prune(Csr.open(self.edges / one.path), *found, 0.2).edges.save(folder / one.path)
 
     def _walked(self) -> Path:
@@ -169,7 +175,7 @@ def _run_all(
     for name, case in CASES.items():
         own = folder / name
         own.mkdir(exist_ok=True)
-        yield name, Run(case, encoder, prepared, own)()
+        yield name, RecordedRun(case, encoder, prepared, own)()
 
 
 def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -> None:

@@ -1,5 +1,6 @@
 """Tables of queries in, answers out; and ads that come after training."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +126,63 @@ def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
     code, said = run(predict, **flags)
     assert code == 2
     assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_queries_are_told_apart_by_what_they_say_not_by_size_and_time(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+
+    def write(*texts: str) -> int:
+        pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
+        os.utime(queries, ns=(10**18, 10**18))
+        return queries.stat().st_size
+
+    size = write("robin", "heron")
+    assert run(predict, **flags)[0] == 0
+    os.utime(queries)
+    code, said = run(predict, **flags)  # another time, the same queries
+    assert code == 0, said
+    assert write("tango", "waltz") == size
+    code, said = run(predict, **flags)
+    assert code == 2
+    assert "has predictions of another call (queries differ); choose another folder" in said
+
+
+def test_a_retriever_whose_files_have_changed_is_another_one(
+    cluster: None, store: Store, run: Run, tmp_path: Path
+) -> None:
+    queries = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
+    registry = Registry(store.uri)
+    retriever = registry.look_up("models:/asked/1")
+    artifacts = Path(
+        store.client.get_logged_model(retriever.model_id).artifact_location.removeprefix("file://")
+    )
+    weights = next(artifacts.rglob("*.safetensors"))
+    before, stamp = weights.read_bytes(), weights.stat()
+    flags = {"model": "models:/asked/1", "queries": queries, "answers": tmp_path / "answers"}
+    assert run(predict, **flags)[0] == 0
+    try:
+        weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        code, said = run(predict, **flags)
+    finally:
+        weights.write_bytes(before)
+    assert code == 2
+    assert "has predictions of another call (model_content differ)" in said
+
+
+def test_parts_of_another_table_are_not_taken_for_answers(
+    run: Run, asked: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "part-000000.parquet"
+    pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
+    before = theirs.read_bytes()
+    code, said = run(predict, model="models:/asked/1", queries=asked, answers=tmp_path)
+    assert (code, "has parts of another table; choose another folder" in said) == (2, True)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
 
 
 def test_a_cluster_without_room_is_told(

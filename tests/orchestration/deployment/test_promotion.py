@@ -1,6 +1,7 @@
 """Who becomes the champion, who does not, and how it is undone."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from ramen_ray.method.metrics.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.runs import log_metrics, open_run
+from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
 
@@ -150,16 +151,16 @@ def test_restoring_gives_back_what_was_chosen_before_by_whomever(
 def test_of_a_sweep_the_best_child_is_promoted(
     store: Store, job: Promote, dataset_path: Path
 ) -> None:
-    parent = open_run(store.uri, "tests", "sweep", store.output, None)
+    parent = open_run(store.uri, "tests", "sweep", store.output)
     store.run(3.0, dataset_path, parent)
     best = store.run(0.5, dataset_path, parent)
     store.run(2.0, dataset_path, parent)
-    code, said = job(parent, "--name", "swept")
+    code, said = job(parent.id, "--name", "swept")
     assert code == 0, said
     assert said.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
     assert _champion(store, "swept") == best
-    log_metrics(store.uri, parent, {"best/validation/R@10": 0.7})  # of a trial that failed
-    _, said = job(parent, "--name", "swept-again")
+    parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
+    _, said = job(parent.id, "--name", "swept-again")
     assert said.startswith(
         "best finished run: noise-0.5, validation R@10 66.67; the search's best, 70.00, ended "
         "without a retriever\n"
@@ -246,8 +247,8 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
 def test_bad_input_is_one_clear_line(
     arguments: list[str], message: str, store: Store, job: Promote, good: str
 ) -> None:
-    empty = open_run(store.uri, "tests", "empty", store.output, None)
-    code, said = job(*(word.format(good=good, empty=empty) for word in arguments))
+    empty = open_run(store.uri, "tests", "empty", store.output)
+    code, said = job(*(word.format(good=good, empty=empty.id) for word in arguments))
     assert code == 2
     assert said.startswith("error: ")
     assert said.count("\n") == 1
@@ -264,3 +265,22 @@ def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "it's", "x y", "shop@", "shop@v/1"])
+def test_a_new_model_or_alias_needs_a_name(
+    name: str, store: Store, job: Promote, good: str
+) -> None:
+    before = store.client.search_registered_models()
+    code, said = job(good, "--name", name)
+    assert code == 2
+    assert re.fullmatch(r"error: --name(, behind the @)?: .* is no valid name: .*\n", said)
+    assert store.client.search_registered_models() == before
+    assert job("--restore", "--name", name)[0] == 2
+
+
+def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
+    store.client.create_registered_model("our shop")
+    code, said = job(good, "--name", "our shop")
+    assert (code, said) == (0, "our shop@champion is version 1: the first of its name\n")
+    assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good

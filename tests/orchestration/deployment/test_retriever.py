@@ -19,7 +19,6 @@ import pytest
 import torch
 from conftest import free_port
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -37,7 +36,7 @@ from ramen_ray.method.retrieval.index import (
 )
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import open_run
+from ramen_ray.tracking.runs import Run, open_run
 
 KINDS = ["transformer", "bag"]
 WRONG = ["empty", "missing", "int, not a text"]
@@ -48,8 +47,7 @@ class Logged:
     """A retriever in a store, and what it was made from."""
 
     folder: Path
-    uri: str
-    run_id: str
+    run: Run
     model_id: str
     encoder: Path
     data: Prepared
@@ -58,7 +56,7 @@ class Logged:
     @property
     def model(self) -> mlflow.pyfunc.PyFuncModel:
         """The model, as MLflow loads it."""
-        mlflow.set_tracking_uri(self.uri)
+        mlflow.set_tracking_uri(self.run.uri)
         return mlflow.pyfunc.load_model(f"models:/{self.model_id}")
 
     def similarity(self, split: str = "test") -> np.ndarray:
@@ -79,12 +77,12 @@ def _log(
     dataset = Dataset(dataset_path)
     retriever = folder / "retriever"
     measured = write_retriever(retriever, encoder, dataset, data, "flat", MAX_LENGTH)
-    run_id = open_run(uri, "tests", kind, folder.parent, None)
+    run = open_run(uri, "tests", kind, folder.parent)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
-    model_id = log_retriever(uri, run_id, retriever, texts, {"dataset": dataset.name})
-    location = MlflowClient(tracking_uri=uri).get_logged_model(model_id).artifact_location
+    model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
+    location = run.client.get_logged_model(model_id).artifact_location
     kept = Path(location.removeprefix("file://"))
-    return Logged(kept, uri, run_id, model_id, encoder, data, measured)
+    return Logged(kept, run, model_id, encoder, data, measured)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -174,7 +172,7 @@ def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: lis
     assert len(model.predict(example, params)) == 2
     files = [file for file in logged.folder.rglob("*") if file.is_file()]
     assert not [file for file in files if file.suffix in {".pkl", ".pickle", ".bin"}]
-    run = MlflowClient(tracking_uri=logged.uri).get_run(logged.run_id)
+    run = logged.run.client.get_run(logged.run.id)
     assert [output.model_id for output in run.outputs.model_outputs] == [logged.model_id]
 
 
@@ -200,7 +198,7 @@ def test_serving_answers_over_http_without_ray_and_the_library(
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
     command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.uri, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.run.uri, "PYTHONPATH": str(tmp_path)}
     log = tmp_path / "server.log"
     with running([*command, "--host", "127.0.0.1"], log, env=environment, cwd=tmp_path) as server:
         ping = f"http://127.0.0.1:{port}/ping"

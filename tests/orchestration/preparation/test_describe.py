@@ -302,10 +302,10 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
     text = "<script>alert(1)</script> [bold] & co"
     queries = query_table([text], [[0]])
     tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
-    dataset = write_dataset(tmp_path / "hostile", tables, name="<b>hostile</b>")
+    dataset = write_dataset(tmp_path / "hostile", tables, name="hostile")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     file = tmp_path / "page.html"
-    write_page(file, dataset.name, "", dataset_sections(described))
+    write_page(file, "<b>hostile</b>", "", dataset_sections(described))
     page = PageReader(file.read_text(encoding="utf-8"))
     assert page.rows[-1] == [text, "x"]
     assert page.tags["script"] == page.tags["b"] == 0

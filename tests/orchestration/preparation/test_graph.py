@@ -16,7 +16,7 @@ from support import errors_in, prepare_in_process
 
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
-from ramen_ray.data.importers.sources import pieces
+from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.sampling.batches import Batches
@@ -162,7 +162,7 @@ def test_edges_of_ones_own(
         f"--dataset {path} --regularization.lambda-x.mine 0.1"
     )
     assert _run(monkeypatch, *command) == 2
-    assert "already; give another name, or --replace" in capsys.readouterr().err
+    assert "already; give another name, or set replace" in capsys.readouterr().err
     assert _run(monkeypatch, *command, "--replace") == 0
 
 

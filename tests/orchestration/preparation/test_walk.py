@@ -258,13 +258,13 @@ def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
     for name, batches in (("own", own), ("walked", walked)):
         losses = step_losses(build_encoder(config.encoder), batches, 0, objective)
         first[name] = dict(zip(objective.terms, losses.tolist(), strict=True))
-    client = MlflowClient(tracking_uri=result.tracking_uri)
+    client = MlflowClient(tracking_uri=result.run.uri)
     logged = {
         term: min(
-            client.get_metric_history(result.mlflow_run_id, f"loss/{term}"), key=lambda p: p.step
+            client.get_metric_history(result.run.id, f"loss/{term}"), key=lambda p: p.step
         ).value
         for term in objective.terms
     }
     assert logged == pytest.approx(first["walked"], abs=1e-5)
     assert logged != pytest.approx(first["own"], abs=1e-3)
-    assert client.get_run(result.mlflow_run_id).data.params["walk.enabled"] == "True"
+    assert client.get_run(result.run.id).data.params["walk.enabled"] == "True"

@@ -131,8 +131,8 @@ def test_bases_train_alike_until_they_have_seen_the_encoder(
 def test_ance_renews_its_shortlists_at_epochs(ance: TrainResult) -> None:
     made = {path.name for path in (ance.run_directory / "shortlists").iterdir()}
     assert made == {"step_000000028"}, "only those in use are left"
-    history = MlflowClient(tracking_uri=ance.tracking_uri).get_metric_history
-    taken = [(point.step, point.value) for point in history(ance.mlflow_run_id, "shortlists/step")]
+    history = MlflowClient(tracking_uri=ance.run.uri).get_metric_history
+    taken = [(point.step, point.value) for point in history(ance.run.id, "shortlists/step")]
     assert sorted(taken) == [(14, 14), (28, 28)]
 
 
@@ -153,8 +153,8 @@ def test_two_workers_of_which_one_is_killed_share_clustered_batches(
 
 
 def _losses(result: TrainResult) -> list[float]:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    history = client.get_metric_history(result.mlflow_run_id, "loss/total")
+    client = MlflowClient(tracking_uri=result.run.uri)
+    history = client.get_metric_history(result.run.id, "loss/total")
     return [value for _, value in sorted((point.step, point.value) for point in history)]
 
 

@@ -349,6 +349,6 @@ def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
 
 
 def _history(result: TrainResult, metric: str) -> list[tuple[int, float]]:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    points = client.get_metric_history(result.mlflow_run_id, metric)
+    client = MlflowClient(tracking_uri=result.run.uri)
+    points = client.get_metric_history(result.run.id, metric)
     return sorted((point.step, point.value) for point in points)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.training.run_directory import (
     RunDirectory,
@@ -114,3 +114,44 @@ def test_a_run_with_a_checkpoint_stays(config: RunConfig, dataset: Dataset) -> N
         raise KeyboardInterrupt
     with open_run_directory(config, dataset) as again:
         assert again == opened[0]
+
+
+def test_a_run_that_failed_leaves_what_was_in_its_folder(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "mine"
+    (folder / "papers").mkdir(parents=True)
+    (folder / "papers" / "notes.txt").write_text("the only copy")
+    named = overlay(config, {"name": "mine"})
+    with pytest.raises(OSError, match="store"), open_run_directory(named, dataset) as directory:
+        directory.note(mlflow_run_id="abc")
+        raise OSError("the store")
+    assert (folder / "papers" / "notes.txt").read_text() == "the only copy"
+    assert not (folder / "config.json").exists()
+    assert not (folder / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_run_cannot_take_the_folder_of_all_runs(
+    name: str, config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    with open_run_directory(overlay(config, {"name": "earlier"}), dataset) as earlier:
+        (earlier.path / "checkpoint_000000001").mkdir()
+    unchecked = config.model_copy(update={"name": name})
+    with pytest.raises(KeyboardInterrupt), open_run_directory(unchecked, dataset):
+        raise KeyboardInterrupt
+    assert (earlier.path / "checkpoint_000000001").is_dir()
+    with pytest.raises(ConfigError, match=r"name: .* is no valid name"):
+        overlay(config, {"name": name})
+
+
+def test_a_folder_that_cannot_be_made_is_told(config: RunConfig, dataset: Dataset) -> None:
+    runs = Path(config.output) / "runs"
+    runs.mkdir()
+    (runs / "mine").write_text("a file")
+    named = overlay(config, {"name": "mine"})
+    with (
+        pytest.raises(RunError, match="runs/mine is a file, not the folder of a run"),
+        open_run_directory(named, dataset),
+    ):
+        pass

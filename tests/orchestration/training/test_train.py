@@ -43,8 +43,8 @@ def unharmed(cluster: None, config: RunConfig) -> TrainResult:
 
 
 def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
-    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
-    run = client.get_run(unharmed.mlflow_run_id)
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    run = client.get_run(unharmed.run.id)
     steps = {
         name: [point.step for point in client.get_metric_history(run.info.run_id, name)]
         for name in ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
@@ -79,8 +79,8 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
 
 
 def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:
-    client = MlflowClient(tracking_uri=unharmed.tracking_uri)
-    file = client.download_artifacts(unharmed.mlflow_run_id, "sample_predictions.json")
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    file = client.download_artifacts(unharmed.run.id, "sample_predictions.json")
     table = json.loads(Path(file).read_text())
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     dataset = Dataset(dataset_path)
@@ -130,8 +130,8 @@ def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> N
 def test_training_stops_early_when_nothing_gets_better(config: RunConfig, cluster: None) -> None:
     changes = {"name": "early", "optimizer.lr": 1e-12, "training.early_stop_patience": 1}
     result = fit(overlay(config, changes))
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    validated = client.get_metric_history(result.mlflow_run_id, "validation/P_at_1")
+    client = MlflowClient(tracking_uri=result.run.uri)
+    validated = client.get_metric_history(result.run.id, "validation/P_at_1")
     assert sorted(point.step for point in validated) == [7, 14]
 
 
@@ -154,7 +154,7 @@ def test_a_killed_driver_goes_on_with_the_same_command(
     after = json.loads((run_directory / "run.json").read_text())
     best = unharmed.encoder.parent.name
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
-    run = MlflowClient(tracking_uri=unharmed.tracking_uri).get_run(after["mlflow_run_id"])
+    run = MlflowClient(tracking_uri=unharmed.run.uri).get_run(after["mlflow_run_id"])
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert run.data.metrics[f"test/{name}".replace("@", "_at_")] == value, name
 
@@ -165,9 +165,9 @@ def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
 
 
 def _losses(result: TrainResult) -> list[float]:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
+    client = MlflowClient(tracking_uri=result.run.uri)
     names = ("loss/task", "loss/total")
-    histories = [client.get_metric_history(result.mlflow_run_id, name) for name in names]
+    histories = [client.get_metric_history(result.run.id, name) for name in names]
     return [point.value for of in histories for point in sorted(of, key=lambda at: at.step)]
 
 

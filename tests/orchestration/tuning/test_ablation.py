@@ -140,11 +140,11 @@ def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
 
 @pytest.mark.slow
 def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    parent = client.get_run(result.mlflow_run_id)
+    client = MlflowClient(tracking_uri=result.run.uri)
+    parent = client.get_run(result.run.id)
     children = client.search_runs(
         [parent.info.experiment_id],
-        f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and status = 'FINISHED'",
+        f"tags.`mlflow.parentRunId` = '{result.run.id}' and status = 'FINISHED'",
     )
     assert sorted(run.info.run_name for run in children) == sorted(
         f"parts-{arm}-seed0" for arm in ARMS
@@ -179,8 +179,8 @@ def test_runs_of_another_configuration_are_not_taken_for_this_one(
 
 @pytest.mark.slow
 def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    client = MlflowClient(tracking_uri=result.run.uri)
+    names = {file.path for file in client.list_artifacts(result.run.id)}
     assert names == {file.name for file in result.report.iterdir()}
     assert names == {"ablation.md", "ablation.png"}
     rows = [

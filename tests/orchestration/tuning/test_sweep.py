@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow.entities
 import pandas as pd
 import pytest
 import ray
-from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
@@ -33,7 +33,7 @@ from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
 from ramen_ray.reports.sweep import SweepTrial
-from ramen_ray.tracking.runs import open_run, tracking_uri
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
 
@@ -263,18 +263,18 @@ def test_the_first_trial_has_the_configuration_s_own_values(
     assert own in [dict(trial.params) for trial in result.trials]
 
 
-def children_of(result: SweepResult) -> list[Run]:
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
-    of_parent = f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}'"
+def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
+    client = MlflowClient(tracking_uri=result.run.uri)
+    experiment = client.get_run(result.run.id).info.experiment_id
+    of_parent = f"tags.`mlflow.parentRunId` = '{result.run.id}'"
     return list(client.search_runs([experiment], of_parent))
 
 
 @pytest.mark.slow
 def test_children_and_parent_are_tracked(result: SweepResult) -> None:
-    assert result.tracking_uri.endswith("mine.db")
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    parent = client.get_run(result.mlflow_run_id)
+    assert result.run.uri.endswith("mine.db")
+    client = MlflowClient(tracking_uri=result.run.uri)
+    parent = client.get_run(result.run.id)
     children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
@@ -289,7 +289,7 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
         if trial.end != STOPPED_EARLY:  # one that is ended may validate once more meanwhile
             assert max(reached) == pytest.approx(trial.value)
     assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
-    names = {file.path for file in client.list_artifacts(result.mlflow_run_id)}
+    names = {file.path for file in client.list_artifacts(result.run.id)}
     assert {"trials.csv", "best_command.txt"} <= names
 
 
@@ -309,7 +309,7 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(
 ) -> None:
     shutil.copytree(config.dataset, missing_dataset(config))
     again = search(config)
-    assert again.mlflow_run_id == result.mlflow_run_id
+    assert again.run.id == result.run.id
     assert not any(trial.end.startswith("failed: ") for trial in again.trials)
     kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
     assert [trial for trial in again.trials if trial in result.trials] == kept
@@ -326,8 +326,8 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
     with pytest.raises(RunError, match="no trial has been validated: out of time"):
         sweep(overlay(config, {"name": "late"}), settings, space, training_command)
-    client = MlflowClient(tracking_uri=result.tracking_uri)
-    experiment = client.get_run(result.mlflow_run_id).info.experiment_id
+    client = MlflowClient(tracking_uri=result.run.uri)
+    experiment = client.get_run(result.run.id).info.experiment_id
     assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
 
 
@@ -358,8 +358,9 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
         first.wait()
         before, known = facts(), checkpoints_under_way()
         trained = _checkpoints_of_finished_runs(runs)
-        uri, parent = tracking_uri(tmp_path), search.facts["mlflow_run_id"]
-        lost = open_run(uri, config.experiment, "unknown to Tune", tmp_path, None, parent)
+        parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
+        name = "unknown to Tune"
+        lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
         second, seen = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment), set()
         while second.poll() is None:
             seen |= checkpoints_under_way()
@@ -372,7 +373,7 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
     for name, one in before.items():
         assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
     assert trained.items() <= _checkpoints_of_finished_runs(runs).items()
-    assert MlflowClient(tracking_uri=uri).get_run(lost).info.status == "KILLED"
+    assert lost.client.get_run(lost.id).info.status == "KILLED"
 
 
 def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.importers.sources import Piece, lines_before, read_cell
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
 from ramen_ray.data.prepared.hashing import find
+from ramen_ray.data.sources import Piece, lines_before, read_cell
 
 SUMMED = pa.schema(
     [

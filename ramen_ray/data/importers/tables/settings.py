@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from ramen_ray.data.graphs.anchor_sets import check_spelling
 from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.importers.sources import as_seconds
+from ramen_ray.data.sources import as_seconds
 from ramen_ray.data.store.dataset import DatasetError
 
 

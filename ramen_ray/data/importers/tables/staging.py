@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.importers.sources import (
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.sources import (
     Block,
     Piece,
     as_numbers,
@@ -21,8 +23,6 @@ from ramen_ray.data.importers.sources import (
     as_strings,
     read_piece,
 )
-from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.texts import fold, normalized
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # sums of them are float32

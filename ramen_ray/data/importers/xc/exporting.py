@@ -19,11 +19,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, new_folder
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 
 _SHORT = {"train": "trn", "test": "tst", **EXTRA_SPLITS}
-_SIDES = {
-    "trn": ("query", "queries/train"),
-    "lbl": ("ad", "ads"),
-    "tst": ("test_query", "queries/test"),
-}
+_SIDES = {"trn": ("query", "queries/train"), "lbl": ("ad", "ads")}
 
 
 def export_xc(dataset: Dataset, folder: Path) -> None:

@@ -18,14 +18,20 @@ from ramen_ray.data.importers.xc.lines import read_ids
 from ramen_ray.data.importers.xc.matrices import read_matrix, read_shape
 from ramen_ray.data.importers.xc.texts import Scan, TextFile, scan
 from ramen_ray.data.prepared.hashing import uniforms
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
 from ramen_ray.data.store.schemas import ZERO_SHOT
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeLines:
     """Ads or anchors: the lines of their file that have a text; a node's id is its place there.
 
     Attributes:
@@ -95,7 +101,7 @@ def import_xc(
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")
     source = source.absolute()
-    name = name or source.name
+    name = dataset_name(name, source)
     with_content = text == "title+content" if text else "titles" not in name.lower()
     files = find_files(source, with_content)
     ads = _read_nodes(files.ads, "ads")
@@ -111,13 +117,13 @@ def import_xc(
     return Dataset(output)
 
 
-def _read_nodes(file: TextFile, what: str) -> Nodes:
+def _read_nodes(file: TextFile, what: str) -> NodeLines:
     scanned = scan(file)
     lines = np.flatnonzero(~scanned.is_empty)
     if not len(lines):
         raise error_at(file.path, "there is no text in the file")
     _warn_left_out(file, np.flatnonzero(scanned.is_empty), f"{what} have no text")
-    return Nodes(file, lines, scanned.num_lines)
+    return NodeLines(file, lines, scanned.num_lines)
 
 
 def _warn_left_out(file: TextFile, lines: Int64s, message: str) -> None:
@@ -126,7 +132,7 @@ def _warn_left_out(file: TextFile, lines: Int64s, message: str) -> None:
         log.warning(Finding("warning", str(file.path), message, row=int(lines[0]) + 1))
 
 
-def _read_splits(files: XcFiles, ads: Nodes, fraction: float, seed: int) -> dict[str, Queries]:
+def _read_splits(files: XcFiles, ads: NodeLines, fraction: float, seed: int) -> dict[str, Queries]:
     scans: dict[TextFile, Scan] = {}
     splits: dict[str, Queries] = {}
     for split, of_split in files.splits.items():
@@ -147,7 +153,7 @@ def _read_splits(files: XcFiles, ads: Nodes, fraction: float, seed: int) -> dict
     return splits
 
 
-def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: Nodes) -> Queries:
+def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: NodeLines) -> Queries:
     """Read a split's clicks and leave out its queries without ads or text."""
     of_split = files.splits[split]
     file = of_split.texts
@@ -169,7 +175,7 @@ def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: Nodes) -> Quer
     return Queries(file, lines[rows], rows, len(lines), clicks[rows])
 
 
-def _columns(files: XcFiles, split: str, ads: Nodes) -> range:
+def _columns(files: XcFiles, split: str, ads: NodeLines) -> range:
     """Return the ads that the split's matrix has columns for."""
     which, train_clicks = files.splits[split].ads, files.splits["train"].clicks
     if which == "all" or train_clicks is None:
@@ -181,7 +187,7 @@ def _columns(files: XcFiles, split: str, ads: Nodes) -> range:
     return range(num_seen) if which == "seen" else range(num_seen, ads.num_lines)
 
 
-def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: Nodes) -> Int64s:
+def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: NodeLines) -> Int64s:
     """Find the test queries that the rows of a zero-shot matrix without own texts are."""
     zero_clicks, test_clicks = files.splits[ZERO_SHOT].clicks, files.splits["test"].clicks
     assert zero_clicks and test_clicks  # the layout has them
@@ -201,7 +207,7 @@ def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: Nodes) -> Int64s:
     return lines
 
 
-def _only_columns(matrix: sparse.csr_array, nodes: Nodes) -> sparse.csr_array:
+def _only_columns(matrix: sparse.csr_array, nodes: NodeLines) -> sparse.csr_array:
     return matrix if len(nodes.lines) == nodes.num_lines else matrix[:, nodes.lines]
 
 
@@ -238,7 +244,7 @@ def _query_rows(queries: Queries) -> Iterator[pa.Table]:
 
 
 def _write_filters(
-    writer: DatasetWriter, files: XcFiles, splits: dict[str, Queries], ads: Nodes
+    writer: DatasetWriter, files: XcFiles, splits: dict[str, Queries], ads: NodeLines
 ) -> None:
     for split, queries in splits.items():
         published_as = split if split in files.splits else "train"
@@ -254,7 +260,7 @@ def _write_filters(
         writer.write(f"filters/{split}", table)
 
 
-def _write_novel_ads(writer: DatasetWriter, files: XcFiles, ads: Nodes) -> None:
+def _write_novel_ads(writer: DatasetWriter, files: XcFiles, ads: NodeLines) -> None:
     if files.novel_ads is not None:
         lines = read_ids(files.novel_ads, (ads.num_lines,))[:, 0]
     elif any(split.ads == "novel" for split in files.splits.values()):
@@ -266,13 +272,12 @@ def _write_novel_ads(writer: DatasetWriter, files: XcFiles, ads: Nodes) -> None:
 
 
 def _write_graph(
-    writer: DatasetWriter, name: str, files: GraphFiles, splits: dict[str, Queries], ads: Nodes
+    writer: DatasetWriter, name: str, files: GraphFiles, splits: dict[str, Queries], ads: NodeLines
 ) -> None:
     anchors = _read_nodes(files.anchors, "anchors")
     nodes = {
         "query": ("query_id", splits["train"].rows, splits["train"].num_rows),
         "ad": ("ad_id", ads.lines, ads.num_lines),
-        "test_query": ("query_id", splits["test"].rows, splits["test"].num_rows),
     }
     tables = {}
     for side, path in files.edges.items():
@@ -280,7 +285,7 @@ def _write_graph(
         edges = _only_columns(read_matrix(path, (num_rows, anchors.num_lines))[rows], anchors)
         if edges.nnz:
             tables[f"edges/{name}/{side}"] = _edge_rows(edges, id_column)
-    if not tables.keys() - {f"edges/{name}/test_query"}:
+    if not tables:
         message = "the graph has no edges to train with and is left out"
         log.warning(Finding("warning", str(files.anchors.path), message))
         return

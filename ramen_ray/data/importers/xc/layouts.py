@@ -10,9 +10,10 @@ from ramen_ray.data.findings import error_at
 from ramen_ray.data.importers.xc.texts import TextFile
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.naming import naming_fault
 
 
-class Names(NamedTuple):
+class FileNames(NamedTuple):
     """What a layout calls its files; matrices come as .txt or .npz."""
 
     train_text: str
@@ -23,11 +24,11 @@ class Names(NamedTuple):
 
 
 LAYOUTS = {
-    "json": Names("trn.json.gz", "tst.json.gz", "lbl.json.gz"),
-    "ngame": Names("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
-    "renee": Names("trn_X.txt", "tst_X.txt", "Y.txt"),
-    "oak": Names("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
-    "dexml": Names("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
+    "json": FileNames("trn.json.gz", "tst.json.gz", "lbl.json.gz"),
+    "ngame": FileNames("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
+    "renee": FileNames("trn_X.txt", "tst_X.txt", "Y.txt"),
+    "oak": FileNames("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
+    "dexml": FileNames("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
 }
 EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
 """Splits that only this project writes, into the layout ``oak``, and their short names."""
@@ -36,8 +37,8 @@ NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
 """Names that no anchor set can have: their texts would lie where the queries' or ads' do."""
 
-_GRAPH_FILE = re.compile(r"(.+)_(trn|lbl|tst)_X_Y\.(?:txt|npz)")
-_SIDES = {"trn": "query", "lbl": "ad", "tst": "test_query"}
+_GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
+_SIDES = {"trn": "query", "lbl": "ad"}
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,9 @@ def _extra_splits(folder: Path) -> dict[str, SplitFiles]:
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
-    """Find the graphs by their matrices; variants derived from a graph have no texts of their own.
+    """Find the graphs by their matrices, but for variants of a graph, which have no own texts.
 
-    Links of test queries alone are none: nothing could be trained with them.
+    Edges of test queries (``*_tst_X_Y``) are not read: training must not see them.
     """
     found: dict[str, set[str]] = {}
     for file in sorted(folder.iterdir()):
@@ -193,10 +194,9 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
     graphs = {}
     for name, parts in found.items():
         texts = _find(folder, [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
-        derived = texts is None and any(name.startswith(f"{other}_renee") for other in found)
-        if derived or parts == {"tst"}:
+        if texts is None and any(name.startswith(f"{other}_renee") for other in found):
             continue
-        if name in RESERVED or not re.fullmatch(r"[\w-]+", name):
+        if name in RESERVED or naming_fault(name, dots=False):
             raise error_at(
                 folder / f"{name}_{min(parts)}_X_Y",
                 f"a graph cannot be named {name!r}",

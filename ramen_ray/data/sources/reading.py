@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.importers.sources.cells import is_number
-from ramen_ray.data.importers.sources.lines import Chunk, lines_before, read_chunks
-from ramen_ray.data.importers.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.sources.cells import is_number
+from ramen_ray.data.sources.lines import Chunk, lines_before, read_chunks
+from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import first_line_of
 

@@ -3,10 +3,10 @@
 A source is cut into pieces that tasks read apart, block by block.
 """
 
-from ramen_ray.data.importers.sources.cells import as_numbers, as_seconds, as_strings
-from ramen_ray.data.importers.sources.lines import lines_before
-from ramen_ray.data.importers.sources.pieces import Piece, find_pieces
-from ramen_ray.data.importers.sources.reading import Block, read_cell, read_piece
+from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings
+from ramen_ray.data.sources.lines import lines_before
+from ramen_ray.data.sources.pieces import Piece, find_pieces
+from ramen_ray.data.sources.reading import Block, read_cell, read_piece
 
 __all__ = [
     "Block",

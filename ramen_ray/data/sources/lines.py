@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.importers.sources import pieces
-from ramen_ray.data.importers.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.sources import pieces
+from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.utf8 import to_utf8, whole_lines
 
 BYTES_PER_SEARCH = 1 << 16

@@ -1,8 +1,8 @@
-"""What is computed from a checkpoint's encoder while training goes on, and taken when it is there.
+"""What is computed from a checkpoint while training goes on, and taken when it is there.
 
 A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
-task reads a copy of the encoder, since Ray Train deletes old checkpoints, and writes beside it, in
-``.pending``; the first worker then gives the result its name. So the folders tell a run that was
+Ray task reads a copy of the model, since Ray Train deletes old checkpoints, and writes beside it,
+in ``.pending``; the first worker then gives the result its name. So the folders tell a run that was
 cut off what it had and what it waited for.
 
 Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but gives its result as
@@ -20,12 +20,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayError
 
-from ramen_ray.method.training.distributed import from_first_worker, world
+from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.method.model.dual_encoder import copy_model
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import free_share
 
 logger = logging.getLogger(__name__)
@@ -67,56 +71,119 @@ class Schedule:
         return due <= epoch and taken_at < self.num_epochs
 
 
+@dataclass(frozen=True)
+class TaskContext:
+    """What tasks need to know of the run that they belong to.
+
+    Attributes:
+        data: folder of the prepared dataset.
+        edges: folder of the graphs that the run began with.
+        regularizers: those of the run.
+        folder: of the run.
+        steps_per_epoch: of its training.
+        device: this worker's.
+        use_bf16: encode in bfloat16 where there is a GPU.
+    """
+
+    data: Path
+    edges: Path
+    regularizers: list[Regularizer]
+    folder: Path
+    steps_per_epoch: int
+    device: torch.device
+    use_bf16: bool
+
+
 @dataclass
-class BackgroundResults:
-    """The results of one kind: at most one is under way, and the newest ones are kept.
+class BackgroundTask:
+    """Computes results of one kind, at most one at a time, and lets a run use the newest.
 
     The first worker submits and looks; all workers call :meth:`advance` and hear of it together.
 
     Attributes:
-        name: of what is computed, for people.
+        name: of the kind, for people and in metrics.
         folder: where the results lie.
-        compute: writes the result of an encoder's folder into another folder, and returns figures
-            for its report; run as a Ray task, on a GPU if one is free.
+        compute: writes the result of a saved model's folder into another folder, and returns
+            figures for its report; run as a Ray task, on a GPU if one is free.
+        take: returns the sources of batches with a result's folder taken into use.
         schedule: when.
         device: this worker's.
         has_own_tasks: whether ``compute`` starts tasks that do its work, and needs next to nothing.
+        taken: step of the checkpoint that the result in use was made from; None before the first.
+        waited_s: seconds that training has waited for results so far.
     """
 
     name: str
     folder: Path
     compute: Compute
+    take: Callable[[Path, Sources], Sources]
     schedule: Schedule
     device: torch.device
     has_own_tasks: bool = False
+    taken: int | None = None
+    waited_s: float = 0.0
     _task: ray.ObjectRef | None = field(default=None, init=False)
 
     def result(self, step: int) -> Path:
         """Return the folder of the result from the checkpoint of ``step``."""
         return self.folder / STEP_FOLDER.format(step)
 
-    def advance(self, step: int, encoder: Path) -> int | None:
-        """Begin what is due after ``step``, and return the step of the newest result.
+    def advance(
+        self, step: int, checkpoint: Path, sources: Sources
+    ) -> tuple[Sources, dict[str, float]]:
+        """At the start of an epoch, begin what is due and take the newest result.
 
         Every worker calls this after the same steps. Where the schedule says so, it returns when
         the result is there.
 
         Args:
             step: steps made.
-            encoder: folder of the encoder after these steps.
+            checkpoint: folder with the model after these steps.
+            sources: what batches are drawn from.
+
+        Returns:
+            The sources from now on, and figures: ``waited_s``; if a result was taken, also its
+            ``step`` and what its report says.
         """
+        started = time.monotonic()
+        newest = self._begin_and_look(step, checkpoint)
+        figures: dict[str, float] = {}
+        if newest is not None and newest != self.taken:
+            sources = self._take(newest, sources)
+            figures = {"step": newest, **read_report(self.result(newest))}
+        self.waited_s += time.monotonic() - started
+        return sources, {**figures, "waited_s": self.waited_s}
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"taken": self.taken, "waited_s": self.waited_s}
+
+    def restore(self, progress: dict[str, Any], sources: Sources) -> Sources:
+        """Go on from what :attr:`progress` gave, with the result that was in use then."""
+        self.waited_s = progress["waited_s"]
+        if progress["taken"] is None:
+            return sources
+        return self._take(progress["taken"], sources)
+
+    def _take(self, step: int, sources: Sources) -> Sources:
+        self.taken = step
+        return self.take(self.result(step), sources)
+
+    def _begin_and_look(self, step: int, checkpoint: Path) -> int | None:
+        """Begin what is due after ``step``, and return the step of the newest result."""
         is_first = world()[0] == 0
         if is_first:
             self._look()
             if self._pending is None and self.schedule.is_due(step, self._newest):
-                self._submit(step, encoder)
+                self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
         newest = self._newest if is_first else None
         if is_first:
             self._remove_old()
-        told = from_first_worker(-1 if newest is None else newest, self.device)
-        return None if told < 0 else told
+        shared = from_first_worker(-1 if newest is None else newest, self.device)
+        return None if shared < 0 else shared
 
     def _wait(self, step: int) -> None:
         """Return, on all workers together, when nothing is under way any more."""
@@ -129,8 +196,8 @@ class BackgroundResults:
                 seconds = sign * SECONDS_BETWEEN_SIGNS
                 logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
 
-    def stop(self, in_use: int | None) -> None:
-        """Give up what is under way, and keep no result but that from the step ``in_use``."""
+    def stop(self) -> None:
+        """Give up what is under way, and keep no result but the one in use."""
         if self._task is not None:
             ray.cancel(self._task, force=True)
             ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
@@ -138,7 +205,7 @@ class BackgroundResults:
         if world()[0] == 0:
             shutil.rmtree(self.folder / ".pending", ignore_errors=True)
             for step in _steps(self.folder):
-                if step != in_use:
+                if step != self.taken:
                     shutil.rmtree(self.result(step))
 
     @property
@@ -150,10 +217,10 @@ class BackgroundResults:
         begun = set(_steps(self.folder / ".pending"))
         return max(begun.difference(_steps(self.folder)), default=None)
 
-    def _submit(self, step: int, encoder: Path) -> None:
+    def _submit(self, step: int, checkpoint: Path) -> None:
         pending = self.folder / ".pending"
         shutil.rmtree(pending, ignore_errors=True)
-        shutil.copytree(encoder, pending / "copy" / "encoder")
+        copy_model(checkpoint, pending / "copy")
         (pending / "copy").rename(pending / STEP_FOLDER.format(step))
         self._start(step)
 
@@ -205,13 +272,13 @@ def _steps(folder: Path) -> list[int]:
 
 def _run(name: str, compute: Compute, pending: Path) -> Path:
     """Return the folder of a whole result; an attempt that was cut off left its own."""
-    for left in pending.glob("attempt-*"):
+    for leftover in pending.glob("attempt-*"):
         logger.warning("%s was cut off and is run again", name)
-        shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(leftover, ignore_errors=True)
     attempt = pending / f"attempt-{uuid.uuid4().hex}"
     attempt.mkdir()
     started = time.monotonic()
-    report = dict(compute(pending / "encoder", attempt))
+    report = dict(compute(pending, attempt))
     report["seconds"] = time.monotonic() - started
     (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
     return attempt

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramen_ray.data.importers.sources import (
+from ramen_ray.data.sources import (
     as_numbers,
     as_seconds,
     as_strings,

@@ -1,0 +1,10 @@
+"""The bases that RAMEN's regularisers are added to: names for combinations of parts."""
+
+from collections.abc import Mapping
+
+from ramen_ray.bases.ance import ANCE
+from ramen_ray.bases.combination import Combination
+from ramen_ray.bases.in_batch import IN_BATCH
+from ramen_ray.bases.ngame import NGAME
+
+BASES: Mapping[str, Combination] = {"in_batch": IN_BATCH, "ance": ANCE, "ngame": NGAME}

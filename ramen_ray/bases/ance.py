@@ -1,0 +1,5 @@
+"""ANCE (Xiong et al., ICLR 2021): hard negatives from an index that is refreshed at times."""
+
+from ramen_ray.bases.combination import Combination
+
+ANCE = Combination(order="random", hard_negatives="shortlists")

@@ -1,0 +1,145 @@
+"""What a run minimises: a weighted sum of named terms, each a function of the encoded batch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ramen_ray.method.objectives.losses import Loss
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
+
+TASK = "task"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the objective.
+
+    Attributes:
+        name: in logs, checkpoints and adaptive weights.
+        weight: in the sum.
+        loss: from an encoded batch to this worker's share of the term, a scalar: the sum over its
+            rows divided by the number of rows of the global batch.
+        regularizer: whose anchors the term needs in the batch; None for terms that need none.
+        every_steps: the term is part of the first of so many steps, and counts that many times
+            there: what is optimised stays the same on average, for fewer texts to encode.
+    """
+
+    name: str
+    weight: float
+    loss: Callable[[EncodedBatch], Tensor]
+    regularizer: Regularizer | None = None
+    every_steps: int = 1
+
+    def is_due(self, step: int) -> bool:
+        """Say whether a step has the term."""
+        return step % self.every_steps == 0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The terms of a run, in the order in which their losses are stacked."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The terms' names."""
+        return [term.name for term in self.terms]
+
+    @property
+    def weights(self) -> list[float]:
+        """The terms' weights."""
+        return [term.weight for term in self.terms]
+
+    @property
+    def regularizers(self) -> list[Regularizer]:
+        """The regularisers among the terms."""
+        return [term.regularizer for term in self.terms if term.regularizer is not None]
+
+    def regularizers_at(self, step: int) -> list[Regularizer]:
+        """Return the regularisers that a step draws anchors for."""
+        due = (term.regularizer for term in self.terms if term.is_due(step))
+        return [regularizer for regularizer in due if regularizer is not None]
+
+    def losses(self, encoded: EncodedBatch, step: int) -> Tensor:
+        """Return this worker's share of the terms (terms,) of a step.
+
+        The sum over the workers is each term's mean over the global batch, whatever their number,
+        times ``every_steps`` of the term; 0 for terms that the step does not have.
+        """
+        nothing = encoded.embeddings_UD.new_zeros(())
+        return torch.stack(
+            [
+                term.every_steps * term.loss(encoded) if term.is_due(step) else nothing
+                for term in self.terms
+            ]
+        )
+
+
+def task_term(loss: Loss) -> Term:
+    """Rank the ads that a query led to before all others of the batch."""
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        queries, pool = encoded.local.queries, encoded.ad_pool()
+        if not len(pool.ids):
+            return encoded.embeddings_UD.new_zeros(())
+        queries_bD = encoded.vectors(QUERIES, queries)
+        similarity_bL = queries_bD @ encoded.vectors(ADS, pool.ids).T
+        positives_bP = encoded.places(pool, encoded.local.ads)
+        losses_b = loss(similarity_bL, positives_bP, encoded.positive_ads(pool, queries))
+        return losses_b.sum() / len(encoded.batch.queries)
+
+    return Term(TASK, 1.0, share)
+
+
+def regularizer_term(
+    regularizer: Regularizer, weight: float, loss: Loss, every_steps: int = 1
+) -> Term:
+    """Rank the anchors that a node is linked to before all others of the batch."""
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        nodes, anchors = encoded.local.anchors[regularizer]
+        pool = encoded.anchor_pool(regularizer.anchor_set)
+        if not len(pool.ids):
+            return encoded.embeddings_UD.new_zeros(())
+        nodes_nD = encoded.vectors(node_table(regularizer), nodes)
+        similarity_nL = nodes_nD @ encoded.vectors(pool.table, pool.ids).T
+        positives_n1 = encoded.places(pool, anchors[:, None])
+        known_nL = encoded.positive_anchors(pool, regularizer, nodes)
+        losses_n = loss(similarity_nL, positives_n1, known_nL)
+        return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
+
+    return Term(regularizer.name, weight, share, regularizer, every_steps)
+
+
+def ramen_objective(
+    loss: Loss,
+    lambda_x: Mapping[str, float],
+    lambda_z: Mapping[str, float],
+    every_steps: int = 1,
+) -> Objective:
+    """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
+
+    A regulariser without weight is no part of a run: it is neither drawn nor encoded.
+
+    Args:
+        loss: of the task and of the regularisers.
+        lambda_x: λ_x, the weights of R_x by anchor set; 0 where a set is absent.
+        lambda_z: λ_z, those of R_z.
+        every_steps: see :class:`Term`; of the regularisers.
+    """
+    terms = [task_term(loss)]
+    for anchor_set in sorted({*lambda_x, *lambda_z}):
+        sides = (
+            (Regularizer(anchor_set, "query"), lambda_x),
+            (Regularizer(anchor_set, "ad"), lambda_z),
+        )
+        for regularizer, weights in sides:
+            weight = weights.get(anchor_set, 0.0)
+            if weight:
+                terms.append(regularizer_term(regularizer, weight, loss, every_steps))
+    return Objective(tuple(terms))

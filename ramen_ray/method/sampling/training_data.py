@@ -1,0 +1,66 @@
+"""What a run trains on, and what stays the same while it does."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.sampling.regularizers import Graphs, Regularizer, open_graphs
+
+QUERIES, ADS = "queries", "ads"
+
+
+def anchor_table(anchor_set: str) -> str:
+    """Return the name of the table with the texts of a set's anchors."""
+    return f"anchors/{anchor_set}"
+
+
+def node_table(regularizer: Regularizer) -> str:
+    """Return the name of the table with the texts of a regulariser's nodes."""
+    return QUERIES if regularizer.side == "query" else ADS
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Texts, clicks and edges of a run.
+
+    Attributes:
+        query_ids: (train queries,) int64, the ids of the query rows.
+        clicks: query rows x ads.
+        graphs: what the regularisers draw from at first; pruning replaces them as training goes.
+        known_edges: per regulariser, the graphs whose edges are no negatives, drawn or not.
+        tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
+    """
+
+    query_ids: NDArray[np.int64]
+    clicks: Csr
+    graphs: Graphs
+    known_edges: Mapping[Regularizer, Sequence[Csr]]
+    tables: Mapping[str, TokenTable]
+
+    @classmethod
+    def from_prepared(
+        cls, data: Prepared, regularizers: Iterable[Regularizer], edges: Path | None = None
+    ) -> "TrainingData":
+        """Map the arrays of a prepared dataset.
+
+        Args:
+            data: the dataset.
+            regularizers: those of the run.
+            edges: a folder of graphs to draw from in place of the dataset's own, which stay known.
+        """
+        own_edges = data.path / "edges"
+        graphs = open_graphs(own_edges if edges is None else edges, regularizers)
+        known: dict[Regularizer, list[Csr]] = {one: [graph] for one, graph in graphs.items()}
+        if edges not in (None, own_edges):
+            own = open_graphs(own_edges, graphs)
+            known = {one: [own[one], graphs[one]] for one in graphs}
+        sets = {one.anchor_set for one in graphs}
+        anchors = {anchor_table(name): data.anchors(name) for name in sorted(sets)}
+        tables = {QUERIES: data.queries["train"], ADS: data.ads, **anchors}
+        return cls(data.query_ids, data.clicks["train"], graphs, known, tables)

@@ -1,0 +1,76 @@
+"""What a run says while it trains: figures to MLflow, lines to its log; only the first worker's."""
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.tracking.runs import StepLogger
+
+SHOWN_METRICS = ("P@1", "R@10")
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Logs what the first worker knows."""
+
+    def __init__(self, steps: StepLogger, objective: Objective, total_steps: int) -> None:
+        """Log to a run of MLflow.
+
+        Args:
+            steps: of the run.
+            objective: names the terms.
+            total_steps: of the whole training.
+        """
+        self._steps = steps
+        self._objective = objective
+        self._total_steps = total_steps
+
+    def log_steps(
+        self,
+        losses: NDArray[np.float32],
+        weights: list[Tensor],
+        step: int,
+        queries_per_s: float,
+    ) -> None:
+        """Log the latest steps.
+
+        Args:
+            losses: (steps, terms) global losses.
+            weights: of each step (terms,) if they move, else empty.
+            step: the last of them (from 1).
+            queries_per_s: trained on meanwhile.
+        """
+        latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
+        moved = torch.stack(weights).cpu().numpy() if weights else None
+        self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
+
+    def say_step(self, step: int) -> None:
+        """Say how far a long epoch is."""
+        logger.info("step %d/%d", step, self._total_steps)
+
+    def say_epoch(
+        self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
+    ) -> None:
+        """Say what an epoch, such as ``3/10``, has come to."""
+        parts = [f"{name} {value:.4f}" for name, value in losses.items()]
+        parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
+        logger.info("epoch %s step %d/%d: %s", epoch, step, self._total_steps, ", ".join(parts))
+
+    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log a validation's metrics after ``step`` steps."""
+        if metrics:
+            self._steps.log_validation(metrics, step)
+
+    def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
+        """Log a background task's figures, and say which result is in use from ``step`` on."""
+        self._steps.log_renewal(name, figures, step)
+        if "step" in figures:
+            parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
+            logger.info("new %s: %s", name, parts)

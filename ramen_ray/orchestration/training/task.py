@@ -1,0 +1,65 @@
+"""What the driver hands to workers, and what they return; light, for Ray's controller loads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ramen_ray.config import RunConfig
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What the driver hands to every worker; plain values only.
+
+    Attributes:
+        config: what to train.
+        prepared: folder of the prepared dataset.
+        edges: folder of the graphs to train on.
+        run_directory: folder of the run.
+        tracking_uri: the MLflow store.
+        mlflow_run_id: the run in it.
+        nested: whether the run is one of many, whose workers only report trouble.
+    """
+
+    config: RunConfig
+    prepared: str
+    edges: str
+    run_directory: str
+    tracking_uri: str
+    mlflow_run_id: str
+    nested: bool = False
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """What the best model of a run reaches.
+
+    Attributes:
+        metrics: by row (``untrained``, ``trained``), then split, then metric name.
+        sample: test ``queries`` (n,), and their best ``ads`` and ``scores`` (n, k), as lists.
+        best_checkpoint: the folder of the model.
+        best_step: the step after which it was written.
+    """
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+    sample: dict[str, Any]
+    best_checkpoint: str
+    best_step: int
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the first one's counts.
+
+    Attributes:
+        evaluation: the same on every worker.
+        trained_seconds: spent in steps, over all attempts.
+        waited_seconds: spent waiting for background tasks.
+        entered_at: when this process was entered, in seconds since 1970.
+        first_step_at: when it had made its first step.
+    """
+
+    evaluation: FinalEvaluation
+    trained_seconds: float
+    waited_seconds: float
+    entered_at: float
+    first_step_at: float

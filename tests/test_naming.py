@@ -1,0 +1,83 @@
+"""What names from outside may be, and what is made of texts that are none."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import RunHere
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs import ablate, ingest, train, tune
+from ramen_ray.data.store.dataset import Dataset, DatasetError, dataset_name, write_dataset
+from ramen_ray.naming import BadNameError, checked_name, joined_name, name_like
+
+GOOD = ["foldoc", "a", "7", "_x", "run-1.2_b", "naïve", "日本語", "x" * 100]
+BAD = ["", ".", "..", "../x", "/etc", "a/b", "a b", "-x", ".x", "x\n", "a\0", "\udc80", "x" * 101]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_names_are_taken_as_they_are(name: str) -> None:
+    assert checked_name(name) == name
+    assert joined_name(name) == name
+    assert name_like(name, "other") == name
+
+
+@pytest.mark.parametrize("name", [*BAD, "é" * 51])
+def test_what_is_no_name_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(BadNameError, match=r"^.* is no valid name: .*$") as refused:
+        checked_name(name)
+    assert len(str(refused.value)) < 200
+
+
+@given(st.text())
+def test_a_name_can_be_made_of_any_text(text: str) -> None:
+    assert checked_name(name_like(text, "other"))
+
+
+@given(st.lists(st.from_regex(r"\w[\w.-]{0,60}", fullmatch=True), min_size=1, max_size=4))
+def test_joined_names_are_names_and_stay_different(parts: list[str]) -> None:
+    joined = checked_name(joined_name(*parts))
+    assert joined == "-".join(parts) or joined != joined_name(*parts, "2")
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name[:1] != "-" and "\0" not in name])
+@pytest.mark.parametrize("job", [train, tune, ablate])
+@pytest.mark.parametrize("flag", ["name", "experiment"])
+def test_a_job_refuses_it_before_it_begins(
+    job: object, flag: str, name: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    output = tmp_path / "outputs" / "deep"
+    code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
+    assert code == 2
+    assert re.search(rf"{flag}: .* is no valid name", said)
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
+    assert dataset_name("mine", Path("/data/my shop (1)")) == "mine"
+    for name in BAD:
+        with pytest.raises(DatasetError, match=r"--name: .* is no valid name"):
+            dataset_name(name, Path("/data/shop"))
+        with pytest.raises(DatasetError, match="no valid name"):
+            write_dataset(tmp_path / "made", {}, name=name)
+    assert not list(tmp_path.iterdir())
+    assert Dataset(dataset_path).name == "handmade"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../evil"])
+@pytest.mark.parametrize("importer", ["tables", "xc"])
+def test_an_import_refuses_a_name_that_is_none(
+    importer: str, name: str, run_here: RunHere, tmp_path: Path
+) -> None:
+    clicks = tmp_path / "clicks.csv"
+    clicks.write_text("query,ad\nrobin,bird\n")
+    source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
+    code, said = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
+    assert code == 2
+    assert said.startswith(f"error: --name: {name!r} is no valid name")
+    assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]
