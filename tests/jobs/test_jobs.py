@@ -28,9 +28,11 @@ NUM_CPUS = 4
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
+    """Train on little, and so slowly that the second validation is no better than the first."""
     return [
         *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
-        *("--training.global-batch-size", "8", "--training.epochs", "1"),
+        *("--training.global-batch-size", "8", "--training.epochs", "4"),
+        *("--optimizer.lr", "1e-12", "--training.early-stop-patience", "1"),
         *("--workers.cpus-per-worker", "1", "--output", str(output)),
     ]
 
@@ -47,8 +49,9 @@ def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture
-def mlflow_server(tmp_path: Path) -> Iterator[str]:
+def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
     """An MLflow server on loopback that keeps runs in sqlite and hands artifacts on to a folder."""
+    shutil.copy(empty_store, tmp_path / "server.db")
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
@@ -74,7 +77,7 @@ def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissi
             time.sleep(0.5)
 
 
-def test_a_submitted_job_trains_and_is_tracked_by_a_server(
+def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_server(
     head: Head,
     mlflow_server: str,
     dataset_path: Path,
@@ -90,7 +93,10 @@ def test_a_submitted_job_trains_and_is_tracked_by_a_server(
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
     run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
-    run = MlflowClient(tracking_uri=mlflow_server).get_run(run_id)
+    tracked = MlflowClient(tracking_uri=mlflow_server)
+    run = tracked.get_run(run_id)
+    validated = tracked.get_metric_history(run_id, "validation/P_at_1")
+    assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)

@@ -120,14 +120,6 @@ def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> N
     assert _losses(result.run) == pytest.approx(_losses(unharmed.run), abs=1e-4)
 
 
-def test_training_stops_early_when_nothing_gets_better(config: RunConfig, cluster: None) -> None:
-    changes = {"name": "early", "optimizer.lr": 1e-12, "training.early_stop_patience": 1}
-    result = fit(overlay(config, changes))
-    client = MlflowClient(tracking_uri=result.run.uri)
-    validated = client.get_metric_history(result.run.id, "validation/P_at_1")
-    assert sorted(point.step for point in validated) == [7, 14]
-
-
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     config: RunConfig, unharmed: TrainResult, run_here: RunHere, tmp_path: Path
 ) -> None:

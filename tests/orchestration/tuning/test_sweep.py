@@ -332,8 +332,9 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
 
 @pytest.mark.timeout(1800)
 def test_a_killed_search_goes_on_with_the_same_command(
-    cluster: None, config: RunConfig, run_here: RunHere, tmp_path: Path
+    cluster: None, config: RunConfig, run_here: RunHere, empty_store: Path, tmp_path: Path
 ) -> None:
+    shutil.copy(empty_store, tmp_path)
     file = tmp_path / "config.json"
     changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 12}
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
