@@ -24,7 +24,7 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 
-NUM_CPUS = 2
+NUM_CPUS = 4
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]

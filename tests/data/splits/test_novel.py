@@ -34,7 +34,7 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 
-NUM_CPUS = 3
+NUM_CPUS = 4
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
 NAMES = {

@@ -35,7 +35,7 @@ from ramen_ray.orchestration.training.components import build_model, build_objec
 from ramen_ray.orchestration.training.run import fit
 
 Rows = list[list[int]]
-NUM_CPUS = 2
+NUM_CPUS = 4
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
 EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
@@ -228,7 +228,9 @@ def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
         walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path)
     (folder,) = tmp_path.iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    wait_until(lambda: ray.available_resources().get("CPU") == 2, "tasks are still under way")
+    wait_until(
+        lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
+    )
 
 
 def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
