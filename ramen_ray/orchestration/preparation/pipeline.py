@@ -24,6 +24,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
     ID_TABLES,
+    PART_SCHEMA,
     edge_rows,
     join_parts,
     text_rows,
@@ -141,7 +142,7 @@ def _run(
         batch_size=None,
         zero_copy_batch=True,
     )
-    return pa.Table.from_pylist(parts.take_all())
+    return pa.Table.from_pylist(parts.take_all(), schema=PART_SCHEMA)
 
 
 def _read_checked(
