@@ -17,7 +17,6 @@ class WorkerTask:
         run_directory: folder of the run.
         tracking_uri: the MLflow store.
         mlflow_run_id: the run in it.
-        nested: whether the run is one of many, whose workers only report trouble.
     """
 
     config: RunConfig
@@ -26,7 +25,6 @@ class WorkerTask:
     run_directory: str
     tracking_uri: str
     mlflow_run_id: str
-    nested: bool = False
 
 
 @dataclass(frozen=True)
