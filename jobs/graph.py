@@ -16,9 +16,11 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_settings, run_job, train_command
 from ramen_ray.config import Section
-from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.preparation.sessions import add_co_session
 
 
@@ -29,10 +31,6 @@ class NewAnchorSet(Section):
     """Dataset directory that the set is added to."""
     replace: bool = False
     """Replace an anchor set of that name."""
-
-    def add(self) -> dict[str, int]:
-        """Add the set, and return the row counts of what was written."""
-        raise NotImplementedError
 
 
 class CoSession(NewAnchorSet):
@@ -67,10 +65,10 @@ class Edges(NewAnchorSet):
 
     def add(self) -> dict[str, int]:
         """Read the edges and add the set."""
-        return add_edge_list(self.dataset, self.name, self.edge_list, self.replace)
+        return add_edge_list(self.dataset, self.name, self.edge_list, self.replace, in_tasks)
 
 
-ANCHOR_SETS: dict[str, type[NewAnchorSet]] = {
+ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {
     "co-session": CoSession,
     "similar": Similar,
     "edges": Edges,

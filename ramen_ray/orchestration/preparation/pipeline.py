@@ -25,6 +25,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
     ID_TABLES,
+    PART_SCHEMA,
     edge_rows,
     join_parts,
     text_rows,
@@ -49,9 +50,9 @@ MAX_WARNINGS_SHOWN = 10
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings; of two that ask
-    for the same at the same time the second waits for the first. What is doubtful about the dataset
-    is logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings. Where two
+    processes need the same at the same time, the second waits for the first. Warnings about the
+    dataset are logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
@@ -71,7 +72,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 
 
 def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
-    """Say whether :func:`prepare` would find its work done."""
+    """Return whether :func:`prepare` would find the dataset in the cache."""
     return (cache / _cache_key(dataset, tokenizer)).is_dir()
 
 
@@ -141,7 +142,7 @@ def _run(
         batch_size=None,
         zero_copy_batch=True,
     )
-    return pa.Table.from_pylist(parts.take_all())
+    return pa.Table.from_pylist(parts.take_all(), schema=PART_SCHEMA)
 
 
 def _read_checked(

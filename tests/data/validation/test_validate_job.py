@@ -65,8 +65,8 @@ def test_errors_come_first_and_end_in_exit_code_1(
     assert code == 1
     assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 5
     assert lines[0] == (
-        "error: edges/links/ad.parquet, row 3, column 'weight': weight that is no positive number: "
-        "-1; give it a positive number, or leave it out"
+        "error: edges/links/ad.parquet, row 3, column 'weight': weight that is not a positive "
+        "number: -1; give it a positive number, or leave it out"
     )
     assert out.endswith("errors: 1, warnings: 5\n")
     written = json.loads(findings.read_text())

@@ -25,7 +25,7 @@ from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
-NUM_CPUS = 2
+NUM_CPUS = 4
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
@@ -45,7 +45,10 @@ def store(
 
 
 @pytest.fixture
-def run(store: Store, run_here: RunHere) -> Run:
+def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run:
+    # one process: each takes seconds to start
+    monkeypatch.setattr(answering, "CPUS_PER_ACTOR", NUM_CPUS)
+
     def call(job: ModuleType, **flags: object) -> tuple[int, str]:
         words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
         return run_here(job, *words, "--output", store.output)
@@ -193,13 +196,13 @@ def test_a_cluster_without_room_is_told(
     code, said = run(predict, **flags)
     ray.kill(busy)
     assert code == 2
-    room = "no machine has had 2 CPU{} of memory free for 0.1 s; start this again when one has"
-    assert room.format(" and 1.1 GB") in said
+    room = "no machine has had {} CPU{} of memory free for 0.1 s; start this again when one has"
+    assert room.format(NUM_CPUS, " and 1.1 GB") in said
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
     monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
     code, said = run(predict, **flags, **{"use-gpu": ""})
     assert code == 2
-    assert room.format(", 1 GPU and 1000000.0 GB") in said
+    assert room.format(NUM_CPUS, ", 1 GPU and 1000000.0 GB") in said
 
 
 @pytest.mark.parametrize(

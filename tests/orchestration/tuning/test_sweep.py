@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-import ray
+from conftest import RunHere
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
@@ -35,6 +35,8 @@ from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
+
+NUM_CPUS = 4
 
 
 @pytest.fixture(scope="module")
@@ -235,13 +237,11 @@ def search(config: RunConfig) -> SweepResult:
 
 
 @pytest.fixture(scope="module")
-def result(config: RunConfig) -> Iterator[SweepResult]:
+def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
     """The first search, of a process that has another MLflow store than the cluster's."""
-    ray.init(address="local", num_cpus=3, log_to_driver=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
         yield search(config)
-    ray.shutdown()
 
 
 @pytest.mark.slow
@@ -331,13 +331,15 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
-    ray.shutdown()
+def test_a_killed_search_goes_on_with_the_same_command(
+    cluster: None, config: RunConfig, run_here: RunHere, empty_store: Path, tmp_path: Path
+) -> None:
+    shutil.copy(empty_store, tmp_path)
     file = tmp_path / "config.json"
     changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 12}
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
-    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
-    command += ["--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    words = ["--config", str(file), "--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
     environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
     search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
@@ -349,22 +351,29 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
         paths = runs.glob("*/checkpoint_0*")
         return {path.name for path in paths if of_done and path.parent.name not in of_done}
 
-    with (tmp_path / "said").open("wb") as said:
-        first = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment)
-        wait_until(checkpoints_under_way, "no trial is done while another is under way")
-        wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
-        first.kill()
-        first.wait()
-        before, known = facts(), checkpoints_under_way()
-        trained = _checkpoints_of_finished_runs(runs)
-        parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
-        name = "unknown to Tune"
-        lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
-        second, seen = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment), set()
-        while second.poll() is None:
-            seen |= checkpoints_under_way()
-            time.sleep(0.02)
-    assert second.returncode == 0, (tmp_path / "said").read_text()
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
+    wait_until(checkpoints_under_way, "no trial is done while another is under way")
+    wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
+    first.kill()
+    first.wait()
+    before, known = facts(), checkpoints_under_way()
+    trained = _checkpoints_of_finished_runs(runs)
+    parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
+    name = "unknown to Tune"
+    lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
+    seen: set[str] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.02):
+            seen.update(checkpoints_under_way())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    code, said = run_here(tune_job, *words)
+    is_over.set()
+    watcher.join()
+    assert code == 0, said
     assert min(seen - known) > max(known)
     after = facts()
     assert len(after) == 2
