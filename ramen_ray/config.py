@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ramen_ray.bases import BASES
+from ramen_ray.bases import BASES, BaseName
 from ramen_ray.bases.combination import Combination, HardNegatives, Order
 from ramen_ray.errors import UserError
 from ramen_ray.naming import checked_name
@@ -93,7 +93,7 @@ class RegularizationConfig(Section):
 class BaseConfig(Section):
     """The plain objective that the graph regularisers are added to."""
 
-    kind: Literal["in_batch", "ance", "ngame"] = "in_batch"
+    kind: BaseName = "in_batch"
     """Where negatives come from: random batches (in_batch), with hard negatives from a shortlist of
     each query's nearest ads (ance), or batches of similar queries (ngame)."""
     order: Order | None = None

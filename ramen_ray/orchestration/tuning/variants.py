@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from ramen_ray.bases import BaseName
 from ramen_ray.config import ConfigError, Positive, RunConfig, Section
-
-Base = Literal["in_batch", "ance", "ngame"]
 
 WITHOUT_GRAPH: dict[str, Any] = {
     "regularization.lambda_x": {},
@@ -22,7 +21,7 @@ class AblationConfig(Section):
 
     seeds: Positive = 3
     """Each variant is trained with this many seeds, from the configuration's on."""
-    bases: tuple[Base, ...] = ("ance", "ngame")
+    bases: tuple[BaseName, ...] = ("ance", "ngame")
     """Bases that the graph is added to; on the first one, its parts are taken away one by one."""
 
 
@@ -41,7 +40,7 @@ class Variant:
     propagated: bool = False
 
 
-def variants_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Variant]:
+def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Variant]:
     """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and parts.
 
     What ``config`` does not use is not taken away: without pruning there is no ``no-pruning``.
