@@ -209,6 +209,7 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
     same = set()
     for key, value in flatten(config).items():
         own = {"name": "x", "index.kind": "flat", "base.refresh_mode": "asynchronous"}
+        own |= {"base.order": "clustered"}
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:
             same.add(key)
