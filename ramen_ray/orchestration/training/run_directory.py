@@ -167,7 +167,8 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -
     changed = differences(before, deciding_settings(config))
     raise RunError(
         f"the checkpoints in {directory.path} come from another configuration: "
-        f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; choose another name"
+        f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
+        f"choose another name"
     )
 
 

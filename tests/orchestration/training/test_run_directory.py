@@ -80,7 +80,7 @@ def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
     tables = {name: dataset.read(name) for name in dataset.tables}
     tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
     other = write_dataset(tmp_path / "other", tables, name="handmade")
-    with pytest.raises(RunError, match="the content of the dataset differs"):
+    with pytest.raises(RunError, match="the content of the dataset, or the version"):
         finished_run(named, other)
 
 
