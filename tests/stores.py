@@ -10,6 +10,7 @@ from support import MAX_LENGTH
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
@@ -32,15 +33,15 @@ class Store:
     def client(self) -> MlflowClient:
         return MlflowClient(tracking_uri=self.uri)
 
-    def encoder(self, noise: float) -> Encoder:
-        """Build an encoder that is worse with more ``noise``."""
+    def model(self, noise: float) -> DualEncoder:
+        """Build a model that is worse with more ``noise``."""
         encoder = self.build(str(self.encoder_path))
         torch.manual_seed(round(1000 * noise))
         weights = encoder.token_embeddings.data
         weights += noise * weights.std() * torch.randn_like(weights)
         if noise == BLIND:
             weights[:] = 1.0
-        return encoder
+        return DualEncoder(encoder)
 
     def run(self, noise: float, dataset: Path, parent: Run | None = None) -> str:
         """Log a run with a retriever; returns the run's id."""
@@ -49,10 +50,10 @@ class Store:
         settings |= {"evaluation.propensity_a": 0.55, "evaluation.propensity_b": 1.5}
         run.log_parameters(settings, {})
         folder = self.output / f"{run.id}-made"
-        self.encoder(noise).save(folder / "encoder", MAX_LENGTH)
+        self.model(noise).save(folder / "model", MAX_LENGTH)
         opened = Dataset(dataset)
         made = folder / "made"
-        write_retriever(made, folder / "encoder", opened, self.data, "flat", MAX_LENGTH)
+        write_retriever(made, folder / "model", opened, self.data, "flat", MAX_LENGTH)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
         log_retriever(run, made, ["robin"], metadata)
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})

@@ -85,7 +85,7 @@ def test_what_is_compared_is_what_evaluation_measures(
     _, said = job(good, "--name", "measured")
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines()[3:11]}
     for column, noise in ((0, 0.0), (1, 4.0)):
-        measured, _ = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        measured, _ = evaluate(store.model(noise), store.data, "test", Propensity())
         for name, cells in rows.items():
             expected = pytest.approx(100 * measured[name], abs=0.006)
             assert float(cells[column]) == expected, name
@@ -94,7 +94,7 @@ def test_what_is_compared_is_what_evaluation_measures(
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
     asked = AskedQueries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
-        expected, topk = evaluate(store.encoder(noise), store.data, "test", Propensity())
+        expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
         measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
         assert measured == pytest.approx(expected)
 

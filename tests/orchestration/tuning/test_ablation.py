@@ -128,7 +128,7 @@ def test_the_same_call_trains_only_what_is_missing(
 
 
 @pytest.mark.slow
-def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
+def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.variants) == VARIANTS
     base, whole = (result.variants[name] for name in VARIANTS[:2])
     assert not base.less_base and base.seconds_ratio == 1

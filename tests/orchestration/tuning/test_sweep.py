@@ -113,7 +113,7 @@ def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> N
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_told_in_one_line() -> None:
+def test_a_trial_is_described_in_one_line() -> None:
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
     line = tune_job.trial_line(SweepTrial("1", params, 0.5, "", None))
     assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
@@ -245,7 +245,7 @@ def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
 
 
 @pytest.mark.slow
-def test_a_failing_trial_is_told_and_the_others_go_on(
+def test_a_failing_trial_is_reported_and_the_others_go_on(
     result: SweepResult, config: RunConfig
 ) -> None:
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
@@ -320,7 +320,7 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(
 
 
 @pytest.mark.slow
-def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
+def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
     settings = SETTINGS.model_copy(update={"time_budget": 1.0})
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
     with pytest.raises(RunError, match="no trial has been validated: out of time"):
@@ -331,7 +331,7 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_search_goes_on_with_the_same_command(
+def test_a_killed_sweep_goes_on_with_the_same_command(
     cluster: None, config: RunConfig, run_here: RunHere, empty_store: Path, tmp_path: Path
 ) -> None:
     shutil.copy(empty_store, tmp_path)
