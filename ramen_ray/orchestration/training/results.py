@@ -12,7 +12,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.deployment.retriever import log_run_retriever
+from ramen_ray.orchestration.training.retriever import log_run_retriever
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
 from ramen_ray.orchestration.training.task import WorkerResult
 from ramen_ray.reports.run import write_plots

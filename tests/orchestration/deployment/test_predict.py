@@ -111,7 +111,7 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert f"{answers} has predictions of another call (top_k differ)" in said
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
@@ -208,7 +208,7 @@ def test_a_cluster_without_room_is_told(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top-k": 41}, "--top-k 41: the retriever has 40 ads to choose from"),
+        ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
         ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
         ({"column": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
@@ -257,7 +257,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
         kept = [scores[ad] for ad in old["ad_ids"][row]]
         np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
     retriever = registry.look_up("models:/asked@champion")
-    assert retriever.facts["num_ads"] == 42
+    assert retriever.metadata["num_ads"] == 42
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, said = run(index, model="models:/asked@champion", ads=ads)
     assert code == 2

@@ -19,9 +19,12 @@ from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 
 NUM_CPUS = 4
 
@@ -112,12 +115,13 @@ def _share_of_loss_left(
     """Train on the dataset with its new anchor sets; returns the last losses over the first."""
     data = prepare_in_process(Dataset(path), tmp_path / "prepared", str(encoder_path), 16, False)
     weights = dict.fromkeys(anchor_sets, 0.5)
-    objective = Objective(0.3, 4, False, weights, weights)
+    objective = ramen_objective(TripletLoss(0.3, 4), weights, weights)
     encoder = build_bag(str(encoder_path))
     optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
-    state = TrainState(encoder, optimizer, build_schedule(optimizer, 1, 40))
-    batches = Batches.of(data, objective.regularizers, 16, seed=3)
-    losses = global_losses(list(train_steps(state, batches, objective, 40)))
+    sampler = Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
+    sources, schedule = Sources(sampler.data.graphs), build_schedule(optimizer, 1, 40)
+    state = TrainState(encoder, optimizer, schedule, sources)
+    losses = global_losses(list(train_steps(state, sampler, objective, 40)))
     return float(losses[-8:].mean() / losses[:8].mean())
 
 

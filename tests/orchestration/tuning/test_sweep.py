@@ -1,4 +1,4 @@
-"""Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
+"""Sweeps on a real Ray and a real MLflow store: what is tried, stopped, reported and resumed."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import mlflow.entities
 import pandas as pd
 import pytest
 from conftest import RunHere
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
@@ -25,9 +26,8 @@ from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.tuning import progress as standings
+from ramen_ray.orchestration.tuning import progress
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
@@ -115,7 +115,7 @@ def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> N
 
 def test_a_trial_is_told_in_one_line() -> None:
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.told(SweepTrial("1", params, 0.5, "", None))
+    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "", None))
     assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
 
 
@@ -188,18 +188,18 @@ def config(small_run: RunConfig) -> RunConfig:
     )
 
 
-def test_a_name_stands_for_one_search(config: RunConfig) -> None:
+def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
     directory.create()
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
     with (
-        held_if_free(directory.path / ".lock"),
+        FileLock(directory.path / ".lock"),
         pytest.raises(RunError, match="taken is being worked on by another process"),
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
-    said = r"taken holds another search: .*sampler of loss\.margin \('another' there, 'FloatDist"
-    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
+    said = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
     with pytest.raises(RunError, match=said):
         sweep(mine, SETTINGS, space, training_command)
 
@@ -210,11 +210,11 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     def fail(*arguments: Any) -> None:
         raise OSError("the store is locked")
 
-    monkeypatch.setattr(standings, "log_artifacts", fail)
+    monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
-    shown = standings.Standings(config, {}, directory, "unused", "unused", training_command)
+    shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    standings.LiveStandings(shown).on_trial_error(1, [trial], trial)
+    progress.LiveProgress(shown).on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
