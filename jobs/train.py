@@ -7,34 +7,60 @@ Examples:
     python jobs/train.py foldoc --dataset path/to/mine    your own dataset directory
     python jobs/train.py --dataset path/to/mine --help    its anchor sets, as flags
     python jobs/train.py --config outputs/runs/NAME/config.json --seed 2
+    python jobs/train.py debian --print-config            every setting, and no training
     ray job submit --working-dir . -- python jobs/train.py foldoc --output $PWD/outputs
 
 Run the same command again to resume a run that was interrupted.
 """
 
-import json
 import logging
 import sys
+from importlib import import_module
+from threading import Thread
 
 from rich.console import Console
 
-from ramen_ray.command_line import parse_run_config, run_job
-from ramen_ray.orchestration.training.run import fit
-from ramen_ray.reports.run import metrics_table
-from ramen_ray.tracking.runs import ui_command
+from ramen_ray.command_line import parse_with_run_config, run_job, training_command
+from ramen_ray.config import Section
+from ramen_ray.orchestration.cluster.resources import start_ray
+
+SLOW_IMPORTS = ("ramen_ray.orchestration.training.run", "mlflow.tracking")
+
+
+class Output(Section):
+    """What the job shows."""
+
+    print_config: bool = False
+    """Print the whole configuration as JSON, and do nothing else."""
 
 
 def main() -> None:
     """Parse, train, and say what was learned and where to see it."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config = parse_run_config(__doc__ or "")
-    print(json.dumps(config.model_dump(), indent=2))
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("ramen_ray").setLevel(logging.INFO)
+    shown, config = parse_with_run_config(Output(), __doc__ or "")
+    if shown.print_config:
+        print(config.model_dump_json(indent=2))
+        return
+    print(f"command: {training_command(config)}")
+    Thread(target=_import_slow_ones).start()  # Ray takes as long to start
+    start_ray()
+    from ramen_ray.orchestration.training.run import fit
+
     result = fit(config)
+    from ramen_ray.reports.run import metrics_table
+    from ramen_ray.tracking.runs import ui_command
+
     console = Console(width=110)
     console.print(metrics_table(result.metrics))
     print(f"encoder: {result.encoder}")
     print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
+
+
+def _import_slow_ones() -> None:
+    for name in SLOW_IMPORTS:
+        import_module(name)
 
 
 if __name__ == "__main__":

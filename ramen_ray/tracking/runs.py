@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,8 +157,6 @@ def open_run(
     """
     from mlflow.exceptions import MlflowException
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         client = _client(uri)
         if run_id is not None:
@@ -181,6 +180,8 @@ def open_run(
 def _client(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
+    for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's
+        logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
 
 
@@ -210,13 +211,20 @@ class StepLogger:
     """
 
     def __init__(self, run: Run) -> None:
-        """Attach to a run."""
-        self._client = run.client
-        self._run_id = run.id
-        tags = self._client.get_run(run.id).data.tags
+        """Attach to a run; the store is first used when there is something to log."""
+        self._run = run
+
+    @cached_property
+    def _client(self) -> "MlflowClient":
+        return self._run.client
+
+    @cached_property
+    def _last(self) -> dict[str, int]:
+        """The last step that the store has, by tag."""
+        tags = self._client.get_run(self._run.id).data.tags
         prefix = LAST_STEP.partition("{")[0]
         known = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
-        self._last = defaultdict(int, known)
+        return defaultdict(int, known)
 
     def log_losses(
         self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
@@ -253,8 +261,8 @@ class StepLogger:
         metrics = _mlflow_metrics(points)
         for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
             chunk = metrics[start : start + MAX_METRICS_PER_BATCH]
-            self._client.log_batch(self._run_id, metrics=chunk)
-        self._client.set_tag(self._run_id, tag, str(step))
+            self._client.log_batch(self._run.id, metrics=chunk)
+        self._client.set_tag(self._run.id, tag, str(step))
         self._last[tag] = step
 
 

@@ -21,7 +21,9 @@ from support import PATIENCE_S, ROOT, answers, running, wait_until
 
 from jobs import train
 from ramen_ray.command_line import run_job
+from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry, uri_of
 
 NUM_CPUS = 4
@@ -99,6 +101,9 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
+    assert re.search(r"^step (\d+)/\1  epoch 1/1: task ", logs, re.MULTILINE), logs
+    assert "pid=" not in logs, logs
+    assert len(logs.splitlines()) < 20, logs
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
@@ -143,6 +148,7 @@ def test_bad_input_is_one_clear_line(
     if arguments[0] == "tiny" and "--output" not in arguments:
         arguments = [*arguments, "--output", str(tmp_path / "outputs")]
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    monkeypatch.setattr(train, "start_ray", lambda: None)  # none of these needs it
     assert run_job(train.main) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -186,6 +192,18 @@ def test_a_bad_row_is_told_without_a_traceback(
     assert "error: the dataset directory" in done.stderr
     assert "ads.parquet, row 3, column 'text': empty text" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_print_config_shows_every_setting_and_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "outputs"
+    arguments = ["tiny", "--print-config", "--seed", "7", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    assert run_job(train.main) == 0
+    config = overlay(tiny(), {"seed": 7, "output": str(output)})
+    assert json.loads(capsys.readouterr().out) == config.model_dump(mode="json")
+    assert not output.exists()
 
 
 def test_help_shows_examples_and_flags(

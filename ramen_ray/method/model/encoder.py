@@ -9,7 +9,7 @@ Shapes: N texts, T tokens of a bucket's longest text, D width of an embedding.
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from ramen_ray.method.devices import to_device
@@ -29,6 +29,9 @@ from ramen_ray.method.model.pretrained import (
 )
 from ramen_ray.method.model.texts import TokenBatch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Pooling = Literal["mean", "cls"]
 
 
@@ -39,7 +42,7 @@ class TransformerEncoder(nn.Module):
 
     def __init__(
         self,
-        backbone: PreTrainedModel,
+        backbone: "PreTrainedModel",
         tokenizer: PreTrainedTokenizerFast,
         pooling: Pooling = "mean",
     ) -> None:
@@ -185,6 +188,8 @@ def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
     transformers' own report is kept quiet: layers that are cut off are no news, and missing
     weights, which it would make up, are an error here.
     """
+    from transformers import AutoModel  # takes seconds, and a driver loads no weights
+
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -13,7 +13,6 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult:
     """Run the ``task`` of ``settings``, a :class:`WorkerTask`."""
     task: WorkerTask = settings["task"]
     logging.getLogger().setLevel(logging.WARNING)  # else Ray Train logs every report
-    logging.getLogger("ramen_ray").setLevel(logging.WARNING if task.nested else logging.INFO)
     from ramen_ray.orchestration.training.worker import run_worker
 
     return run_worker(task)

@@ -12,10 +12,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.training.retriever import log_run_retriever
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
 from ramen_ray.orchestration.training.task import WorkerResult
-from ramen_ray.reports.run import write_plots
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 
@@ -67,6 +65,10 @@ def log_results(
         dataset: what it was trained on.
         data: the same, prepared.
     """
+    # not at the top: training need not wait for what only its end needs
+    from ramen_ray.orchestration.training.retriever import log_run_retriever
+    from ramen_ray.reports.run import write_plots
+
     run, metrics = result.run, result.metrics
     model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, run)
     named |= {

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, UserCallback
@@ -13,15 +13,14 @@ from ray.train.torch import TorchTrainer
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.graph.walk import WalkSettings
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.preparation.walks import walked_edges
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.components import build_objective
 from ramen_ray.orchestration.training.entry import train_loop_per_worker
 from ramen_ray.orchestration.training.final_evaluation import SCORE
+from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.run_directory import RunDirectory, open_run_directory
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
@@ -37,7 +36,7 @@ def fit(
 
     Args:
         config: what to train.
-        parent: the MLflow run that this one is part of; its workers then tell less.
+        parent: the MLflow run that this one is part of; its progress is then not shown.
         callbacks: of Ray Train, which hear of every report.
 
     Raises:
@@ -60,7 +59,8 @@ def fit(
                 start_ray()
                 if not nested:  # the whole has checked; other parts hold CPUs meanwhile
                     check_resources(config.workers)
-            logger.info("run %s: preparing %s", directory.name, dataset.path)
+            logger.info("data:    %s", dataset.path)
+            logger.info("run:     %s", directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
             with _timed(seconds, "walk"):
@@ -72,10 +72,10 @@ def fit(
                 str(edges),
                 str(directory.path),
                 run,
-                nested=nested,
             )
             called = time.time()
-            trained = _train(config, directory, task, callbacks)
+            with nullcontext() if nested else shown_progress(directory.path):
+                trained = _train(config, directory, task, callbacks)
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             result = TrainResult(
@@ -101,6 +101,9 @@ def _edges(config: RunConfig, data: Prepared) -> Path:
     walk = config.walk
     if not walk.enabled:
         return data.path / "edges"
+    from ramen_ray.method.graph.walk import WalkSettings  # numba takes half a second
+    from ramen_ray.orchestration.preparation.walks import walked_edges
+
     settings = WalkSettings(
         walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
     )

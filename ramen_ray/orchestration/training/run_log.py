@@ -1,7 +1,8 @@
-"""What a run says while it trains: figures to MLflow, lines to its log; only the first worker's."""
+"""What a run tells while it trains: figures to MLflow, progress to its folder; by worker 0 only."""
 
-import logging
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,27 +11,33 @@ from torch import Tensor
 
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.orchestration.training.live_progress import LiveProgress
 from ramen_ray.tracking.runs import StepLogger
 
 SHOWN_METRICS = ("P@1", "R@10")
-
-logger = logging.getLogger(__name__)
+SECONDS_BETWEEN_WRITES = 1
 
 
 class RunLog:
     """Logs what the first worker knows."""
 
-    def __init__(self, steps: StepLogger, objective: Objective, total_steps: int) -> None:
+    def __init__(
+        self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
+    ) -> None:
         """Log to a run of MLflow.
 
         Args:
             steps: of the run.
             objective: names the terms.
             total_steps: of the whole training.
+            folder: the run's.
         """
         self._steps = steps
         self._objective = objective
         self._total_steps = total_steps
+        self._folder = folder
+        self._message = ""
+        self._next_write_at = 0.0
 
     def log_steps(
         self,
@@ -52,8 +59,14 @@ class RunLog:
         self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
 
     def say_step(self, step: int) -> None:
-        """Say how far a long epoch is."""
-        logger.info("step %d/%d", step, self._total_steps)
+        """Say which step is done; at most once a second, so that every step may call it."""
+        if time.monotonic() >= self._next_write_at:
+            self._next_write_at = time.monotonic() + SECONDS_BETWEEN_WRITES
+            LiveProgress(step, self._total_steps, self._message).write(self._folder)
+
+    def _say(self, message: str, step: int) -> None:
+        self._message, self._next_write_at = message, 0.0
+        self.say_step(step)
 
     def say_epoch(
         self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
@@ -61,7 +74,7 @@ class RunLog:
         """Say what an epoch, such as ``3/10``, has come to."""
         parts = [f"{name} {value:.4f}" for name, value in losses.items()]
         parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
-        logger.info("epoch %s step %d/%d: %s", epoch, step, self._total_steps, ", ".join(parts))
+        self._say(f"epoch {epoch}: {', '.join(parts)}", step)
 
     def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
         """Log a validation's metrics after ``step`` steps."""
@@ -73,4 +86,4 @@ class RunLog:
         self._steps.log_renewal(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-            logger.info("new %s: %s", name, parts)
+            self._say(f"new {name}: {parts}", step)

@@ -17,7 +17,6 @@ class WorkerTask:
         edges: folder of the graphs to train on.
         run_directory: folder of the run.
         run: the run in MLflow, which it takes no MLflow to unpickle.
-        nested: whether the run is one of many, whose workers only report trouble.
     """
 
     config: RunConfig
@@ -25,7 +24,6 @@ class WorkerTask:
     edges: str
     run_directory: str
     run: Run
-    nested: bool = False
 
 
 @dataclass(frozen=True)

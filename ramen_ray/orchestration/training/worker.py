@@ -49,7 +49,6 @@ from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 from ramen_ray.tracking.runs import StepLogger
 
 STEPS_PER_LOG = 50
-SECONDS_BETWEEN_LINES = 30
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 
 
@@ -147,8 +146,8 @@ def set_up(task: WorkerTask) -> Setup:
     )
     log = None
     if world()[0] == 0:
-        steps = StepLogger(task.run)
-        log = RunLog(steps, objective, sampler.steps_per_epoch * config.training.epochs)
+        total_steps = sampler.steps_per_epoch * config.training.epochs
+        log = RunLog(StepLogger(task.run), objective, total_steps, folder)
     background = background_tasks(config, context)
     return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
 
@@ -227,7 +226,7 @@ def take_background_results(run: Training) -> None:
 def train_until(run: Training, stop: int) -> StepLosses:
     """Train up to step ``stop``; returns the losses of the steps."""
     setup, state = run.setup, run.state
-    started, first, lines = time.monotonic(), state.step, 0
+    started, first = time.monotonic(), state.step
     waiting: list[Tensor] = []
     weights: list[Tensor] = []
     trained: list[NDArray[np.float32]] = []
@@ -240,6 +239,8 @@ def train_until(run: Training, stop: int) -> StepLosses:
         max_gradient_norm=setup.config.optimizer.max_gradient_norm,
     ):
         run.first_step_at = run.first_step_at or time.time()
+        if setup.log is not None:
+            setup.log.say_step(state.step)
         waiting.append(losses)
         if state.adaptive is not None:
             weights.append(state.adaptive.weights)
@@ -249,9 +250,6 @@ def train_until(run: Training, stop: int) -> StepLosses:
             if setup.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
                 setup.log.log_steps(trained[-1], weights, state.step, speed)
-                if seconds > SECONDS_BETWEEN_LINES * (lines + 1):
-                    lines = int(seconds / SECONDS_BETWEEN_LINES)
-                    setup.log.say_step(state.step)
             waiting, weights = [], []
     run.progress.trained_seconds += time.monotonic() - started
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
