@@ -112,14 +112,6 @@ def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
     assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
 
 
-def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> None:
-    result = fit(overlay(config, {"name": "two-workers", "workers.num_workers": 2}))
-    for split in ("validation", "test"):
-        for name, value in unharmed.metrics["trained"][split].items():
-            assert result.metrics["trained"][split][name] == pytest.approx(value, abs=0.02), name
-    assert _losses(result.run) == pytest.approx(_losses(unharmed.run), abs=1e-4)
-
-
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     config: RunConfig, unharmed: TrainResult, run_here: RunHere, tmp_path: Path
 ) -> None:
