@@ -23,11 +23,11 @@ from ramen_ray.tracking.runs import ui_command
 
 
 def main() -> None:
-    """Parse, train all arms, and print how they compare."""
+    """Parse, train all variants, and print how they compare."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
     result = ablate(config, ablation)
-    for title, table in ablation_tables(result.arms).items():
+    for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")
     print(f"\nreport:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")

@@ -12,51 +12,50 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.preparation.description import describe, log_description
 from ramen_ray.presets import MINILM
-from ramen_ray.reports.dataset import dataset_note, dataset_sections
+from ramen_ray.reports.dataset import dataset_note, dataset_tables
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
 
 
-def describe_dataset(
-    dataset: tyro.conf.Positional[Path],
-    page: Path | None = None,
-    encoder: str = MINILM,
-    max_length: int = 32,
-    mlflow: bool = False,
-    output: Path = Path("outputs"),
-) -> None:
-    """Print a description of a dataset and write it as one HTML page with plots.
+class DescribeSettings(Section):
+    """Print a description of a dataset and write it as one HTML page with plots."""
 
-    Args:
-        dataset: The dataset directory.
-        page: HTML file to write; default: descriptions/NAME.html in the output folder.
-        encoder: Encoder whose tokenizer counts the tokens.
-        max_length: Say how many texts have more tokens than this.
-        mlflow: Also log the numbers and the page as an MLflow run.
-        output: Folder of the page and, unless MLFLOW_TRACKING_URI is set, the MLflow store.
-    """
-    opened = Dataset(dataset)
-    description = describe(opened, encoder, max_length)
-    sections = dataset_sections(description)
-    console = Console(width=140)
-    for section in sections:
-        console.print(terminal_table(section), "")
-    page = page or output / "descriptions" / f"{opened.path.resolve().name}.html"
-    write_page(page, opened.name, dataset_note(description), sections)
-    print(f"page:    {page}")
-    if mlflow:
-        run = log_description(description, page, output)
-        print(f"run:     {run.id}")
-        print(f"look at: {ui_command(run.uri)}")
+    dataset: tyro.conf.Positional[Path]
+    """The dataset directory."""
+    page: Path | None = None
+    """HTML file to write; default: descriptions/NAME.html in the output folder."""
+    encoder: str = MINILM
+    """Encoder whose tokenizer counts the tokens."""
+    max_length: int = 32
+    """Say how many texts have more tokens than this."""
+    mlflow: bool = False
+    """Also log the numbers and the page as an MLflow run."""
+    output: Path = Path("outputs")
+    """Folder of the page and, unless MLFLOW_TRACKING_URI is set, the MLflow store."""
 
 
 def main() -> None:
-    """Parse and describe."""
-    parse_call(describe_dataset, __doc__)()
+    """Count, print the tables, write the page and say where it is."""
+    settings = parse_settings(DescribeSettings, __doc__)
+    dataset = Dataset(settings.dataset)
+    description = describe(dataset, settings.encoder, settings.max_length)
+    tables = dataset_tables(description)
+    console = Console(width=140)
+    for table in tables:
+        console.print(terminal_table(table), "")
+    name = f"{dataset.path.resolve().name}.html"
+    page = settings.page or settings.output / "descriptions" / name
+    write_page(page, dataset.name, dataset_note(description), tables)
+    print(f"page:    {page}")
+    if settings.mlflow:
+        run = log_description(description, page, settings.output)
+        print(f"run:     {run.id}")
+        print(f"look at: {ui_command(run.uri)}")
 
 
 if __name__ == "__main__":

@@ -14,47 +14,50 @@ from typing import Literal
 
 from rich.console import Console
 
-from ramen_ray.command_line import parse_call, run_job, write_json
+from ramen_ray.command_line import parse_settings, run_job, write_json
+from ramen_ray.config import Section
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.reports.run import bad_match_table, metrics_table
 
 
-def evaluate(
-    checkpoint: Path,
-    split: Literal["validation", "test", "zero_shot"] = "test",
-    dataset: str | None = None,
-    json_file: Path | None = None,
-    predictions: Path | None = None,
-    names: str | None = None,
-) -> None:
-    """Evaluate a checkpoint and print its metrics.
+class EvaluateSettings(Section):
+    """Evaluate a checkpoint and print its metrics."""
 
-    Args:
-        checkpoint: Folder of a finished run, for its best checkpoint, or of one checkpoint.
-        split: Split to evaluate on; zero_shot searches among the novel ads only.
-        dataset: Another dataset directory than the one trained on.
-        json_file: Also write all metrics there, as JSON.
-        predictions: Also write each query's best ads there, as parquet, in the dataset's own ids.
-        names: Also estimate how often predictions name another brand, place, ... than the query
-            does: a CSV of kind and name, such as brand,sony; with a third column same_as also
-            place,nyc,new york.
-    """
-    file = None if predictions is None else predictions.absolute()
-    metrics = evaluate_checkpoint(checkpoint.absolute(), split, dataset, file, names)
-    console = Console(width=110)
-    console.print(metrics_table({checkpoint.name: {split: metrics}}))
-    if names is not None:
-        console.print(bad_match_table(metrics))
-    if json_file is not None:
-        write_json(json_file, metrics)
-        print(f"all metrics: {json_file}")
-    if predictions is not None:
-        print(f"predictions: {predictions}")
+    checkpoint: Path
+    """Folder of a finished run, for its best checkpoint, or of one checkpoint."""
+    split: Literal["validation", "test", "zero_shot"] = "test"
+    """Split to evaluate on; zero_shot searches among the novel ads only."""
+    dataset: str | None = None
+    """Another dataset directory than the one trained on."""
+    json_file: Path | None = None
+    """Also write all metrics there, as JSON."""
+    predictions: Path | None = None
+    """Also write each query's best ads there, as parquet, in the dataset's own ids."""
+    names: str | None = None
+    """Also estimate how often predictions name another brand, place, ... than the query does.
+    A CSV of kind and name: brand,sony; with a third column same_as also place,nyc,new york."""
 
 
 def main() -> None:
-    """Parse and evaluate."""
-    parse_call(evaluate, __doc__)()
+    """Evaluate, print the tables and say what was written."""
+    settings = parse_settings(EvaluateSettings, __doc__)
+    checkpoint, predictions = settings.checkpoint, settings.predictions
+    metrics = evaluate_checkpoint(
+        checkpoint.absolute(),
+        settings.split,
+        settings.dataset,
+        None if predictions is None else predictions.absolute(),
+        settings.names,
+    )
+    console = Console(width=110)
+    console.print(metrics_table({checkpoint.name: {settings.split: metrics}}))
+    if settings.names is not None:
+        console.print(bad_match_table(metrics))
+    if settings.json_file is not None:
+        write_json(settings.json_file, metrics)
+        print(f"all metrics: {settings.json_file}")
+    if predictions is not None:
+        print(f"predictions: {predictions}")
 
 
 if __name__ == "__main__":

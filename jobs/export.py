@@ -10,28 +10,29 @@ from pathlib import Path
 
 import tyro
 
-from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.config import Section
 from ramen_ray.data.importers.xc.exporting import export_xc
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation import check
 
 
-def export(dataset: tyro.conf.Positional[Path], output: Path) -> None:
-    """Write a dataset directory as XC files.
+class ExportSettings(Section):
+    """Write a dataset directory as XC files."""
 
-    Args:
-        dataset: Dataset directory to read.
-        output: Folder to write.
-    """
-    opened = Dataset(dataset)
-    check(opened)
-    export_xc(opened, output)
-    print(f"wrote {output}")
+    dataset: tyro.conf.Positional[Path]
+    """Dataset directory to read."""
+    output: Path
+    """Folder to write."""
 
 
 def main() -> None:
-    """Parse and export."""
-    parse_call(export, __doc__)()
+    """Check the dataset directory and write it."""
+    settings = parse_settings(ExportSettings, __doc__)
+    dataset = Dataset(settings.dataset)
+    check(dataset)
+    export_xc(dataset, settings.output)
+    print(f"wrote {settings.output}")
 
 
 if __name__ == "__main__":

@@ -9,60 +9,81 @@ Examples:
 """
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import parse_call, run_job, train_command
-from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.command_line import parse_settings, run_job, train_command
+from ramen_ray.config import Section
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.preparation.sessions import add_co_session
 
-Directory = Annotated[
-    Positional[Path], arg(metavar="DATASET", help="Dataset directory that the set is added to.")
-]
-Name = Annotated[str, arg(help="What to call the anchor set.")]
-Added = tuple[Path, dict[str, int]]
-Replace = Annotated[bool, arg(help="Replace an anchor set of that name.")]
+
+class NewAnchorSet(Section):
+    """What all anchor sets have in common."""
+
+    dataset: Annotated[Positional[Path], arg(metavar="DATASET")]
+    """Dataset directory that the set is added to."""
+    replace: bool = False
+    """Replace an anchor set of that name."""
 
 
-def co_session(
-    dataset: Directory, log: SessionLog, settings: SessionSettings, replace: Replace = False
-) -> Added:
+class CoSession(NewAnchorSet):
     """Tie queries asked, and ads clicked, in the same sessions; held-out queries stay out."""
-    return dataset, add_co_session(dataset, log, settings, replace)
+
+    log: OmitArgPrefixes[SessionLog]
+    settings: OmitArgPrefixes[SessionSettings]
+
+    def add(self) -> dict[str, int]:
+        """Count the log's sessions and add two sets."""
+        return add_co_session(self.dataset, self.log, self.settings, self.replace)
 
 
-def similar(
-    dataset: Directory, settings: SimilarSettings, name: Name = "similar", replace: Replace = False
-) -> Added:
+class Similar(NewAnchorSet):
     """Tie train queries and ads to the texts of others that are most similar."""
-    return dataset, add_similar(dataset, name, settings, replace)
+
+    settings: OmitArgPrefixes[SimilarSettings]
+    name: str = "similar"
+    """What to call the anchor set."""
+
+    def add(self) -> dict[str, int]:
+        """Compare the texts and add the set."""
+        return add_similar(self.dataset, self.name, self.settings, self.replace)
 
 
-def edges(dataset: Directory, name: Name, edge_list: EdgeList, replace: Replace = False) -> Added:
+class Edges(NewAnchorSet):
     """Bring in edges of your own."""
-    return dataset, add_edge_list(dataset, name, edge_list, replace)
+
+    name: str
+    """What to call the anchor set."""
+    edge_list: OmitArgPrefixes[EdgeList]
+
+    def add(self) -> dict[str, int]:
+        """Read the edges and add the set."""
+        return add_edge_list(self.dataset, self.name, self.edge_list, self.replace, in_tasks)
 
 
-MAKERS: dict[str, Callable[..., Added]] = {
-    "co-session": co_session,
-    "similar": similar,
-    "edges": edges,
+ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {
+    "co-session": CoSession,
+    "similar": Similar,
+    "edges": Edges,
 }
 
 
 def main() -> None:
     """Make the anchor set that the command line asks for and say what was made."""
-    make = parse_call(MAKERS, __doc__ or "", (OmitArgPrefixes,))
-    dataset, counts = make()
+    settings = parse_settings(ANCHOR_SETS, __doc__ or "")
+    counts = settings.add()
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
     written = [what for what, count in counts.items() if count]
-    print(f"added to {dataset}; train with it: {train_command(dataset, written)}")
+    command = train_command(settings.dataset, written)
+    print(f"added to {settings.dataset}; train with it: {command}")
 
 
 if __name__ == "__main__":

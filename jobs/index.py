@@ -9,29 +9,26 @@ moves the alias back.
 """
 
 import sys
-from pathlib import Path
 
-from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
 from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
 
-def index(model: str, ads: str, output: Path = Path("outputs")) -> None:
-    """Index new ads.
+class IndexSettings(RetrieverSettings):
+    """Index new ads."""
 
-    Args:
-        model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
-        ads: CSV, TSV, JSON lines or parquet with columns ad_id and text.
-        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
-    """
-    made = extend_retriever(Registry(tracking_uri(output)), model, ads, output)
-    print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
+    ads: str
+    """CSV, TSV, JSON lines or parquet with columns ad_id and text."""
 
 
 def main() -> None:
-    """Parse and index."""
-    parse_call(index, __doc__)()
+    """Index the ads and name the new retriever."""
+    settings = parse_settings(IndexSettings, __doc__)
+    registry = Registry(tracking_uri(settings.output))
+    made = extend_retriever(registry, settings.model, settings.ads, settings.output)
+    print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ Examples:
 
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.config import Section
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -37,48 +37,118 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.preparation.tables import import_tables
 
 
-def ingest_tables(
-    tables: Annotated[UserTables, tyro.conf.arg(name="")], output: Path, name: str | None = None
-) -> Dataset:
-    """Import your own tables: clicks, and where you have them queries and ads.
+class Import(Section):
+    """What all importers have in common."""
 
-    Args:
-        tables: Where the tables are and what is in them.
-        output: Dataset directory to write; must not exist.
-        name: Name of the dataset; default the folder's name.
-    """
-    return import_tables(tables, output.absolute(), name)
+    output: Path
+    """Dataset directory to write; must not exist."""
+
+    def run(self) -> Dataset:
+        """Write the dataset directory and open it."""
+        raise NotImplementedError
 
 
-def propagate(
-    dataset: Path,
-    output: Path,
-    settings: Annotated[PropagationSettings, tyro.conf.arg(name="")],
-) -> Dataset:
-    """Give train queries the ads that they share anchors with, as the paper's AugGT does.
+class Tables(Import):
+    """Import your own tables: clicks, and where you have them queries and ads."""
 
-    Args:
-        dataset: Dataset directory to start from.
-        output: Dataset directory to write; must not exist.
-        settings: Which ads are added.
-    """
-    return propagate_clicks(dataset, output, settings)
+    tables: Annotated[UserTables, tyro.conf.arg(name="")]
+    name: str | None = None
+    """Name of the dataset; default the folder's name."""
+
+    def run(self) -> Dataset:
+        """Import the tables with Ray Data."""
+        return import_tables(self.tables, self.output.absolute(), self.name)
 
 
-IMPORTERS: dict[str, Callable[..., Dataset]] = {
-    "tables": ingest_tables,
-    "xc": import_xc,
-    "novel": make_novel_split,
-    "propagate": propagate,
-    "foldoc": import_foldoc,
-    "debian": import_debian,
+class Xc(Import):
+    """Import a folder of the XC repository, in any of its layouts, with the graphs beside it."""
+
+    source: Path
+    """Folder with the data set's files."""
+    name: str | None = None
+    """Name of the data set; by default that of the folder."""
+    text: Literal["title", "title+content"] | None = None
+    """A JSON object's text; by default title if the name contains "titles", else title+content."""
+    validation_fraction: float = 0.1
+    """Share of the train queries to hold out, in (0, 1)."""
+    seed: int = 0
+    """Seed of that choice."""
+
+    def run(self) -> Dataset:
+        """Import the folder."""
+        return import_xc(
+            self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
+        )
+
+
+class Novel(Import):
+    """Make some ads of a dataset novel: not clicked in training, asked for in the test."""
+
+    dataset: Path
+    """Dataset directory to split."""
+    novel_fraction: float = 0.1
+    """Share of the ads that become novel, drawn uniformly."""
+    one_shot: bool = False
+    """Leave each novel ad one of its train clicks, drawn uniformly, if it has any."""
+    seed: int = 0
+    """Another seed draws other ads."""
+
+    def run(self) -> Dataset:
+        """Split the dataset."""
+        return make_novel_split(
+            self.dataset, self.output, self.novel_fraction, self.one_shot, self.seed
+        )
+
+
+class Propagate(Import):
+    """Give train queries the ads that they share anchors with, as the paper's AugGT does."""
+
+    dataset: Path
+    """Dataset directory to start from."""
+    settings: Annotated[PropagationSettings, tyro.conf.arg(name="")]
+
+    def run(self) -> Dataset:
+        """Add the clicks."""
+        return propagate_clicks(self.dataset, self.output, self.settings)
+
+
+class Foldoc(Import):
+    """Rebuild the built-in dictionary from foldoc.index and foldoc.dict.dz."""
+
+    source: Path
+    """Folder with the two files (/usr/share/dictd of Debian's dict-foldoc)."""
+
+    def run(self) -> Dataset:
+        """Rebuild it."""
+        return import_foldoc(self.source, self.output)
+
+
+class Debian(Import):
+    """Rebuild the built-in package archive from Packages and vocabulary."""
+
+    source: Path
+    """Folder with an index Packages (plain, .xz or .gz), the file vocabulary of Debian's debtags
+    and, to record suite and date, InRelease."""
+
+    def run(self) -> Dataset:
+        """Rebuild it."""
+        return import_debian(self.source, self.output)
+
+
+IMPORTS: dict[str, type[Import]] = {
+    "tables": Tables,
+    "xc": Xc,
+    "novel": Novel,
+    "propagate": Propagate,
+    "foldoc": Foldoc,
+    "debian": Debian,
 }
 
 
 def main() -> None:
     """Run the importer that the command line names."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    dataset = parse_call(IMPORTERS, __doc__)()
+    dataset = parse_settings(IMPORTS, __doc__).run()
     print(f"wrote {dataset.name} to {dataset.path}")
 
 

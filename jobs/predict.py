@@ -12,41 +12,40 @@ import logging
 import sys
 from pathlib import Path
 
-import tyro
-
-from ramen_ray.command_line import parse_call, run_job
+from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
 from ramen_ray.orchestration.deployment.predict import QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
 
-def answer(
-    model: str,
-    table: tyro.conf.OmitArgPrefixes[QueryTable],
-    answers: Path,
-    top_k: int = 10,
-    use_gpu: bool = False,
-    output: Path = Path("outputs"),
-) -> None:
-    """Write each query's best ads.
+class PredictSettings(RetrieverSettings):
+    """Write each query's best ads."""
 
-    Args:
-        model: The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID.
-        table: Queries.
-        answers: Folder to write.
-        top_k: Ads per query.
-        use_gpu: Wait for machines with GPUs; without this, those are used that there are by now.
-        output: Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    registry = Registry(tracking_uri(output))
-    done = predict(registry, model, table, answers.absolute(), top_k, use_gpu)
-    print(f"answers: {answers} ({done.rows} queries, {done.errors} of them with an error)")
+    queries: str
+    """Parquet: a file, a folder or a glob."""
+    column: str = "text"
+    """The column with the queries' texts."""
+    answers: Path
+    """Folder to write."""
+    top_k: int = 10
+    """Ads per query."""
+    use_gpu: bool = False
+    """Wait for machines with GPUs; without this, those are used that there are by now."""
 
 
 def main() -> None:
-    """Parse and answer."""
-    parse_call(answer, __doc__)()
+    """Answer the queries and count them."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    settings = parse_settings(PredictSettings, __doc__)
+    done = predict(
+        Registry(tracking_uri(settings.output)),
+        settings.model,
+        QueryTable(settings.queries, settings.column),
+        settings.answers.absolute(),
+        settings.top_k,
+        settings.use_gpu,
+    )
+    print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Search for the settings that suit your data.
+"""Sweep over settings to find those that suit your data.
 
 Examples:
     python jobs/tune.py foldoc --space regularization --num-samples 20
@@ -7,7 +7,7 @@ Examples:
     python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
     ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs
 
-Run the same command again to resume a search that was interrupted. Spaces are functions in
+Run the same command again to resume a sweep that was interrupted. Spaces are functions in
 tune_spaces/.
 """
 
@@ -23,7 +23,7 @@ from tune_spaces import SPACES
 
 
 def main() -> None:
-    """Parse, search, and say what was found and where to see it."""
+    """Parse, sweep, and say what was found and where to see it."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
     if settings.space not in SPACES:
@@ -31,14 +31,14 @@ def main() -> None:
     space = SPACES[settings.space](config)
     result = sweep(config, settings, space, training_command)
     for trial in result.trials[:5]:
-        print(f"{config.training.selection_metric} {told(trial)}")
+        print(f"{config.training.selection_metric} {trial_line(trial)}")
     print(f"best:    {result.command}")
     print(f"report:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
 
 
-def told(trial: SweepTrial) -> str:
-    """Tell in one line what a trial reached with which settings."""
+def trial_line(trial: SweepTrial) -> str:
+    """Say in one line what a trial reached with which settings."""
     params = ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in trial.params.items()

@@ -11,45 +11,44 @@ where there is no dataset directory.
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
 
-from ramen_ray.command_line import parse_call, run_job, write_json
+from ramen_ray.command_line import parse_settings, run_job, write_json
+from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.structure import inspect_structure
 
 
-def check(dataset: Annotated[Path, tyro.conf.Positional], json_file: Path | None = None) -> int:
-    """Check a dataset directory; print its tables and what was found, errors first.
+class ValidateSettings(Section):
+    """Check a dataset directory; print its tables and what was found, errors first."""
 
-    Args:
-        dataset: Dataset directory.
-        json_file: Also write the findings there, as JSON.
-    """
-    opened = Dataset(dataset)
+    dataset: tyro.conf.Positional[Path]
+    """Dataset directory."""
+    json_file: Path | None = None
+    """Also write the findings there, as JSON."""
+
+
+def main() -> int:
+    """Check, print, and return 1 if there are errors."""
+    settings = parse_settings(ValidateSettings, __doc__)
+    dataset = Dataset(settings.dataset)
     with Console(stderr=True).status("reading") as status:
-        findings = validate(opened, lambda stage: status.update(f"checking {stage}"))
+        findings = validate(dataset, lambda stage: status.update(f"checking {stage}"))
     counts = Table("table", Column("rows", justify="right"))
-    for table, rows in inspect_structure(opened).num_rows.items():
+    for table, rows in inspect_structure(dataset).num_rows.items():
         counts.add_row(table, f"{rows:,}")
     Console().print(counts)
     for finding in findings:
         print(f"{finding.severity}: {finding}")
     errors = sum(finding.severity == "error" for finding in findings)
     print(f"errors: {errors}, warnings: {len(findings) - errors}")
-    if json_file is not None:
-        write_json(json_file, [asdict(finding) for finding in findings])
+    if settings.json_file is not None:
+        write_json(settings.json_file, [asdict(finding) for finding in findings])
     return 1 if errors else 0
-
-
-def main() -> int:
-    """Parse and check."""
-    code: int = parse_call(check, __doc__)()
-    return code
 
 
 if __name__ == "__main__":

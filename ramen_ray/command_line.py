@@ -1,8 +1,6 @@
 """From the command line to a configuration and an exit code."""
 
 import argparse
-import functools
-import inspect
 import io
 import json
 import re
@@ -23,9 +21,23 @@ from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "foldoc"
 DEFAULT_LAMBDA = 0.1
-Own = TypeVar("Own", bound=Section)
+Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
+
+
+class StoreSettings(Section):
+    """Settings of a job on the retrievers of an MLflow store."""
+
+    output: Path = Path("outputs")
+    """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
+
+
+class RetrieverSettings(StoreSettings):
+    """Settings of a job on one retriever."""
+
+    model: str
+    """The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID."""
 
 
 def run_job(job: Callable[[], int | None]) -> int:
@@ -49,43 +61,25 @@ def write_json(json_file: Path, content: Any) -> None:
         raise ConfigError(f"--json-file {json_file}: {error.strerror}") from error
 
 
-def parse_call(
-    job: Callable[..., Any] | Mapping[str, Callable[..., Any]],
-    description: str,
-    config: Sequence[Any] = (),
-) -> Callable[[], Any]:
-    """Parse the command line into a call of ``job``, or of the job that its first word names.
+def parse_settings(
+    kind: type[Settings] | Mapping[str, type[Settings]], description: str
+) -> Settings:
+    """Parse the command line into a job's settings, or those of the job that its first word names.
 
     Args:
-        job: a function whose arguments become flags, or several by the word that calls each.
+        kind: the section whose fields become flags, or several by the word that calls each.
         description: what ``--help`` says first.
-        config: tyro's further markers that hold for all flags.
 
     Raises:
         ConfigError: an argument is unknown, missing or bad.
         SystemExit: with code 0 after ``--help``.
     """
-    config = (tyro.conf.FlagCreatePairsOff, *config)
+    parse: Any = tyro.extras.subcommand_cli_from_dict if isinstance(kind, Mapping) else tyro.cli
     with _errors_in_one_line():
-        if isinstance(job, Mapping):
-            jobs = {name: _deferred(one) for name, one in job.items()}
-            call = tyro.extras.subcommand_cli_from_dict(
-                jobs, description=description, config=config
-            )
-        else:
-            call = tyro.cli(_deferred(job), description=description, config=config)
-    return call
-
-
-def _deferred(job: Callable[..., Any]) -> Callable[..., Callable[[], Any]]:
-    """Take the arguments of ``job`` and leave the call for later; the help is what it does."""
-
-    @functools.wraps(job)
-    def take_arguments(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-        return functools.partial(job, *args, **kwargs)
-
-    take_arguments.__doc__ = inspect.cleandoc(job.__doc__ or "").partition("\n\n")[0]
-    return take_arguments
+        settings: Settings = parse(
+            kind, description=description, config=(tyro.conf.FlagCreatePairsOff,)
+        )
+    return settings
 
 
 def parse_run_config(description: str, argv: Sequence[str] | None = None) -> RunConfig:
@@ -105,8 +99,8 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
 
 
 def parse_with_run_config(
-    own: Own, description: str, argv: Sequence[str] | None = None
-) -> tuple[Own, RunConfig]:
+    own: Settings, description: str, argv: Sequence[str] | None = None
+) -> tuple[Settings, RunConfig]:
     """Parse like :func:`parse_run_config`, with the flags of a job's own section besides.
 
     Args:
@@ -120,7 +114,7 @@ def parse_with_run_config(
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
-    both: tuple[Own, RunConfig] = _parse_changes(kind, (own, default), rest, description)
+    both: tuple[Settings, RunConfig] = _parse_changes(kind, (own, default), rest, description)
     return both
 
 

@@ -1,6 +1,7 @@
 """The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else whatever runs besi
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # more would wait for each other wherever others run, too
 # MLflow finds the server of a model by name, as in an activated environment
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -31,6 +33,7 @@ import pyarrow as pa
 import pytest
 import ray
 import torch
+from mlflow.tracking import MlflowClient
 from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
 from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -108,6 +111,7 @@ def _ray_folder() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         yield
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -181,17 +185,38 @@ def prepared_bag(
     )
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow store without runs, to be copied: making one takes seconds."""
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file
+
+
+@pytest.fixture(scope="session")
+def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs put the data that they prepare, and find what an earlier one has prepared."""
+    return tmp_path_factory.mktemp("prepared_by_runs")
+
+
 @pytest.fixture(scope="module")
 def small_run(
-    dataset_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
+    dataset_path: Path,
+    encoder_path: Path,
+    empty_store: Path,
+    prepared_by_runs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> RunConfig:
     """A run of seconds on the handmade dataset, in a folder of the module's own."""
+    output = tmp_path_factory.mktemp("outputs")
+    shutil.copy(empty_store, output)
+    (output / "prepared").symlink_to(prepared_by_runs)
     weights = {"links": 0.1, "topics": 0.2}
     return overlay(
         tiny(),
         {
             "dataset": str(dataset_path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
+            "output": str(output),
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
             "regularization.lambda_z": weights,
@@ -203,18 +228,23 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says."""
+def cluster(request: pytest.FixtureRequest) -> None:
+    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says.
+
+    It stays for the next module, whose tasks then find processes with their libraries loaded.
+    """
     num_cpus = request.module.NUM_CPUS
-    ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
-    yield
-    ray.shutdown()
+    if not ray.is_initialized() or ray.cluster_resources()["CPU"] != num_cpus:
+        ray.shutdown()
+        ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
 
 
 @pytest.fixture(scope="session")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose MLflow store several tests share, for making one takes seconds."""
-    return tmp_path_factory.mktemp("outputs")
+def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose MLflow store several tests share."""
+    output = tmp_path_factory.mktemp("outputs")
+    shutil.copy(empty_store, output)
+    return output
 
 
 RunHere = Callable[..., tuple[int, str]]

@@ -15,11 +15,11 @@ DRAWN_MS = 3000  # charts are drawn a while after their page is there
 
 
 def take_screenshots(url: str, search: str, folder: Path) -> None:
-    """Photograph a search and its trials in the UI at ``url``; fails where there is no Chromium.
+    """Photograph a sweep and its trials in the UI at ``url``; fails where there is no Chromium.
 
     Args:
         url: of an MLflow server.
-        search: name of the search's run.
+        search: name of the sweep's run.
         folder: gets ui_runs.png, ui_report.png, ui_compare.png and ui_charts.png.
     """
     client = MlflowClient(tracking_uri=url)
@@ -54,7 +54,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
 
 
 def _show_columns(page: Page) -> None:
-    """Unfold the search's trials and show what they sampled and reached."""
+    """Unfold the sweep's trials and show what they sampled and reached."""
     page.locator("[data-component-id*=runnamecellrenderer]").first.click()
     page.get_by_role("button", name="Columns").click()
     search = page.get_by_placeholder("Search columns")

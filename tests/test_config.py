@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ramen_ray.command_line import (
-    parse_call,
     parse_run_config,
+    parse_settings,
     parse_with_run_config,
     run_job,
 )
@@ -23,7 +23,9 @@ from ramen_ray.config import (
     ConfigError,
     EncoderConfig,
     LossConfig,
+    Positive,
     RunConfig,
+    Section,
     experiment_hash,
     flatten,
     overlay,
@@ -299,9 +301,15 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
     assert shown.count("\n") == 1
 
 
-def _greet(name: str, times: int = 1) -> str:
-    sys.stderr.write("not while parsing")
-    return name * times
+class Greeting(Section):
+    """Greet somebody."""
+
+    name: str
+    """Who is greeted."""
+    times: Positive = 1
+    """How often."""
+    loudly: bool = False
+    """Whether to shout."""
 
 
 @pytest.mark.parametrize(
@@ -312,6 +320,7 @@ def _greet(name: str, times: int = 1) -> str:
         (["greet"], "--name"),
         (["greet", "--name", "a", "--time", "2"], "--time"),
         (["greet", "--name", "a", "--times", "two"], "--times"),
+        (["greet", "--name", "a", "--times", "0"], "times"),
     ],
 )
 def test_bad_arguments_of_any_job_are_one_line(
@@ -321,19 +330,29 @@ def test_bad_arguments_of_any_job_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.setattr(sys, "argv", ["job", *arguments])
-    assert run_job(lambda: parse_call({"greet": _greet}, "Greets.")()) == 2
+    assert run_job(lambda: parse_settings({"greet": Greeting}, "Greets.")) == 2
     shown = capsys.readouterr().err
     assert fragment in shown
     assert shown.count("\n") == 1
 
 
-def test_a_job_runs_after_its_arguments_are_parsed(
+@pytest.mark.parametrize("kind", [Greeting, {"greet": Greeting, "other": LossConfig}])
+def test_flags_become_the_settings_of_a_job(kind: Any, monkeypatch: pytest.MonkeyPatch):
+    words = ["greet"] if isinstance(kind, dict) else []
+    monkeypatch.setattr(sys, "argv", ["job", *words, "--name", "a", "--times", "2", "--loudly"])
+    assert parse_settings(kind, "Greets.") == Greeting(name="a", times=2, loudly=True)
+
+
+def test_the_help_of_a_job_holds_examples_and_what_each_flag_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(sys, "argv", ["job", "--name", "a", "--times", "2"])
-    call = parse_call(_greet, "Greets.")
-    assert capsys.readouterr().err == ""
-    assert call() == "aa"
+    monkeypatch.setattr(sys, "argv", ["job", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        parse_settings(Greeting, "Greets.\n\nExamples:\n    python greet.py --name a")
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    for fragment in ("python greet.py --name a", "--name", "Who is greeted.", "--loudly"):
+        assert fragment in shown
 
 
 @pytest.mark.parametrize("preset", [[], ["tiny"]])

@@ -61,7 +61,7 @@ def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
     assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
     assert dataset_name("mine", Path("/data/my shop (1)")) == "mine"
     for name in BAD:
-        with pytest.raises(DatasetError, match=r"--name: .* is no valid name"):
+        with pytest.raises(DatasetError, match=r"name: .* is no valid name"):
             dataset_name(name, Path("/data/shop"))
         with pytest.raises(DatasetError, match="no valid name"):
             write_dataset(tmp_path / "made", {}, name=name)
@@ -79,5 +79,5 @@ def test_an_import_refuses_a_name_that_is_none(
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
     code, said = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
     assert code == 2
-    assert said.startswith(f"error: --name: {name!r} is no valid name")
+    assert said.startswith(f"error: name: {name!r} is no valid name")
     assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]

@@ -1,4 +1,4 @@
-"""What is wrong with some input: where it stands, how bad it is, what to do."""
+"""Findings: what is wrong with an input, where, how bad it is, and what to do about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,8 +23,7 @@ class Finding:
 
     Attributes:
         severity: an ``error`` cannot be trained on; a ``warning`` can.
-        file: the file, or the folder where something is missing; in a dataset directory, from
-            there on.
+        file: the file, or the folder that lacks something; in a dataset directory, relative to it.
         message: what is wrong, with an example.
         advice: what to do about it.
         row: first row concerned: counted from 0 in parquet, the line number (from 1) in text files.
@@ -39,7 +38,7 @@ class Finding:
     column: str | None = None
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Describe the finding in one line."""
         place = [self.file]
         if self.row is not None:
             place.append(f"row {self.row}")
@@ -51,7 +50,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """Rows that one rule finds fault with, as they come: all are counted, the first few shown.
+    """Rows that break one rule, added as they stream in: all are counted, the first few shown.
 
     Attributes:
         severity, message, advice, column: those of the finding.
@@ -67,7 +66,7 @@ class Tally:
     _examples: list[str] = field(default_factory=list)
 
     def add(self, file: Path, rows: NDArray[np.int64], values: pa.Array) -> None:
-        """Count ``values`` (n,), which stand in ``rows`` (n,) of ``file``."""
+        """Count ``values`` (n,), found in ``rows`` (n,) of ``file``."""
         self.count += len(rows)
         room = MAX_EXAMPLES - len(self._examples)
         for row, value in zip(rows[:room].tolist(), values[:room].to_pylist(), strict=True):
@@ -100,7 +99,7 @@ def _show(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
-        return " ".join(f"{name} {part}" for name, part in value.items())
+        return " ".join(f"{name} {item}" for name, item in value.items())
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str | bytes):
@@ -114,7 +113,7 @@ def raise_errors(what: object, findings: Iterable[Finding]) -> None:
 
     Args:
         what: the input, or its name, as in "the dataset directory /data/mine".
-        findings: what was found; warnings are passed over.
+        findings: what was found; warnings are ignored.
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:

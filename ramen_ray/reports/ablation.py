@@ -1,4 +1,4 @@
-"""An ablation's tables and plot: what each arm reaches, and what it gains over its base."""
+"""An ablation's tables and plot: what each variant reaches, and what it gains over its base."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ PLOT_FILE = "ablation.png"
 
 
 @dataclass(frozen=True)
-class ArmFigures:
-    """What is known of an arm; fractions, by metric, with ``tail/`` for clicks on tail ads only.
+class VariantFigures:
+    """What is known of a variant; fractions, by metric, with ``tail/`` for clicks on tail ads only.
 
     Attributes:
         means: over the seeds.
         deviations: standard deviations over the seeds.
-        less_base: the difference to the arm's base, with the bounds of its interval; empty for a
-            base.
+        less_base: the difference to the variant's base, with the bounds of its interval; empty for
+            a base.
         seconds_ratio: seconds trained, and waited for background results, over those of its base.
         share_waited: share of its seconds that it waited.
     """
@@ -46,17 +46,17 @@ class ArmFigures:
         return {**self.means, **seconds}
 
 
-def write_ablation_report(folder: Path, arms: Mapping[str, ArmFigures]) -> None:
+def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) -> None:
     """Write the tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
-    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(arms).items()]
+    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(variants).items()]
     (folder / TABLES_FILE).write_text("\n".join(parts))
-    plot_differences(folder / PLOT_FILE, arms)
+    plot_differences(folder / PLOT_FILE, variants)
 
 
-def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, str]:
-    """Lay out the arms as Markdown tables in per cent, by title: all ads, and tail ads."""
-    metrics = list(next(iter(arms.values())).means)
+def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
+    """Lay out the variants as Markdown tables in per cent, by title: all ads, and tail ads."""
+    metrics = list(next(iter(variants.values())).means)
     groups = {
         "all ads": [name for name in metrics if not name.startswith(TAIL)],
         "tail ads": [name for name in metrics if name.startswith(TAIL)],
@@ -64,39 +64,39 @@ def ablation_tables(arms: Mapping[str, ArmFigures]) -> dict[str, str]:
     tables = {}
     for group, names in groups.items():
         tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
-            arms, names
+            variants, names
         )
         tables[
             f"Difference to the base, {group} (points, 95 % interval over queries and seeds)"
-        ] = _differences(arms, names)
+        ] = _differences(variants, names)
     return tables
 
 
-def _values(arms: Mapping[str, ArmFigures], names: list[str]) -> str:
+def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
     shown = [name.removeprefix(TAIL) for name in names]
-    table = _table("arm", *shown, "train seconds / base", "of these waited")
-    for arm, figures in arms.items():
+    table = _table("variant", *shown, "train seconds / base", "of these waited")
+    for variant, figures in variants.items():
         cells = [
             f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
             for name in names
         ]
         seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
-        table.add_row(arm, *cells, *seconds)
+        table.add_row(variant, *cells, *seconds)
     return _markdown(table)
 
 
-def _differences(arms: Mapping[str, ArmFigures], names: list[str]) -> str:
-    table = _table("arm", *(name.removeprefix(TAIL) for name in names))
-    for arm, figures in arms.items():
+def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
+    table = _table("variant", *(name.removeprefix(TAIL) for name in names))
+    for variant, figures in variants.items():
         if figures.less_base:
-            table.add_row(arm, *(_difference(*figures.less_base[name]) for name in names))
+            table.add_row(variant, *(_difference(*figures.less_base[name]) for name in names))
     return _markdown(table)
 
 
 def _difference(value: float, low: float, high: float) -> str:
     """Spell a difference in points; bold where its interval leaves 0 out."""
-    told = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
-    return f"**{told}**" if low > 0 or high < 0 else told
+    shown = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return f"**{shown}**" if low > 0 or high < 0 else shown
 
 
 def _table(*columns: str) -> Table:
@@ -113,9 +113,9 @@ def _markdown(table: Table) -> str:
     return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
 
 
-def plot_differences(file: Path, arms: Mapping[str, ArmFigures]) -> None:
-    """Plot each arm's differences to its base with their intervals, a panel a metric."""
-    compared = {arm: figures for arm, figures in arms.items() if figures.less_base}
+def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
+    """Plot each variant's differences to its base with their intervals, a panel a metric."""
+    compared = {variant: figures for variant, figures in variants.items() if figures.less_base}
     places = range(len(compared))
     figure, panels = plt.subplots(
         1,

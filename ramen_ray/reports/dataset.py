@@ -1,4 +1,4 @@
-"""The description of a dataset as sections of tables and plots."""
+"""The description of a dataset as tables and plots."""
 
 from textwrap import shorten
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description.content import Description, Share, quantiles
-from ramen_ray.reports.page import Plot, Section
+from ramen_ray.reports.page import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
 PLOTTED_VALUES = 100
 
 
-def dataset_sections(description: Description) -> list[Section]:
+def dataset_tables(description: Description) -> list[ReportTable]:
     """Lay out a description, the summary first; what needs anchors is left out without them."""
-    sections = [
+    tables = [
         _summary(description),
         _splits(description),
         _shares(description),
@@ -26,7 +26,7 @@ def dataset_sections(description: Description) -> list[Section]:
         _tokens(description),
         _samples(description),
     ]
-    return [section for section in sections if section.rows]
+    return [table for table in tables if table.rows]
 
 
 def dataset_note(description: Description) -> str:
@@ -35,7 +35,7 @@ def dataset_note(description: Description) -> str:
     return " · ".join(text for text in known if text)
 
 
-def _summary(description: Description) -> Section:
+def _summary(description: Description) -> ReportTable:
     numbers = description.statistics
     counts = [
         *(_count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
@@ -51,7 +51,7 @@ def _summary(description: Description) -> Section:
         for name in description.edges
     ] or [["none", "", "", ""]]
     columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
-    return Section(
+    return ReportTable(
         "Summary",
         (*columns, "anchor set", "anchors", "anchors per query", "anchors per ad"),
         [[*(counts if not row else [""] * len(counts)), *cells] for row, cells in enumerate(rows)],
@@ -61,7 +61,7 @@ def _summary(description: Description) -> Section:
     )
 
 
-def _splits(description: Description) -> Section:
+def _splits(description: Description) -> ReportTable:
     columns = ["split", "queries", "clicks", "clicks per query"]
     weighted = any(clicks.weight is not None for clicks in description.clicks.values())
     rows = []
@@ -71,11 +71,11 @@ def _splits(description: Description) -> Section:
         if weighted:
             row.append("" if clicks.weight is None else _average(clicks.weight))
         rows.append(row)
-    return Section("Splits", [*columns, *(["click weight"] if weighted else [])], rows)
+    return ReportTable("Splits", [*columns, *(["click weight"] if weighted else [])], rows)
 
 
-def _shares(description: Description) -> Section:
-    return Section(
+def _shares(description: Description) -> ReportTable:
+    return ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
         [
@@ -87,7 +87,7 @@ def _shares(description: Description) -> Section:
     )
 
 
-def _popularity(description: Description) -> Section:
+def _popularity(description: Description) -> ReportTable:
     rows = []
     for group, member in description.groups.items():
         clicks = description.clicks["train"].per_ad[member]
@@ -101,7 +101,7 @@ def _popularity(description: Description) -> Section:
                 *(_per_cent(shares[of]) for of in ("ads", "train_clicks", "test_clicks")),
             ]
         )
-    return Section(
+    return ReportTable(
         "Head, torso and tail",
         ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
         rows,
@@ -110,8 +110,8 @@ def _popularity(description: Description) -> Section:
     )
 
 
-def _distributions(description: Description) -> Section:
-    return Section(
+def _distributions(description: Description) -> ReportTable:
+    return ReportTable(
         "Distributions",
         ("of", "per", "mean", "median", "p90", "p99", "max"),
         [
@@ -163,13 +163,13 @@ def _tail(values: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
     return found, share
 
 
-def _hubs(description: Description) -> Section:
+def _hubs(description: Description) -> ReportTable:
     rows = [
         [name, _short(hub.text), _count(hub.num_queries), _count(hub.num_ads), f"{hub.share:.1%}"]
         for name, hubs in description.hubs.items()
         for hub in hubs
     ]
-    return Section(
+    return ReportTable(
         "Largest hubs",
         ("anchor set", "anchor", "queries", "ads", "of the set's edges"),
         rows,
@@ -178,7 +178,7 @@ def _hubs(description: Description) -> Section:
     )
 
 
-def _tokens(description: Description) -> Section:
+def _tokens(description: Description) -> ReportTable:
     limit = description.max_length
     rows = [
         [
@@ -198,7 +198,7 @@ def _tokens(description: Description) -> Section:
         log_y=False,
         mark=(limit, f"{limit} tokens"),
     )
-    return Section(
+    return ReportTable(
         "Token lengths",
         ("table", "looked at", "texts", "median", "p90", "p99", "max", f"over {limit}"),
         rows,
@@ -208,9 +208,9 @@ def _tokens(description: Description) -> Section:
     )
 
 
-def _samples(description: Description) -> Section:
+def _samples(description: Description) -> ReportTable:
     names = list(description.samples[0].anchors) if description.samples else []
-    return Section(
+    return ReportTable(
         "Some train queries",
         ("query", "ads", *(f"{name} anchors" for name in names)),
         [

@@ -1,4 +1,4 @@
-"""Sections of tables and plots, shown in a terminal or as one self-contained HTML page."""
+"""Tables with plots, shown in a terminal or as one self-contained HTML page."""
 
 import io
 from base64 import b64encode
@@ -45,26 +45,26 @@ img { width: 32rem; max-width: 100% }
 <body>
 <h1>{{ title }}</h1>
 <p>{{ note }}</p>
-{% for section in sections %}
-<h2>{{ section.title }}</h2>
-{% if section.note %}<p>{{ section.note }}</p>{% endif %}
+{% for table in tables %}
+<h2>{{ table.title }}</h2>
+{% if table.note %}<p>{{ table.note }}</p>{% endif %}
 <div class="wide"><table>
 <tr>
-{%- for column in section.columns -%}
-<th{% if loop.index0 < section.text_columns %} class="text"{% endif %}>{{ column }}</th>
+{%- for column in table.columns -%}
+<th{% if loop.index0 < table.text_columns %} class="text"{% endif %}>{{ column }}</th>
 {%- endfor -%}
 </tr>
-{% for row in section.rows %}
+{% for row in table.rows %}
 <tr>
 {%- for cell in row -%}
-<td{% if loop.index0 < section.text_columns %} class="text"{% endif %}>{{ cell }}</td>
+<td{% if loop.index0 < table.text_columns %} class="text"{% endif %}>{{ cell }}</td>
 {%- endfor -%}
 </tr>
 {% endfor %}
 </table></div>
-{% if section.plots %}
+{% if table.plots %}
 <div class="plots">
-{% for plot in section.plots %}
+{% for plot in table.plots %}
 <img alt="{{ plot.y_label }}: {{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
 {% endfor %}
 </div>
@@ -95,16 +95,16 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportTable:
     """A table with a title, a remark and plots.
 
     Attributes:
-        title: stands above.
+        title: above the table.
         columns: headings.
         rows: cells as they are shown.
         text_columns: so many first columns hold words, the others numbers.
         note: how to read the table.
-        plots: stand below.
+        plots: below the table.
     """
 
     title: str
@@ -115,26 +115,28 @@ class Section:
     plots: Sequence[Plot] = ()
 
 
-def terminal_table(section: Section) -> Table:
-    """Lay a section out for a terminal, without its plots."""
-    table = Table(title=section.title, caption=section.note, title_justify="left")
+def terminal_table(report: ReportTable) -> Table:
+    """Lay a table out for a terminal, without its plots."""
+    table = Table(title=report.title, caption=report.note, title_justify="left")
     table.caption_justify = "left"
-    for place, column in enumerate(section.columns):
-        is_text = place < section.text_columns
+    for place, column in enumerate(report.columns):
+        is_text = place < report.text_columns
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
-    for row in section.rows:
+    for row in report.rows:
         table.add_row(*map(Text, row))
     return table
 
 
-def write_page(file: Path, title: str, note: str, sections: Sequence[Section]) -> None:
-    """Write sections as one HTML page that refers to nothing outside of it; it appears whole.
+def write_page(file: Path, title: str, note: str, tables: Sequence[ReportTable]) -> None:
+    """Write one HTML page of tables and plots that refers to nothing outside of it.
+
+    The file appears whole.
 
     Raises:
         TrackingError: ``file`` cannot be written.
     """
     template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
-    html = template.render(title=title, note=note, sections=sections, draw=_draw_svg)
+    html = template.render(title=title, note=note, tables=tables, draw=_draw_svg)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as aside:

@@ -1,4 +1,4 @@
-"""What a search found: a table of trials, which settings matter, and how they act together."""
+"""What a sweep found: a table of trials, which settings matter, and how they act together."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class SweepTrial:
-    """One trial of a search.
+    """One trial of a sweep.
 
     Attributes:
         name: of the trial.
@@ -96,7 +96,7 @@ def parameter_importances(
 ) -> dict[str, float]:
     """Return the share of the metric's variance that each setting explains (Optuna's fANOVA).
 
-    Empty where there are too few trials to tell.
+    Empty where there are too few trials to say.
     """
     study = _study(trials, distributions)
     if not _has_importances(study):

@@ -40,13 +40,13 @@ class LoggedRetriever:
     Attributes:
         model_id: of the logged model.
         run_id: the run that logged it.
-        facts: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
+        metadata: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
         num_bytes: the size of its files, most of which are loaded whole.
     """
 
     model_id: str
     run_id: str
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     num_bytes: int
 
     @property
@@ -57,7 +57,7 @@ class LoggedRetriever:
     @property
     def uses_gpu(self) -> bool:
         """Whether it answers on a GPU where there is one."""
-        return bool(self.facts.get(RUNTIME, "torch") == "torch")
+        return bool(self.metadata.get(RUNTIME, "torch") == "torch")
 
 
 @contextmanager
@@ -109,19 +109,19 @@ class Registry:
         """Say which child :meth:`find_logged` took, and if a better one left no retriever.
 
         Args:
-            run_id: what was asked for.
+            run_id: the run that was named.
             chosen_id: the run that was found; None is returned if it is the same.
             metric: of the validation split, that decided.
         """
         if run_id == chosen_id:
             return None
         with _registry_errors(self.uri):
-            search, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
-        reached, best = (100 * _validated(run, metric) for run in (chosen, search))
+            sweep, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
+        reached, best = (100 * _validated(run, metric) for run in (chosen, sweep))
         said = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
             return said
-        return f"{said}; the search's best, {best:.2f}, ended without a retriever"
+        return f"{said}; the sweep's best, {best:.2f}, ended without a retriever"
 
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []
@@ -233,10 +233,10 @@ class Registry:
         """
         with _registry_errors(self.uri):
             model = Model.load(model_uri)
-        facts = model.metadata or {}
-        if "dataset_fingerprint" not in facts:
+        metadata = model.metadata or {}
+        if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is no retriever of this project")
-        return LoggedRetriever(str(model.model_id), model.run_id, facts, model.model_size_bytes)
+        return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever, to let it answer.

@@ -14,7 +14,7 @@ import mlflow
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Head, free_port
+from conftest import Head, RunHere, free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
@@ -26,11 +26,15 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry, uri_of
 
+NUM_CPUS = 4
+
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
+    """Train on little, and so slowly that the second validation is no better than the first."""
     return [
         *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
-        *("--training.global-batch-size", "8", "--training.epochs", "1"),
+        *("--training.global-batch-size", "8", "--training.epochs", "4"),
+        *("--optimizer.lr", "1e-12", "--training.early-stop-patience", "1"),
         *("--workers.cpus-per-worker", "1", "--output", str(output)),
     ]
 
@@ -47,8 +51,9 @@ def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture
-def mlflow_server(tmp_path: Path) -> Iterator[str]:
+def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
     """An MLflow server on loopback that keeps runs in sqlite and hands artifacts on to a folder."""
+    shutil.copy(empty_store, tmp_path / "server.db")
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
@@ -74,7 +79,7 @@ def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissi
             time.sleep(0.5)
 
 
-def test_a_submitted_job_trains_and_is_tracked_by_a_server(
+def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_server(
     head: Head,
     mlflow_server: str,
     dataset_path: Path,
@@ -90,10 +95,13 @@ def test_a_submitted_job_trains_and_is_tracked_by_a_server(
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
     run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
-    run = MlflowClient(tracking_uri=mlflow_server).get_run(run_id)
+    tracked = MlflowClient(tracking_uri=mlflow_server)
+    run = tracked.get_run(run_id)
+    validated = tracked.get_metric_history(run_id, "validation/P_at_1")
+    assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
-    assert re.search(r"^step (\d+)/\1  epoch 1/1: task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     assert "pid=" not in logs, logs
     assert len(logs.splitlines()) < 20, logs
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
@@ -149,18 +157,23 @@ def test_bad_input_is_one_clear_line(
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
-def test_too_few_cpus_is_said_before_anything_is_prepared(tmp_path: Path) -> None:
-    done = _train(
-        *("tiny", "--output", str(tmp_path), "--workers.num-workers", "64"),
+def test_too_few_cpus_is_said_before_anything_is_prepared(
+    cluster: None, run_here: RunHere, output: Path
+) -> None:
+    code, said = run_here(
+        train,
+        *("tiny", "--output", output, "--workers.num-workers", "64"),
         *("--workers.startup-timeout-s", "1"),
     )
-    assert done.returncode == 2
-    assert "needs 128 CPUs" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "prepared").exists()
+    assert code == 2
+    assert "needs 128 CPUs" in said
+    assert "Traceback" not in said
+    assert not (output / "prepared").exists()
 
 
-def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Path) -> None:
+def test_a_bad_row_is_told_without_a_traceback(
+    head: Head, dataset_path: Path, tmp_path: Path
+) -> None:
     bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
     ads = Dataset(bad).read("ads").to_pylist()
     ads[3]["text"] = " "
@@ -173,6 +186,7 @@ def test_a_bad_row_is_told_without_a_traceback(dataset_path: Path, tmp_path: Pat
         "8",
         "--output",
         str(tmp_path),
+        RAY_ADDRESS=head.address,
     )
     assert done.returncode == 2
     assert "error: the dataset directory" in done.stderr
@@ -192,7 +206,11 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     assert not output.exists()
 
 
-def test_help_shows_examples_and_flags() -> None:
-    done = _train("--help")
-    assert done.returncode == 0
-    assert "ray job submit --working-dir . -- python jobs/train.py" in done.stdout
+def test_help_shows_examples_and_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        train.main()
+    assert not end.value.code
+    assert "ray job submit --working-dir . -- python jobs/train.py" in capsys.readouterr().out

@@ -19,11 +19,6 @@ from ramen_ray.tracking.runs import (
 )
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 @pytest.fixture
 def run(output: Path) -> Run:
     return open_run(f"sqlite:///{output}/mlflow.db", "tests", "a run", output)

@@ -1,1 +1,1 @@
-"""What there is to say about a dataset: counts, distributions and samples."""
+"""A dataset described: counts, distributions and samples."""

@@ -1,4 +1,4 @@
-"""What there is to say about a dataset, as numbers and a few texts."""
+"""A dataset described in numbers and a few sample texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Share:
-    """A part of a whole, both counted; ``what`` says of what."""
+    """A part of a whole, both counted; ``what`` names the part."""
 
     what: str
     part: int
@@ -184,14 +184,14 @@ class Description:
 def quantiles(values: Int64s) -> dict[str, float]:
     """Return median, p90, p99 and max of ``values`` (n,), n > 0.
 
-    A quantile q is the smallest value that at least a part q of the values does not exceed.
+    A quantile q is the smallest value that is at least as large as a fraction q of the values.
     """
     cuts = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
     return dict(zip(QUANTILES, cuts.astype(float).tolist(), strict=True))
 
 
 def _share(what: str, member: NDArray[np.bool_], counts: Int64s | None = None) -> Share:
-    """Count the members among all nodes, or, given the nodes' ``counts``, what these sum up to."""
+    """Count the members among all nodes or, given the nodes' ``counts``, sum their counts."""
     if counts is None:
         return Share(what, int(member.sum()), len(member))
     return Share(what, int(counts[member].sum()), int(counts.sum()))

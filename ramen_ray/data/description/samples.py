@@ -27,7 +27,7 @@ class SampleQuery:
 
 
 def sample_rows(num_rows: int, size: int, seed: int) -> list[int]:
-    """Draw ``size`` row numbers, or all if there are no more; ascending."""
+    """Draw ``size`` row numbers, or all if there are fewer; ascending."""
     if num_rows <= size:
         return list(range(num_rows))
     draw = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ def sample_rows(num_rows: int, size: int, seed: int) -> list[int]:
 
 
 def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str]:
-    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are no more."""
+    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are fewer."""
     rows = dataset.rows(table, sample_rows(dataset.num_rows(table), size, seed))
     return rows["text"].to_pylist()
 
@@ -47,7 +47,7 @@ def texts_of(dataset: Dataset, table: str, ids: Iterable[int]) -> dict[int, str]
 
 
 def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
-    """Spell out ``size`` train queries, drawn by ``seed``, with their ads and anchors."""
+    """Read ``size`` train queries, drawn by ``seed``, with their ads and anchors, as text."""
     table = "queries/train"
     rows = dataset.rows(table, sample_rows(dataset.num_rows(table), size, seed)).to_pylist()
     ads = texts_of(dataset, "ads", {ad for row in rows for ad in row["ad_ids"]})

@@ -1,4 +1,4 @@
-"""Add an anchor set, whole or not at all, to a dataset directory that is there already."""
+"""Add an anchor set, whole or not at all, to an existing dataset directory."""
 
 import shutil
 import tempfile
@@ -49,11 +49,11 @@ def check_spelling(name: str) -> None:
         DatasetError: the name is unusable.
     """
     if fault := naming_fault(name, dots=False):
-        raise DatasetError(f"an anchor set cannot be called so: {fault}")
+        raise DatasetError(f"anchor set: {fault}")
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set called ``name`` may be added; cheap, so ask before the work.
+    """Check that an anchor set called ``name`` may be added; cheap, so call it before the work.
 
     Raises:
         DatasetError: the name is unusable, or taken and not to be replaced.
@@ -75,8 +75,8 @@ def add_anchor_set(
 ) -> dict[str, int]:
     """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
 
-    Anchors without edges are left out, and the others numbered in their order. An interruption
-    leaves the dataset as it was, or, in the instant when a set is being replaced, without the set.
+    Anchors without edges are left out, and the others numbered in their order. If interrupted, the
+    dataset stays as it was, except in the instant of replacing a set: then it is without the set.
 
     Args:
         dataset_path: the dataset directory.
@@ -91,28 +91,60 @@ def add_anchor_set(
 
     Raises:
         DatasetError: the name is unusable or taken, also by another process meanwhile; or there are
-            no edges at all.
+            no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     if not any(map(len, edges.values())):
         raise DatasetError(f"anchor set {name!r} would have no edges; {dataset.path} is unchanged")
+    with folder_beside(dataset, name) as aside:
+        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
+        put_in_place(aside, dataset, name, made, written, replace)
+    linked = {side: len(np.unique(of_side.nodes)) for side, of_side in edges.items()}
+    return written | nodes_without_edges(dataset, linked)
+
+
+@contextmanager
+def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
+    """Give a hidden folder in a dataset directory, in which the set ``name`` can be written."""
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
-        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
-        if not replace:
-            _check_room(dataset.path, name)
-        with _hidden(dataset.path, name):
-            _move_in(aside, dataset.path, name)
-            made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
-            write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
+        yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return written | _without_edges(dataset, edges)
+
+
+def put_in_place(
+    aside: Path,
+    dataset: Dataset,
+    name: str,
+    made: Mapping[str, Any],
+    written: Mapping[str, int],
+    replace: bool,
+) -> None:
+    """Move an anchor set's tables from :func:`folder_beside` to where they belong.
+
+    Args:
+        aside: the folder that holds them.
+        dataset: the dataset directory.
+        name: the anchor set.
+        made: how the set was made, for ``dataset.json``.
+        written: row counts of its tables.
+        replace: whether a set of this name may be replaced.
+
+    Raises:
+        DatasetError: there is a set of this name, and it is not to be replaced.
+    """
+    if not replace:
+        _check_room(dataset.path, name)
+    with _hidden(dataset.path, name):
+        _move_in(aside, dataset.path, name)
+        made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
+        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
-    """Take an anchor set out of a dataset directory, if it is there."""
+    """Remove an anchor set from a dataset directory, if it exists."""
     dataset = Dataset(dataset_path)
     if name not in dataset.anchor_sets:
         return
@@ -145,12 +177,12 @@ def write_anchor_set(
     return {table: rows.num_rows for table, rows in tables.items()}
 
 
-def _without_edges(dataset: Dataset, edges: Mapping[str, Edges]) -> dict[str, int]:
+def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
+    """Count the nodes of each side but those ``linked`` by an edge."""
     nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
     return {
-        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0])
-        - len(np.unique(edges[side].nodes))
-        for side in edges
+        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
+        for side, count in linked.items()
     }
 
 
@@ -182,7 +214,7 @@ def _check_room(folder: Path, name: str) -> None:
     for path in _places(folder, name):
         if path.exists():
             raise DatasetError(
-                f"{path} is there already; move it away, give another name, or --replace"
+                f"{path} exists already; move it away, give another name, or set replace"
             )
 
 

@@ -18,10 +18,10 @@ HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 @dataclass(frozen=True)
 class NodeIndex:
-    """The train queries or the ads of a dataset: 24 bytes a node, 40 with ids of the user's.
+    """The train queries or the ads of a dataset: 24 bytes a node, 40 with the user's own ids.
 
     Attributes:
-        key: sets the hashes of this side apart from those of the other.
+        key: makes the hashes of queries differ from those of ads.
         text_hashes: (nodes,) uint64, equal for nodes of equal text (spaces around it aside).
         by_text: the nodes by ``text_hashes``.
         by_id: the nodes by the user's own ids; empty where the dataset has none.
@@ -43,8 +43,8 @@ class NodeIndex:
     def identify(self, cells: pa.StringArray, by_number: bool = False) -> tuple[UInt64s, Int64s]:
         """Return each cell's text hash (n,) and the first node (n,) that it names, or -1.
 
-        A cell that is the id of no node is taken for a text, and then, with ``by_number``, where
-        the dataset has no ids of the user, for a node's number.
+        A cell that is no node's id is read as a text and, with ``by_number``, where the dataset has
+        no user ids, as a node's number.
         """
         hashes = hash_strings(cells)
         texts = keyed_hash((self.key,), hashes)
@@ -59,7 +59,7 @@ class NodeIndex:
         """Return all nodes that cells (n,) name, as (position, node) pairs.
 
         A cell names a node by the user's id; or else all nodes of its text; or else, where the
-        dataset has no ids of the user, a node by its number.
+        dataset has no user ids, a node by its number.
         """
         hashes = hash_strings(cells)
         node = self.by_id.first(hashes)
@@ -104,21 +104,21 @@ class HeldOut:
         return cls(folded, np.unique(np.concatenate(ids)), np.isin(train, folded))
 
     def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
-        """Say which cells (n,), naming the train queries ``nodes`` (n,) or -1, are held out."""
+        """Flag the cells (n,) that are held out; ``nodes`` (n,) are their train queries, or -1."""
         by_node = (nodes >= 0) & self.train[np.maximum(nodes, 0)]
         return by_node | self.has_texts(cells) | self.has_ids(cells)
 
     def has_texts(self, cells: pa.StringArray) -> Booleans:
-        """Say which cells (n,) are the text of a held-out query but for case and white space."""
+        """Flag the cells (n,) that are a held-out query's text, up to case and white space."""
         return contains(self.texts, hash_strings(fold(cells)))
 
     def has_ids(self, cells: pa.StringArray) -> Booleans:
-        """Say which cells (n,) are the user's id of a held-out query."""
+        """Flag the cells (n,) that are the user's id of a held-out query."""
         return contains(self.ids, hash_strings(cells))
 
 
 def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:
-    """Say which of ``hashes`` (n,) are among ``ascending``."""
+    """Flag those of ``hashes`` (n,) that are among ``ascending``."""
     return find(hashes, ascending) >= 0
 
 

@@ -14,9 +14,9 @@ def heaviest(
     """Return the rows (kept,) of the k heaviest of each group, by group, the heaviest first.
 
     Args:
-        groups: (rows,) which group a row is of.
-        weights: (rows,) how much it weighs.
-        ties: (rows,) of equal weights that with the lower tie goes first.
+        groups: (rows,) the group of each row.
+        weights: (rows,) its weight.
+        ties: (rows,) breaks ties: of equal weights, the row with the lower number comes first.
         k: rows of a group, at most.
     """
     order = np.lexsort((ties, -weights, groups))

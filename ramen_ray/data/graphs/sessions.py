@@ -4,8 +4,8 @@ Queries asked in one session, and ads clicked in one, are related: the "co-sessi
 RAMEN paper. A log is read into events (:func:`read_events`); the events of whole
 sessions give partial counts of pairs (:func:`count_pairs`), which are summed by anchor
 (:func:`supported_pairs`), then ranked by node (:func:`strongest_pairs`); :func:`edges_of` weighs
-what is left. How often a text occurs at all is carried along as the count of its pair with itself.
-Where and in how many parts each of these runs is the caller's business; the result is the same.
+what is left. How often a text occurs overall is kept as the count of its pair with itself. The
+caller decides where, and in how many batches, each of these runs; the result is the same.
 
 Queries and ads are known by the hash of their text
 (see :class:`~ramen_ray.data.graphs.nodes.NodeIndex`).
@@ -51,7 +51,7 @@ class SessionLog:
 
     Attributes:
         sessions: CSV, TSV, JSON lines or parquet; a file, a folder or a glob.
-        session_column: Tells the sessions apart.
+        session_column: The session of each row.
         time_column: When: timestamps, seconds, or ISO 8601 text.
         query_column: The query's text or your id of it.
         ad_column: The ad clicked, or nothing: your id of it, its text or, where the dataset has no
@@ -73,14 +73,14 @@ class SessionLog:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Which pairs become edges, and what an edge weighs.
+    """Which pairs become edges, and their weights.
 
     Attributes:
-        min_support: Sessions in which a pair must occur, at least.
-        max_session_length: Only the first so many events of a session count.
-        window_s: Seconds between the two of a pair, at most.
-        top_k: Anchors of a node, at most: those of the heaviest edges.
-        max_anchor_degree: Edges of an anchor, at most: the heaviest.
+        min_support: Smallest number of sessions in which a pair must occur.
+        max_session_length: How many events of a session count; later ones are cut off.
+        window_s: Largest number of seconds between the two of a pair.
+        top_k: Most anchors a node keeps: those of its heaviest edges.
+        max_anchor_degree: Most edges an anchor keeps: the heaviest.
         weight: With c sessions that hold both, n and m that hold the one and the other, and N in
             all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only what is above 0 counts.
         query_set: Name of the anchor set of queries asked in the same sessions.
@@ -97,15 +97,15 @@ class SessionSettings:
     ad_set: str = "co_click"
 
     def __post_init__(self) -> None:
-        """Refuse settings that leave nothing."""
+        """Refuse settings that would leave no edges."""
         lowest = {"min_support": 1, "max_session_length": 2, "top_k": 1, "max_anchor_degree": 1}
         for name, least in lowest.items():
             if getattr(self, name) < least:
-                raise DatasetError(f"{name} is {getattr(self, name)}; it has to be {least} or more")
+                raise DatasetError(f"{name} is {getattr(self, name)}; it must be {least} or more")
         if not self.window_s >= 0:
-            raise DatasetError(f"window_s is {self.window_s}; it has to be 0 or more")
+            raise DatasetError(f"window_s is {self.window_s}; it must be 0 or more")
         if self.query_set == self.ad_set:
-            raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; name them apart")
+            raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_events(
 ) -> tuple[pa.Table, pa.Table, Counter[str]]:
     """Turn some rows of a log into events.
 
-    Rows of validation and test queries are left out altogether. Such a query must not become an
+    Rows of validation and test queries are left out entirely. Such a query must not become an
     anchor, nor its clicks tie ads together: what the model is measured on would then have shaped
     the graph that it is trained with, and the measured gain would not be seen in production.
 
@@ -187,8 +187,8 @@ def count_pairs(events: pa.Table, settings: SessionSettings) -> tuple[pa.Table, 
 
     Returns:
         Pairs: node and anchor uint64 hashes, sessions int64; a text's pair with itself counts its
-        sessions. Nodes are ads and train queries, but for the pairs with itself. And counts of
-        sessions, and of those that were cut.
+        sessions. Except in such pairs, nodes are ads and train queries. Also counts of sessions,
+        and of those that were cut.
     """
     session, time, query, ad, is_node = (column.to_numpy() for column in events.columns)
     order = np.lexsort((ad, query, time, session))
@@ -206,26 +206,26 @@ def count_pairs(events: pa.Table, settings: SessionSettings) -> tuple[pa.Table, 
     )
     lengths = np.minimum(lengths, settings.max_session_length)
     number = np.repeat(np.arange(len(lengths)), lengths)
-    parts = []
+    tables = []
     for rows in _whole_sessions(lengths):
         chosen = order[rows]
         for item, nodes in ((query, is_node), (ad, np.ones(len(ad), dtype=bool))):
-            there = item[chosen] != NO_AD
-            of_side = chosen[there]
-            parts.append(
+            has_item = item[chosen] != NO_AD
+            of_side = chosen[has_item]
+            tables.append(
                 _pairs_of(
-                    number[rows][there],
+                    number[rows][has_item],
                     time[of_side],
                     item[of_side],
                     nodes[of_side],
                     settings.window_s,
                 )
             )
-    return _summed(pa.concat_tables(parts)), counts
+    return _summed(pa.concat_tables(tables)), counts
 
 
 def _whole_sessions(lengths: Int64s) -> Iterator[slice]:
-    """Cut the rows of sessions of ``lengths`` so that a part has a bounded number of pairs."""
+    """Cut the rows of sessions of ``lengths`` into batches with a bounded number of pairs."""
     pairs, ends = np.cumsum(lengths * lengths), np.cumsum(lengths)
     cuts = np.searchsorted(pairs, np.arange(PAIRS_AT_ONCE, pairs[-1], PAIRS_AT_ONCE), side="right")
     bounds = np.unique([0, *ends[cuts[cuts < len(ends)]], ends[-1]])
@@ -271,7 +271,7 @@ def _pairs_of(
 def _within_window(
     session: Int64s, time: Float64s, window_s: float
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield the pairs of rows of one session that are near in time: neighbours, next but one..."""
+    """Yield pairs of rows of one session that are close in time: neighbours, next but one, ..."""
     first = np.arange(len(session))
     distance = 0
     while distance == 0 or len(first):
@@ -287,7 +287,7 @@ def supported_pairs(pairs: pa.Table, min_support: int) -> pa.Table:
     """Sum the counts of whole anchors, drop rare pairs, and add each anchor's ``anchor_sessions``.
 
     Args:
-        pairs: parts of what :func:`count_pairs` returns, with all rows of each of their anchors.
+        pairs: rows that :func:`count_pairs` returned, all of them for each anchor among them.
         min_support: sessions in which a pair must occur.
     """
     pairs = _summed(pairs)
@@ -299,7 +299,7 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
     """Keep the ``top_k`` strongest anchors of each node, and add its ``node_sessions``.
 
     Args:
-        pairs: of :func:`supported_pairs`, with all rows of each of their nodes.
+        pairs: rows of :func:`supported_pairs`, all of them for each node among them.
         settings: ``top_k`` and ``weight``.
     """
     pairs = pairs.append_column("node_sessions", pa.array(_own_sessions(pairs, "node")))
@@ -311,10 +311,10 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
 def edges_of(
     pairs: pa.Table, nodes: NodeIndex, num_sessions: int, settings: SessionSettings
 ) -> tuple[Edges, UInt64s]:
-    """Weigh the pairs of one side and tie them to the dataset's nodes.
+    """Weigh the pairs of one side and turn them into edges of the dataset's nodes.
 
     Args:
-        pairs: of :func:`strongest_pairs`; those of other nodes than ``nodes`` are passed over.
+        pairs: of :func:`strongest_pairs`; those of nodes not in ``nodes`` are skipped.
         nodes: the train queries or the ads; those of equal text have equal edges.
         num_sessions: how many sessions there are.
         settings: ``weight`` and ``max_anchor_degree``.
@@ -352,7 +352,7 @@ def _summed(pairs: pa.Table) -> pa.Table:
 
 
 def _own_sessions(pairs: pa.Table, column: str) -> Int64s:
-    """Return for each pair in how many sessions its text in ``column`` occurs at all."""
+    """Return for each pair in how many sessions its text in ``column`` occurs."""
     own = pairs.filter(pc.equal(pairs["node"], pairs["anchor"]))
     texts, sessions = own["node"].to_numpy(), own["sessions"].to_numpy()
     order = np.argsort(texts)

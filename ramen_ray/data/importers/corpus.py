@@ -28,9 +28,9 @@ class Corpus:
     anchor_sets: Mapping[str, AnchorSet]
 
 
-def hash_fraction(*parts: str) -> float:
+def hash_fraction(*strings: str) -> float:
     """Map strings to a fixed pseudo-random number in [0, 1)."""
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\0".join(strings).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 

@@ -91,8 +91,8 @@ def read_packages(source: Path) -> dict[str, Package]:
 def read_tag_texts(file: Path) -> dict[str, str]:
     """Read the text of each tag of the vocabulary, "facet: value" in words.
 
-    Service tags (``special::``) and placeholders (``TODO``) say nothing of a package and are left
-    out.
+    Service tags (``special::``) and placeholders (``TODO``) say nothing about a package and are
+    left out.
     """
     if not file.is_file():
         raise DatasetError(f"{file} is missing; it is usr/share/debtags/vocabulary of debtags")
@@ -112,7 +112,7 @@ def read_tag_texts(file: Path) -> dict[str, str]:
 
 
 def read_release(source: Path) -> dict[str, str]:
-    """Read suite, version and date from the index's release file, if it lies in the folder."""
+    """Read suite, version and date from the index's release file, if the folder has it."""
     file = _first_file(source, _RELEASE_FILES)
     text = file.read_text(encoding="utf-8") if file else ""
     found = {

@@ -100,7 +100,7 @@ def _parse_entry(text: str) -> Entry | None:
 
 
 def build_corpus(entries: list[Entry]) -> Corpus:
-    """Resolve the entries' references and share them out over clicks and anchor sets."""
+    """Resolve the entries' references and divide them among clicks and anchor sets."""
     titles = {name.casefold(): e.title for e in entries for name in (*e.aliases,)}
     titles |= {e.title.casefold(): e.title for e in entries}
     mentions = {e.title: _resolve(_REFERENCE.findall(e.body), titles, e.title) for e in entries}

@@ -1,4 +1,4 @@
-"""Read a table of ads that come after training."""
+"""Read a table of ads that are added after training."""
 
 import numpy as np
 import pyarrow as pa
@@ -24,28 +24,28 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
         DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
             taken, by an earlier row or before.
     """
-    parts, findings, taken = [], [], hash_strings(known.cast(pa.string()))
+    tables, findings, taken = [], [], hash_strings(known.cast(pa.string()))
     for block in (block for piece in find_pieces(source, COLUMNS) for block in read_piece(piece)):
         (ids, no_id), (texts, no_text) = (block.cells(name, as_strings) for name in COLUMNS)
         hashes = hash_strings(ids)
         repeated = ~no_id & _repeats(hashes, taken)
-        wrong = (
+        problems = (
             ("ad_id", no_id, "no id", "give each ad an id"),
             ("text", no_text, "no text", "ads are found by their text"),
             ("ad_id", repeated, "an id that is taken", "leave out ads that are indexed already"),
         )
         findings += block.findings
-        findings += [block.finding(*told) for told in wrong if told[1].any()]
-        parts.append(pa.table({"ad_id": ids, "text": normalized(texts)}))
+        findings += [block.finding(*problem) for problem in problems if problem[1].any()]
+        tables.append(pa.table({"ad_id": ids, "text": normalized(texts)}))
         taken = np.append(taken, hashes)
     raise_errors(f"the table of ads {source}", findings)
-    if not parts:
+    if not tables:
         raise DatasetError(f"{source} holds no ads")
-    return pa.concat_tables(parts)
+    return pa.concat_tables(tables)
 
 
 def _repeats(hashes: UInt64s, taken: UInt64s) -> Booleans:
-    """Mark the rows (n,) whose hash an earlier one has, or one that is ``taken`` (m,)."""
+    """Flag the rows (n,) whose hash an earlier row has or is among ``taken`` (m,)."""
     repeats = np.isin(hashes, taken)
     first = np.unique(hashes, return_index=True)[1]
     repeats[np.setdiff1d(np.arange(len(hashes)), first)] = True

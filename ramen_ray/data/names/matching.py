@@ -1,4 +1,4 @@
-"""Names of brands, places and the like, and the texts that name them."""
+"""Find the brands, places and the like that texts name, by lists of their names."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,36 +21,38 @@ SIGNS_BEHIND_A_WORD = r"[+#]+"
 
 @dataclass(frozen=True)
 class NameList:
-    """Names and whom they name: brands, places; several names may be those of one.
+    """Names of entities, such as brands or places; an entity may have several names.
 
-    A text names someone if the words of a name stand in it in a row. Words are runs of letters
-    and digits, with ``+`` or ``#`` behind (``c++``), whatever their case and Unicode form. A name
-    within a longer name, of whichever kind, does not count: "new york times" names no "york".
+    A text names an entity if it contains the words of one of its names in sequence. Words are runs
+    of letters and digits, with ``+`` or ``#`` behind (``c++``), in any case and Unicode form. A
+    name within a longer name, of whichever kind, does not count: "new york times" names no "york".
 
     Attributes:
-        kinds: of names.
-        kind_of: (named,) int64, the place in ``kinds`` of each one who is named.
-        named_by: (names,) int64, whom each name names.
+        kinds: the kinds of entities.
+        kind_of: (entities,) int64, the place of each entity's kind in ``kinds``.
+        entity_of: (names,) int64, the entity of each name.
         whole: the names by the hash of their words.
         prefixes: (prefixes,) uint64, ascending, hashes of the first one, two, ... words of names.
     """
 
     kinds: list[str]
     kind_of: Int64s
-    named_by: Int64s
+    entity_of: Int64s
     whole: HashIndex
     prefixes: UInt64s
 
     @classmethod
-    def from_names(cls, kinds: pa.StringArray, names: pa.StringArray, meant: UInt64s) -> "NameList":
-        """Build from kinds and names (names,); equal ``meant`` (names,) name the same one."""
+    def from_names(
+        cls, kinds: pa.StringArray, names: pa.StringArray, entities: UInt64s
+    ) -> "NameList":
+        """Build from kinds and names (names,); ``entities`` (names,) are equal for one entity."""
         encoded = kinds.dictionary_encode()
-        _, first, named_by = np.unique(meant, return_index=True, return_inverse=True)
+        _, first, entity_of = np.unique(entities, return_index=True, return_inverse=True)
         phrases, prefixes = hash_phrases(names)
         return cls(
             encoded.dictionary.to_pylist(),
             encoded.indices.to_numpy()[first].astype(np.int64),
-            named_by,
+            entity_of,
             HashIndex.from_hashes(phrases),
             prefixes,
         )
@@ -60,7 +62,7 @@ class NameList:
         return find(self.prefixes, self.whole.hashes) >= 0
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
-        """Find whom the rows of a table name, as a stream.
+        """Find the entities that the rows of a table name, as a stream.
 
         Args:
             dataset: the dataset directory.
@@ -68,22 +70,22 @@ class NameList:
             ids: (n,) the rows to look at, by id; default all.
 
         Returns:
-            (rows, named) bool, the rows by id.
+            (rows, entities) bool, the rows by id.
         """
         id_column = schema_of(table).names[0]
         wanted = None if ids is None else pa.array(ids, pa.int64())
-        rows, named = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        rows, entities = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for batch in dataset.batches(table, [id_column, "text"]):
-            looked_at = batch if wanted is None else batch.filter(pc.is_in(batch[0], wanted))
-            positions, found = self.find(looked_at["text"])
-            rows.append(looked_at[0].to_numpy()[positions])
-            named.append(found)
-        pairs = np.concatenate(rows), np.concatenate(named)
+            chosen = batch if wanted is None else batch.filter(pc.is_in(batch[0], wanted))
+            positions, found = self.find(chosen["text"])
+            rows.append(chosen[0].to_numpy()[positions])
+            entities.append(found)
+        pairs = np.concatenate(rows), np.concatenate(entities)
         shape = (dataset.num_rows(table), len(self.kind_of))
         return csr_array((np.ones(len(pairs[0]), dtype=np.bool_), pairs), shape=shape)
 
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
-        """Return whom texts (n,) name, as distinct (position, named) pairs, ascending."""
+        """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""
         words, lengths = _words(texts)
         text_of_word = np.repeat(np.arange(len(texts)), lengths)
         end_of_text = np.repeat(np.cumsum(lengths), lengths)
@@ -100,16 +102,17 @@ class NameList:
             goes_on = (places >= 0) & (starts + length < end_of_text[starts])
             starts, phrases = starts[goes_on], phrases[goes_on]
         reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1]
-        counted = np.flatnonzero(ends > reached)  # the others lie within a name that starts before
+        counted = np.flatnonzero(ends > reached)  # the others are within a name that starts earlier
         positions, found = self.whole.all(names[counted])
-        pairs = text_of_word[counted[positions]] * len(self.kind_of) + self.named_by[found]
+        pairs = text_of_word[counted[positions]] * len(self.kind_of) + self.entity_of[found]
         return np.divmod(np.unique(pairs), len(self.kind_of))
 
 
 def hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
-    """Return the hash of each text's words (n,), 0 if it has none, and those of all first words.
+    """Hash each text's words (n,), 0 if it has none, and all of its prefixes.
 
-    Hashes of one, two, ... first words are distinct and ascending, the whole texts among them.
+    Prefixes are the first one, two, ... words, the whole text among them; their hashes are unique
+    and ascending.
     """
     words, lengths = _words(texts)
     firsts = np.cumsum(lengths) - lengths

@@ -21,7 +21,7 @@ ADVICE = "correct these rows"
 def read_names(source: str) -> NameList:
     """Read a list of names: columns ``kind``, ``name`` and, if it is there, ``same_as``.
 
-    ``same_as`` holds another name of that kind, for the same one: ``place,nyc,new york``.
+    ``same_as`` holds another name of the same entity, of that kind: ``place,nyc,new york``.
 
     Args:
         source: CSV, TSV or parquet.
@@ -31,7 +31,7 @@ def read_names(source: str) -> NameList:
     """
     header = find_pieces(source, COLUMNS)[0].header
     if not header:
-        raise DatasetError(f"{source}: a list of names has to be CSV, TSV or parquet")
+        raise DatasetError(f"{source}: a list of names must be CSV, TSV or parquet")
     columns = [*COLUMNS, ALIAS_COLUMN] if ALIAS_COLUMN in header else COLUMNS
     blocks = [block for piece in find_pieces(source, columns) for block in read_piece(piece)]
     if not blocks:
@@ -40,17 +40,19 @@ def read_names(source: str) -> NameList:
     (kinds, no_kind), (names, _) = rows.cells("kind"), rows.cells("name")
     kinds = fold(kinds)
     of_kind, phrases = hash_strings(kinds), hash_phrases(names)[0]
-    meant = own = mix(phrases ^ of_kind)
+    entities = own = mix(phrases ^ of_kind)
     if ALIAS_COLUMN in columns:
         aliases, no_alias = rows.cells(ALIAS_COLUMN)
-        meant = np.where(no_alias, own, mix(hash_phrases(aliases)[0] ^ of_kind))
-    is_known = np.isin(meant, own[meant == own])
+        entities = np.where(no_alias, own, mix(hash_phrases(aliases)[0] ^ of_kind))
+    is_known = np.isin(entities, own[entities == own])
     rows.report("kind", no_kind, "the cell is empty")
     rows.report("name", phrases == 0, "a name needs a letter or a digit")
-    rows.report(ALIAS_COLUMN, ~is_known, "this is no name of the kind, or has a same_as itself")
-    rows.report("name", is_known & _differ(own, meant), "the name is there with another same_as")
+    rows.report(ALIAS_COLUMN, ~is_known, "this is not a name of the kind, or has a same_as itself")
+    rows.report(
+        "name", is_known & _have_several(own, entities), "the name is there with another same_as"
+    )
     raise_errors(f"the list of names {source}", rows.findings)
-    return NameList.from_names(kinds, names, meant)
+    return NameList.from_names(kinds, names, entities)
 
 
 @dataclass
@@ -62,21 +64,22 @@ class _Rows:
 
     def cells(self, column: str) -> tuple[pa.StringArray, Booleans]:
         """Return a column (rows,), and which of its cells are empty."""
-        parts = [block.cells(column, as_strings) for block in self.blocks]
-        strings, empty = zip(*parts, strict=True)
+        strings, empty = zip(
+            *(block.cells(column, as_strings) for block in self.blocks), strict=True
+        )
         return pa.concat_arrays(strings), np.concatenate(empty)
 
     def report(self, column: str, bad: Booleans, message: str) -> None:
-        """Report the rows that ``bad`` (rows,) marks."""
+        """Report the rows that ``bad`` (rows,) flags."""
         start = 0
         for block in self.blocks:
-            part = bad[start : start + block.rows.num_rows]
+            in_block = bad[start : start + block.rows.num_rows]
             start += block.rows.num_rows
-            if part.any():
-                self.findings.append(block.finding(column, part, message, ADVICE))
+            if in_block.any():
+                self.findings.append(block.finding(column, in_block, message, ADVICE))
 
 
-def _differ(keys: UInt64s, values: UInt64s) -> Booleans:
-    """Mark the rows (n,) whose key stands beside several values."""
-    distinct = np.unique(np.stack([keys, values]), axis=1)[0]
-    return np.isin(keys, distinct[1:][distinct[1:] == distinct[:-1]])
+def _have_several(keys: UInt64s, values: UInt64s) -> Booleans:
+    """Flag the rows (n,) whose key has several values."""
+    key_of_pair = np.unique(np.stack([keys, values]), axis=1)[0]
+    return np.isin(keys, key_of_pair[1:][key_of_pair[1:] == key_of_pair[:-1]])

@@ -12,7 +12,7 @@ from ramen_ray.data.arrays import Int64s
 
 @dataclass(frozen=True)
 class Csr:
-    """Rows of column ids, ascending and distinct within a row.
+    """Rows of column ids, ascending and unique within a row.
 
     Attributes:
         indptr: (rows + 1,) int64, where each row starts in ``indices``.
@@ -44,7 +44,7 @@ class Csr:
 
     @classmethod
     def open(cls, folder: Path) -> "Csr":
-        """Memory-map the arrays that lie in ``folder``."""
+        """Memory-map the arrays in ``folder``."""
         weights = folder / "cumulative_weights.npy"
         return cls(
             np.load(folder / "indptr.npy", mmap_mode="r"),
@@ -81,7 +81,7 @@ class Csr:
 
         Args:
             rows: (n,) row numbers.
-            uniforms: (n,) numbers in [0, 1), one a row.
+            uniforms: (n,) numbers in [0, 1), one per row.
         """
         start, stop = self.indptr[rows], self.indptr[rows + 1]
         if self.cumulative_weights is None:

@@ -18,8 +18,8 @@ from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 class Prepared:
     """A folder of prepared arrays; each is mapped when first used and shared by a node's workers.
 
-    Train queries lie in globally shuffled order: ``query_ids`` maps their rows to ids. The other
-    splits' queries, ads and anchors lie in the order of their ids.
+    Train queries are in globally shuffled order: ``query_ids`` maps their rows to ids. The other
+    splits' queries, ads and anchors are in the order of their ids.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Prepared:
 
     @cached_property
     def splits(self) -> list[str]:
-        """The splits that there are: train, validation, test and, at times, zero_shot."""
+        """The splits that exist: train, validation, test and, for novel ads, zero_shot."""
         folder = self.path / "tokens" / "queries"
         return [split for split in (*SPLITS, ZERO_SHOT) if (folder / split).is_dir()]
 
@@ -75,8 +75,8 @@ class Prepared:
     def candidates(self, split: str) -> NDArray[np.int64]:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending.
 
-        ``zero_shot`` asks for novel ads among themselves; ``validation`` leaves them out, because
-        it stands for the time before they come; ``test`` asks among all ads.
+        ``zero_shot`` searches the novel ads only; ``validation`` leaves them out, because it stands
+        for the time before they exist; ``test`` searches all ads.
         """
         novel = np.load(self.path / "novel_ads.npy")[:, 0]
         if split == ZERO_SHOT:

@@ -23,8 +23,8 @@ def mix(values: NDArray[Any]) -> UInt64s:
 def keyed_hash(key: tuple[int, ...], values: NDArray[Any]) -> UInt64s:
     """Hash ``values`` (n,) under ``key``; the same key and value always give the same number."""
     seed = np.zeros(1, dtype=np.uint64)
-    for part in key:
-        seed = mix(seed ^ np.array([part % 2**64], dtype=np.uint64))
+    for number in key:
+        seed = mix(seed ^ np.array([number % 2**64], dtype=np.uint64))
     return mix(np.asarray(values).astype(np.uint64) ^ seed)
 
 
@@ -70,7 +70,7 @@ class HashIndex:
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
-    """Hash each text's tokens; equal texts hash equally whichever table they lie in.
+    """Hash each text's tokens; equal texts hash equally in all tables.
 
     Args:
         token_ids: (tokens,) all texts' tokens, one text after the other.
@@ -110,7 +110,7 @@ def hash_strings(strings: pa.Array) -> UInt64s:
 
 
 def _sums(values: UInt64s, offsets: NDArray[np.int64]) -> UInt64s:
-    """Sum up, for each sequence of ``values``, hashes of what stands at which position."""
+    """Sum, for each sequence of ``values``, the hashes of each value at its position."""
     running = np.zeros(len(values) + 1, dtype=np.uint64)
     np.cumsum(mix(mix(_positions(offsets)) ^ values), out=running[1:])  # wraps around, and back
     return running[offsets[1:]] - running[offsets[:-1]]

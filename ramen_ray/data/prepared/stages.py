@@ -1,8 +1,8 @@
 """The stages between a dataset directory and its prepared arrays, as functions of Arrow tables.
 
-Texts and edges are brought into one form each, sorted by (table, key), written as parts and joined.
-A train query's key is a hash of its id, so that the sort is a global shuffle; all other rows keep
-the order of their ids. Where the sort runs is the caller's business.
+All texts are converted to one form, and all edges to another; rows are sorted by (table, key),
+written as parts and joined. A train query's key is a hash of its id, so that the sort is a global
+shuffle; all other rows keep the order of their ids. The caller decides where the sort runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _SIGN = np.uint64(1 << 63)
 
 
 def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Hash ids (n,) to distinct int64 keys whose order is a fixed random order."""
+    """Hash ids (n,) to unique int64 keys whose order is a fixed random order."""
     return (mix(query_ids) ^ _SIGN).view(np.int64)
 
 
@@ -54,7 +54,7 @@ def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
 
 
 def edge_rows(table: str, rows: pa.Table) -> pa.Table:
-    """Bring a batch of an edge table into columns table, key, anchor_id, weight."""
+    """Convert a batch of an edge table to columns table, key, anchor_id, weight."""
     nodes = rows[0].to_numpy()
     return pa.table(
         {
@@ -146,7 +146,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         vocab_size: number of token ids; decides between uint16 and int32.
 
     Raises:
-        DatasetError: an id or an edge stands there twice.
+        DatasetError: an id or an edge occurs twice.
     """
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
@@ -192,7 +192,7 @@ def _join_texts(
         row, token = rows.stop, token + int(starts[-1])
     repeated = ids[1:][keys[1:] == keys[:-1]]
     if len(repeated):
-        raise DatasetError(f"{table}: id {repeated[0]} stands there more than once")
+        raise DatasetError(f"{table}: id {repeated[0]} occurs more than once")
     if table == SHUFFLED:
         np.save(folder / "query_ids.npy", ids)
     return keys

@@ -26,7 +26,7 @@ class TokenTable:
 
     @classmethod
     def open(cls, folder: Path) -> "TokenTable":
-        """Memory-map the table that lies in ``folder``; processes of one node share its pages."""
+        """Memory-map the table in ``folder``; processes of one machine share its pages."""
         names = ("token_ids", "offsets", "hashes")
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
 

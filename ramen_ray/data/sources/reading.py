@@ -32,10 +32,10 @@ Converted = TypeVar("Converted")
 
 @dataclass
 class Block:
-    """Some rows of a piece.
+    """A batch of a piece's rows.
 
     Attributes:
-        rows: the asked columns; text files' cells are strings (CSV, TSV) or JSON's types.
+        rows: the requested columns; text files' cells are strings (CSV, TSV) or JSON's types.
         row_numbers: (rows,) int64: in parquet within the file, from 0; in text files the line,
             counted from 1 at the start of the piece.
         findings: lines that could not be read, and damaged encoding.

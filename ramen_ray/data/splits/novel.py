@@ -1,4 +1,4 @@
-"""IRENE's novel splits: some ads come after training, and the test asks for them."""
+"""IRENE's novel splits: some ads appear only after training, and the test asks for them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -36,15 +36,15 @@ def make_novel_split(
     clicks on the other, seen ads, and those without any are left out; edges and filters follow.
     The test split stays whole (the generalised setting, which searches all ads); ``zero_shot``
     holds its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids.
-    Novel ads lose their edges, for they were not there when the graph was made; an anchor that
-    is left without edges stays, an anchor set goes.
+    Novel ads lose their edges, because they did not exist when the graph was made; an anchor left
+    without edges stays, an anchor set left without edges is dropped.
 
     Args:
         dataset: Dataset directory to split.
         output: Dataset directory to write; must not exist.
         novel_fraction: Share of the ads that become novel, drawn uniformly.
         one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
-        seed: Another seed draws other ads.
+        seed: Seed of both draws.
 
     Raises:
         DatasetError: the dataset is not usable, the fraction makes no split, or a split would be
@@ -95,7 +95,7 @@ def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64
     for rows in parent.batches("queries/train"):
         queries, ads = click_pairs(rows)
         queries, ads = queries[novel[ads]], ads[novel[ads]]
-        draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # distinct, as clicks are
+        draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # unique, as clicks are
         np.minimum.at(lowest, ads, draws)
         best = draws == lowest[ads]
         revealed[ads[best]] = queries[best]

@@ -1,9 +1,9 @@
 """Clicks propagated over shared anchors: "AugGT" of the RAMEN paper (section 4, Table 8).
 
 The paper adds an edge between a train query and every ad that has a neighbour, so an anchor, in
-common with it in the metadata graph, and trains on these pairs as if they were clicks. It says no
-more. Here, of these ads those are added that share most; hubs, which tie everything to everything,
-are left out; and no query gets the ad that has its own text.
+common with it in the metadata graph, and trains on these pairs as if they were clicks. It gives no
+more detail. Here a query gets the ads that it shares most with; hubs, which connect everything, are
+left out; and no query gets the ad that has its own text.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class NothingPropagatedError(DatasetError):
-    """No query shares an anchor with an ad that it does not have already."""
+    """No query shares an anchor with an ad that it does not already have."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class PropagationSettings:
             or clicks, the ads of the train queries that have an edge to it.
         anchor_sets: Anchor sets whose anchors count; default all.
         max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
-        top_k: Ads that a query gets at most: those it shares most anchors with, each counted by the
-            product of its two edges' weights (with clicks: summed over the queries between).
-        seed: Of the draw among ads that share equally much.
+        top_k: How many ads a query gets at most: those it shares most anchors with, each weighted
+            by the product of its two edges' weights (with clicks: summed over the queries between).
+        seed: Seed of the draw among ads that share equally much.
     """
 
     via: Literal["ad-edges", "clicks"] = "ad-edges"
@@ -60,17 +60,17 @@ class PropagationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse settings that leave nothing."""
+        """Refuse settings that would add nothing."""
         if self.top_k < 1 or self.max_anchor_degree < 2:
-            raise DatasetError("top_k has to be 1 or more, and max_anchor_degree 2 or more")
+            raise DatasetError("top_k must be 1 or more, and max_anchor_degree 2 or more")
 
 
 def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings) -> Dataset:
     """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
 
-    Only train queries and their edges take part, so that no held-out click is added for being one.
-    All other tables stay as they are. Where clicks have weights, an added one weighs as much as the
-    query's lightest.
+    Only train queries and their edges take part, so that held-out clicks do not influence what is
+    added. All other tables stay as they are. Where clicks have weights, an added one weighs as much
+    as the query's lightest.
 
     Args:
         dataset: the dataset directory to start from.
@@ -92,7 +92,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
         if not counts["added"]:
             raise NothingPropagatedError(
                 f"no train query of {parent.path} shares an anchor of at most "
-                f"{settings.max_anchor_degree} edges with an ad that it does not have already"
+                f"{settings.max_anchor_degree} edges with an ad that it does not already have"
             )
         for table in read_tables(parent):
             if table != TRAIN:
@@ -106,7 +106,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
 
 @dataclass(frozen=True)
 class _Graph:
-    """What ties train queries to ads, over the anchors of all sets.
+    """What connects train queries to ads, over the anchors of all sets.
 
     Attributes:
         query_anchors: (train queries, anchors) float32 weights.
@@ -120,7 +120,7 @@ class _Graph:
 
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
-        """Read the anchor sets that count, without hubs."""
+        """Read the chosen anchor sets, without hubs."""
         chosen = settings.anchor_sets or parent.anchor_sets
         if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
             raise DatasetError(
@@ -150,7 +150,7 @@ class _Graph:
 
         Args:
             queries: ids of train queries.
-            known: (n, ads), pairs that are not asked for.
+            known: (n, ads), minus infinity for pairs that shall not be added.
 
         Yields:
             a range of the queries, and the weights (queries of the range, ads) of what they share;
@@ -162,9 +162,9 @@ class _Graph:
         start = 0
         while start < len(queries):
             stop = int(np.searchsorted(products, products[start] + PRODUCTS_AT_ONCE, side="right"))
-            part = slice(start, max(stop - 1, start + 1))
-            yield part, anchors[part] @ self.anchor_ads + known[part]
-            start = part.stop
+            chosen = slice(start, max(stop - 1, start + 1))
+            yield chosen, anchors[chosen] @ self.anchor_ads + known[chosen]
+            start = chosen.stop
 
 
 def _edges(parent: Dataset, anchor_set: str, side: str) -> csr_array:
@@ -187,7 +187,7 @@ def _clicks(parent: Dataset) -> csr_array:
 def _with_added_ads(
     parent: Dataset, graph: _Graph, settings: PropagationSettings, counts: Counter[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the train queries with more ads, those with most in common first behind their own."""
+    """Yield the train queries with their ads and the added ones, those that share most first."""
     num_ads = parent.num_rows("ads")
     for rows in parent.batches(TRAIN):
         queries = rows["query_id"].to_numpy()
@@ -198,8 +198,8 @@ def _with_added_ads(
             (np.full(known.shape[1], -np.inf, np.float32), known), shape=(len(rows), num_ads)
         )
         found = [
-            _best(scores, queries[part], settings) + np.array([[part.start], [0]])
-            for part, scores in graph.scores(queries, known)
+            _best(scores, queries[chosen], settings) + np.array([[chosen.start], [0]])
+            for chosen, scores in graph.scores(queries, known)
         ]
         added_rows, added_ads = np.concatenate(found, axis=1)
         yield _extended(rows, added_rows, added_ads)

@@ -22,7 +22,7 @@ from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
-"""A file of this name and that of an anchor set hides the set while its tables are put in place."""
+"""This and an anchor set's name: a file that hides the set until all its tables are in place."""
 
 
 class DatasetError(UserError):
@@ -42,7 +42,7 @@ class Dataset:
         self.metadata = _read_metadata(self.path)
 
     def __str__(self) -> str:
-        """Name it in a message."""
+        """Name the dataset in messages."""
         return f"the dataset directory {self.path}"
 
     @property
@@ -52,12 +52,12 @@ class Dataset:
 
     @cached_property
     def tables(self) -> list[str]:
-        """Names of the tables that lie in the directory, sorted."""
+        """Names of the tables in the directory, sorted."""
         return sorted({name for name, _ in _table_files(self.path)})
 
     @property
     def splits(self) -> list[str]:
-        """Names of the splits of queries that are there, train first."""
+        """Names of the query splits that exist, train first."""
         return [split for split in (*SPLITS, ZERO_SHOT) if self.has(f"queries/{split}")]
 
     @property
@@ -68,14 +68,14 @@ class Dataset:
         ]
 
     def has(self, table: str) -> bool:
-        """Say whether the directory holds ``table``."""
+        """Return whether the directory holds ``table``."""
         return table in self.tables
 
     def files(self, table: str) -> list[Path]:
         """Return the table's parquet files in row order: one file, or the parts of a folder.
 
         Raises:
-            DatasetError: the table is not there.
+            DatasetError: the table does not exist.
         """
         path = self.path / f"{table}.parquet"
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -148,7 +148,7 @@ class DatasetWriter:
     def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
         """Write a table as one file, from rows in memory or from batches as they come.
 
-        Columns are cast to the table's schema; columns that the format does not know are left out.
+        Columns are cast to the table's schema; columns that the format does not know are dropped.
         """
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"
@@ -177,13 +177,12 @@ class DatasetWriter:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Build a folder beside its final place and rename it when the block has ended.
+    """Build a folder beside its final place and rename it when the block ends.
 
-    It is whole or absent: an error within the block, or an end of the process, leaves none at
-    ``path``.
+    It is whole or absent: an error in the block, or a killed process, leaves nothing at ``path``.
 
     Raises:
-        DatasetError: something lies at ``path`` already, or nothing can be written there.
+        DatasetError: ``path`` exists already, or cannot be written.
     """
     path = Path(path).absolute()
     if path.exists():
@@ -203,15 +202,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def dataset_name(given: str | None, folder: Path) -> str:
-    """Return the name that a dataset is given, or else one that is like its folder's.
+    """Return the ``given`` name of a dataset, or else one like its folder's.
 
     Raises:
-        DatasetError: what is given is no name.
+        DatasetError: the given name is not usable.
     """
     try:
         return name_like(folder.name, "dataset") if given is None else checked_name(given)
     except BadNameError as error:
-        raise DatasetError(f"--name: {error}") from error
+        raise DatasetError(f"name: {error}") from error
 
 
 @contextmanager
@@ -221,10 +220,10 @@ def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]
     ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
 
     Raises:
-        DatasetError: something lies at ``path`` already, or the name is none.
+        DatasetError: ``path`` exists already, or the name is not usable.
     """
     if fault := naming_fault(metadata["name"]):
-        raise DatasetError(f"{path}: a dataset cannot be called so: {fault}")
+        raise DatasetError(f"{path}: dataset name: {fault}")
     with new_folder(path) as aside:
         yield DatasetWriter(aside)
         write_metadata(aside, {"format_version": FORMAT_VERSION, **metadata})
@@ -234,7 +233,7 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
     """Write ``tables`` (name to rows) and ``metadata`` as a dataset directory at ``path``.
 
     Raises:
-        DatasetError: something lies at ``path`` already.
+        DatasetError: ``path`` exists already.
     """
     with new_dataset(path, **metadata) as writer:
         for name, rows in tables.items():
@@ -266,7 +265,7 @@ def write_metadata(
 
 
 def required_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables without which there is no training: splits, ads and each anchor set."""
+    """Name the tables that training needs: splits, ads and each anchor set."""
     return [
         *(f"queries/{split}" for split in SPLITS),
         "ads",
@@ -275,7 +274,7 @@ def required_tables(anchor_sets: list[str]) -> list[str]:
 
 
 def optional_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that are read where they are: edges, filters, the zero-shot split.
+    """Name the tables that are read if they exist: edges, filters, the zero-shot split.
 
     An anchor set has edges on the query side, on the ad side, or on both.
     """
@@ -288,7 +287,7 @@ def optional_tables(anchor_sets: list[str]) -> list[str]:
 
 
 def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (table, parquet file), but nothing hidden and no anchor set that is half in place."""
+    """Yield (table, parquet file), skipping what is hidden and anchor sets only partly in place."""
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
     for file in folder.rglob("*.parquet"):
         part_of = file.parent if file.parent.suffix == ".parquet" else file

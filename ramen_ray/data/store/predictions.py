@@ -30,10 +30,10 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
 
     Args:
         file: replaced if it is there; its folder must exist.
-        dataset: whose queries and ads, with the users' ids where there are some, are spelled out.
+        dataset: gives the queries' and ads' texts and, if it has them, the user's own ids.
         split: the split that was searched for.
-        topk: ad ids (queries, k), best first, -1 where there is no more, and their scores, in the
-            order of the query ids.
+        topk: ad ids (queries, k), best first and padded with -1, and their scores, in the order of
+            the query ids.
     """
     ad_ids, scores = topk
     ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
@@ -44,12 +44,12 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
 
 
 def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictions) -> pa.Table:
-    """Return one row per prediction, best first, with texts and the users' ids.
+    """Return one row per prediction, best first, with texts and the user's own ids.
 
     Args:
         queries: rows of a query table.
         ads: the rows of :func:`shown_ads` in the order of their ids.
-        topk: ad ids (queries, k), -1 where there is no more, and their scores, one row per query.
+        topk: ad ids (queries, k), padded with -1, and their scores, one row per query.
     """
     ad_ids, scores = topk
     query_rows, places = np.nonzero(ad_ids >= 0)
@@ -67,7 +67,7 @@ def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictio
 
 
 def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the ads that are predicted at all, ascending."""
+    """Return the ids of all ads that are predicted, ascending."""
     return np.unique(ad_ids[ad_ids >= 0])
 
 

@@ -1,4 +1,4 @@
-"""When two texts count as the same: one answer for imports, splits, graphs and checks."""
+"""When two texts count as the same, for imports, splits, graphs and checks alike."""
 
 import unicodedata
 
@@ -7,17 +7,17 @@ import pyarrow.compute as pc
 
 
 def normalized(texts: pa.Array) -> pa.Array:
-    """Bring texts (n,) into Unicode's form NFKC, trimmed, each run of white space one space."""
-    spelt = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
+    """Normalize texts (n,) to Unicode NFKC, trim them, and make runs of white space one space."""
+    non_ascii = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
     # Arrow's own NFKC leaves letters and their accents apart: apache/arrow issue 51225
-    composed = [unicodedata.normalize("NFKC", text) for text in texts.filter(spelt).to_pylist()]
-    return _single_spaced(pc.replace_with_mask(texts, spelt, pa.array(composed, pa.string())))
+    composed = [unicodedata.normalize("NFKC", text) for text in texts.filter(non_ascii).to_pylist()]
+    return _single_spaced(pc.replace_with_mask(texts, non_ascii, pa.array(composed, pa.string())))
 
 
 def fold(texts: pa.Array) -> pa.Array:
-    """Make texts (n,) equal that differ in case, white space or Unicode's form only.
+    """Map texts (n,) that differ only in case, white space or Unicode form to one string.
 
-    A query must not stand in two splits under two such spellings, nor a held-out one in a graph.
+    Otherwise a query could be in two splits, or a held-out one in a graph, under two spellings.
     """
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 

@@ -6,19 +6,19 @@ from typing import BinaryIO
 
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
     r"""Read blocks of whole lines; each ends with ``\n``, also where the file does not."""
-    pieces: list[bytes] = []
+    unfinished: list[bytes] = []
     while block := stream.read(block_bytes):
         cut = block.rfind(b"\n") + 1
         if cut:
-            yield b"".join([*pieces, block[:cut]])
-            pieces = []
-        pieces.append(block[cut:])
-    if rest := b"".join(pieces):
+            yield b"".join([*unfinished, block[:cut]])
+            unfinished = []
+        unfinished.append(block[cut:])
+    if rest := b"".join(unfinished):
         yield rest + b"\n"
 
 
 def is_utf8(content: bytes) -> bool:
-    """Say whether ``content`` is UTF-8."""
+    """Return whether ``content`` is UTF-8."""
     try:
         content.decode()
     except UnicodeDecodeError:

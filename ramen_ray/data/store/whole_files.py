@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a file of another name to write, which takes the place of ``path`` at the end.
+    """Yield a temporary file to write, which replaces ``path`` when the block ends.
 
-    The name is hidden and nobody else's, so that two who write the same do not mix it.
+    Its name is hidden and unique, so that two processes can write the same file at once.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     os.close(descriptor)

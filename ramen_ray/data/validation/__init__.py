@@ -28,7 +28,7 @@ def validate(
 
     Args:
         dataset: the dataset directory.
-        progress: told what is looked at next.
+        progress: called with the name of each stage as it starts.
     """
     progress("footers")
     structure = inspect_structure(dataset)

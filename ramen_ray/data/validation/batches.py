@@ -1,4 +1,4 @@
-"""Rows of a dataset's parquet files as a stream of batches that know where they stand."""
+"""A dataset's parquet files as a stream of batches that know their file and row numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class UnreadableFileError(DatasetError):
 
     @classmethod
     def from_finding(cls, dataset: Dataset, finding: Finding) -> "UnreadableFileError":
-        """Name the file with its whole path, as no other message names the directory."""
+        """Name the file with its full path, as no other part of the message names the directory."""
         error = cls(f"{dataset.path}/{finding}")  # one argument, or Ray cannot unpickle it
         error.finding = finding
         return error
@@ -86,7 +86,7 @@ def table_batches(
 
 
 def unreadable(file: str | Path, why: object) -> Finding:
-    """Say that ``file`` cannot be read."""
+    """Return the finding that ``file`` cannot be read."""
     return Finding(
         "error",
         str(file),

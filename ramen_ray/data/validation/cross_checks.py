@@ -1,6 +1,6 @@
-"""What shows only across rows and tables, and what is merely doubtful: leaks, repeats, bad bytes.
+"""Checks across rows and tables, and of what is merely doubtful: leaks, repeats, bad bytes.
 
-Tables are read column by column as streams; what is remembered of a row is a bit or eight bytes.
+Tables are read column by column as streams; memory holds a bit or eight bytes for each row.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
     """Check tables as a whole and against each other.
 
     Args:
-        dataset: the dataset directory; rows that :mod:`row_checks` refuses are passed over.
+        dataset: the dataset directory; rows that :mod:`row_checks` refuses are skipped.
         num_rows: row counts of the tables to look at, which must be readable.
 
     Raises:
@@ -80,7 +80,7 @@ def _repeats(dataset: Dataset, table: str, num_rows: dict[str, int]) -> Iterator
         tally_repeats(dataset, table, ["source_id"], text_keys, tally)
         yield from tally.findings(out_of=num_rows[table])
     if table == "ads":
-        advice = "two ads with one text cannot be told apart; merge them, or tell more in the text"
+        advice = "ads of equal text cannot be told apart; merge them, or make their texts differ"
         tally = Tally("warning", "text that an earlier ad has", advice, "text")
         tally_repeats(dataset, table, ["text"], text_keys, tally)
         yield from tally.findings(out_of=num_rows[table])
@@ -164,12 +164,12 @@ def _filtered_answers(
     for batch in table_batches(dataset, queries, ["query_id", "ad_ids"]):
         parents, ad_ids = list_entries(batch.rows.column(1))
         answers.append(number_pairs(ids(batch.rows.column(0))[parents], ids(ad_ids), limits)[1])
-    truth = np.sort(np.concatenate(answers))
+    right_answers = np.sort(np.concatenate(answers))
     advice = "a right answer would be dropped from the predictions; take the pair out of the filter"
     tally = Tally("warning", f"pair that is a right answer in {queries}", advice, "ad_id")
     for batch in table_batches(dataset, filters, ["query_id", "ad_id"]):
         rows, keys = pair_keys(batch.rows, limits)
-        found = rows[find(keys, truth) >= 0]
+        found = rows[find(keys, right_answers) >= 0]
         values = batch.rows.take(pa.array(found)).to_struct_array()
         tally.add(batch.file, batch.first_row + found, values)
     return tally.findings(out_of=dataset.num_rows(filters))

@@ -1,4 +1,4 @@
-"""Rows whose key an earlier row of the table has, found in eight bytes per row."""
+"""Rows that repeat the key of an earlier row, found with eight bytes of memory per row."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def tally_repeats(
     keys_of: Callable[[pa.RecordBatch], Keys],
     tally: Tally,
 ) -> None:
-    """Count in ``tally`` the rows of ``table`` whose key an earlier row has.
+    """Count in ``tally`` the rows of ``table`` that repeat the key of an earlier row.
 
     The table's ``columns`` are read once for the keys, and again only if some key repeats.
     """

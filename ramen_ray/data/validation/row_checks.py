@@ -1,4 +1,4 @@
-"""What makes single rows unusable, seen batch by batch; all of it is an error."""
+"""Checks of single rows, batch by batch; all that they find are errors."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -163,8 +163,8 @@ _RULES = [
     Rule("text", "empty text", "give it a text, or leave it out", _empty_texts),
     Rule("ad_ids", "no ads for query_id", "leave such queries out", _without_ads),
     Rule("ad_ids", "one ad twice", "name each ad once", _ads_twice),
-    Rule("weight", "weight that is no positive number", _POSITIVE, _bad_edge_weights),
-    Rule("weights", "weight that is no positive number", _POSITIVE, _bad_click_weights),
+    Rule("weight", "weight that is not a positive number", _POSITIVE, _bad_edge_weights),
+    Rule("weights", "weight that is not a positive number", _POSITIVE, _bad_click_weights),
     Rule(
         "weights",
         "other number of weights than of ad_ids",

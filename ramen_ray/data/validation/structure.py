@@ -1,4 +1,4 @@
-"""What a dataset directory's tables are, from their footers alone: there, typed, not empty."""
+"""Checks of tables from their parquet footers alone: present, of the right types, not empty."""
 
 from dataclasses import dataclass
 
@@ -135,7 +135,7 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
     findings = [
         _finding(
             f"anchors/{name}.parquet",
-            f"an anchor set cannot be called so: {fault}",
+            f"anchor set: {fault}",
             "rename its anchors and edges",
         )
         for name in sets
@@ -160,7 +160,7 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
         if not any(dataset.has(f"edges/{name}/{side}") for side in ("query", "ad"))
     ]
     findings += [
-        _finding(f"{table}.parquet", f"it is there without {needed}", f"add {needed}")
+        _finding(f"{table}.parquet", f"it exists without {needed}", f"add {needed}")
         for table, needed in _NEEDED_BY.items()
         if dataset.has(table) and not dataset.has(needed)
     ]
@@ -185,7 +185,7 @@ def _is_known(table: str) -> bool:
 
 
 def _count_findings(dataset: Dataset) -> list[Finding]:
-    """Check that dataset.json counts the rows of tables that are there."""
+    """Check that dataset.json counts the rows of existing tables."""
     file = "dataset.json"
     counts = _stated_counts(dataset)
     if dataset.metadata.get("num_rows", {}) != counts:
@@ -195,7 +195,7 @@ def _count_findings(dataset: Dataset) -> list[Finding]:
         Finding(
             "warning",
             file,
-            f"num_rows counts {count} rows of {table!r}, which is not there",
+            f"num_rows counts {count} rows of {table!r}, which does not exist",
             "restore the table, or take it out of num_rows",
         )
         for table, count in counts.items()

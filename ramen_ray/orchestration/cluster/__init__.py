@@ -1,1 +1,1 @@
-"""Ray itself: joining or starting it, its resources, and work that one process at a time does."""
+"""Ray itself: joining or starting it, and its resources."""

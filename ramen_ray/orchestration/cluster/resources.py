@@ -1,4 +1,4 @@
-"""Join or start Ray, and see to it that the workers asked for can run."""
+"""Join or start Ray, and check that the workers of a run can start."""
 
 import logging
 import math
@@ -108,7 +108,7 @@ def user_errors() -> Iterator[None]:
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
 
-    Ray is asked by a placement group, so that an autoscaler brings the machines that lack.
+    Ray is asked for a placement group, so that an autoscaler brings the machines that are missing.
     """
     group = placement_group(bundles)
     try:
@@ -129,15 +129,15 @@ def check_resources(workers: WorkersConfig) -> None:
     if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
         return
     free, offered = ray.available_resources(), ray.cluster_resources()
-    asked = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
+    per_worker = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
     needs = " and ".join(
         f"{workers.num_workers * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
         for k, n in worker.items()
     )
     raise ClusterError(
-        f"workers.num_workers {workers.num_workers} with {asked} needs {needs}, each worker's on "
-        f"one machine and GPU; ask for less, add machines, or raise workers.startup_timeout_s "
-        f"({workers.startup_timeout_s:g}) if machines are on their way"
+        f"workers.num_workers {workers.num_workers} with {per_worker} needs {needs}, each "
+        f"worker's on one machine and GPU; ask for less, add machines, or raise "
+        f"workers.startup_timeout_s ({workers.startup_timeout_s:g}) if machines are on their way"
     )
 
 
@@ -152,7 +152,7 @@ def no_placement_group_left() -> Iterator[None]:
         yield
     finally:
         job = ray.get_runtime_context().get_job_id()
-        for group, facts in placement_group_table().items():
+        for group, entry in placement_group_table().items():
             is_own = group.endswith(job)  # as every id that Ray makes for a job
-            if is_own and facts["state"] != "REMOVED":
+            if is_own and entry["state"] != "REMOVED":
                 remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))

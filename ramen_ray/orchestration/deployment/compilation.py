@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever import compile_retriever
-from ramen_ray.orchestration.deployment.copies import log_derived, take_place
+from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries, time_alone
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
@@ -69,14 +69,14 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         compile_retriever(folder, int8)
         example = queries.texts[:EXAMPLE_QUERIES]
         changes = {"compiled": "int8" if int8 else "float32"}
-        derived = log_derived(registry, original, folder, example, changes, output)
-    after, before = (registry.load(one.uri, "cpu") for one in (derived, original))
+        copy = log_copy(registry, original, folder, example, changes, output)
+    after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
     answers, answers_before = (ask(model, queries) for model in (after, before))
     ours, base = (queries.measure(topk) for topk in (answers, answers_before))
     timed = queries.texts[:TIMED_QUERIES]
     milliseconds, milliseconds_before = time_alone((after, before), timed)
     compiled = Compiled(
-        derived.uri,
+        copy.uri,
         milliseconds,
         milliseconds_before,
         _largest_difference(answers[1], answers_before[1]),
@@ -85,12 +85,12 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     )
     found = {f"test/{name}": value for name, value in compiled.metrics.items()}
     found |= {"answer/milliseconds": compiled.milliseconds}
-    Run(registry.uri, derived.run_id).log_metrics(found, model_id=derived.model_id)
+    Run(registry.uri, copy.run_id).log_metrics(found, model_id=copy.model_id)
     metric = registry.parameters(original.run_id)["training.selection_metric"]
     refusal = _refusal(compiled, metric, int8)
     if refusal:
         return replace(compiled, refusal=refusal)
-    return replace(compiled, model_uri=take_place(registry, derived, original, model_uri))
+    return replace(compiled, model_uri=take_place(registry, copy, original, model_uri))
 
 
 def _largest_difference(ours: NDArray[np.float32], base: NDArray[np.float32]) -> float:

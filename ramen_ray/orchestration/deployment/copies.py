@@ -10,7 +10,7 @@ from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
 
-def log_derived(
+def log_copy(
     registry: Registry,
     original: LoggedRetriever,
     folder: Path,
@@ -32,19 +32,19 @@ def log_derived(
     run = open_run(registry.uri, parameters["experiment"], "derived", output)
     with run.closing():
         run.log_parameters(parameters, {"derived_from": original.uri})
-        facts = {**original.facts, **changes}
+        facts = {**original.metadata, **changes}
         model_id = log_retriever(run, folder, example, facts)
     return registry.look_up(uri_of(model_id))
 
 
 def take_place(
-    registry: Registry, derived: LoggedRetriever, original: LoggedRetriever, model_uri: str
+    registry: Registry, copy: LoggedRetriever, original: LoggedRetriever, model_uri: str
 ) -> str:
-    """Register a derived retriever under its original's name, and give it the alias that was named.
+    """Register a changed copy under its original's name, and move the named alias to it.
 
     Args:
         registry: of the store that both are in.
-        derived: the new one.
+        copy: the new one.
         original: what it was made from.
         model_uri: how that was named: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
             ``models:/MODEL_ID``, which is not registered.
@@ -57,14 +57,14 @@ def take_place(
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:
-        return derived.uri
+        return copy.uri
     name, alias = named.groups()
-    version = registry.register(name, derived.run_id, derived.model_id)
+    version = registry.register(name, copy.run_id, copy.model_id)
     made = f"models:/{name}/{version.version}"
     if alias:
         if registry.look_up(model_uri).model_id != original.model_id:
             raise RegistryError(
-                f"{name}@{alias} has moved on meanwhile, and {made} was made from what it was; run "
+                f"{name}@{alias} has moved on, and {made} was made from the version before; run "
                 f"this again"
             )
         registry.choose(version, alias)

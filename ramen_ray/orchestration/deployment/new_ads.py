@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ramen_ray.data.importers.new_ads import read_new_ads
 from ramen_ray.method.retrieval.retriever import add_ads, known_ids
-from ramen_ray.orchestration.deployment.copies import log_derived, take_place
+from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
@@ -47,5 +47,5 @@ def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path)
         num_ads = add_ads(folder, new)
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
         changes = {"num_ads": num_ads, "new_ads": ads}
-        derived = log_derived(registry, original, folder, texts, changes, output)
-    return Extended(take_place(registry, derived, original, model_uri), num_ads, len(new))
+        copy = log_copy(registry, original, folder, texts, changes, output)
+    return Extended(take_place(registry, copy, original, model_uri), num_ads, len(new))

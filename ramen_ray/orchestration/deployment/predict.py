@@ -126,12 +126,12 @@ def predict(
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
-    num_ads = retriever.facts["num_ads"]
+    num_ads = retriever.metadata["num_ads"]
     if not 1 <= top_k <= num_ads:
-        raise ConfigError(f"--top-k {top_k}: the retriever has {num_ads} ads to choose from")
+        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
     if use_gpu and not retriever.uses_gpu:
         raise ConfigError(
-            f"--use-gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
+            f"use_gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
         )
     pieces = _parquet_pieces(table)
     partitions = _partitions(pieces)
@@ -210,11 +210,11 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         before = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"--answers {output}: {error.strerror}") from error
+        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
     differ = [key for key in plan if before.get(key) != plan[key]]
     if differ:
         raise ConfigError(
-            f"--answers {output} has predictions of another call ({', '.join(differ)} "
+            f"{output} has predictions of another call ({', '.join(differ)} "
             f"differ); choose another folder"
         )
 
@@ -232,12 +232,12 @@ def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
 
 
 def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]) -> None:
-    told = _told(needs)
-    _wait_for_room(needs, told)
+    needed = _in_words(needs)
+    _wait_for_room(needs, needed)
     offered = ray.cluster_resources()
     fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
     num_actors = min(fit, len(missing))
-    logger.info("answering in %d processes, each with %s", num_actors, told)
+    logger.info("answering in %d processes, each with %s", num_actors, needed)
     items = [{"partition": number} for number in missing]
     ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         _Answerer,
@@ -250,20 +250,20 @@ def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]
     ).materialize()
 
 
-def _told(needs: dict[str, int]) -> str:
+def _in_words(needs: dict[str, int]) -> str:
     processors = ", ".join(f"{needs[name]} {name}" for name in ("CPU", "GPU") if name in needs)
     return f"{processors} and {needs['memory'] / 1e9:.1f} GB of memory"
 
 
-def _wait_for_room(needs: dict[str, int], told: str) -> None:
+def _wait_for_room(needs: dict[str, int], needed: str) -> None:
     """Wait until a machine has what an actor takes, and say so if it takes longer than a moment."""
     asked: dict[str, float] = {**needs}
     if has_room([asked], MOMENT_S):
         return
-    logger.info("waiting for a machine with %s free", told)
+    logger.info("waiting for a machine with %s free", needed)
     if not has_room([asked], PATIENCE_S):
         raise ClusterError(
-            f"no machine has had {told} free for {PATIENCE_S} s; start this again when one has"
+            f"no machine has had {needed} free for {PATIENCE_S} s; start this again when one has"
         )
 
 

@@ -16,9 +16,13 @@ from ramen_ray.tracking.runs import TrackingError
 CHAMPION = "champion"
 
 
+class IncomparableError(RegistryError):
+    """A candidate cannot be compared with the champion; it can be chosen by force."""
+
+
 @dataclass(frozen=True)
 class Promotion:
-    """What came of a candidate.
+    """What happened to a candidate.
 
     Attributes:
         version: the registered version that it is.
@@ -81,12 +85,14 @@ def promote(
         force: give the alias whatever comes out, even where the champion cannot be compared.
 
     Raises:
-        RegistryError: ``name`` or ``alias`` is no name, there is no retriever, it is the champion
-            already, or the champion is no retriever or of another version of the dataset.
+        RegistryError: ``name`` or ``alias`` is no name, there is no such metric or no retriever, or
+            it is the champion already.
+        IncomparableError: the champion is no retriever or of another version of the dataset, and
+            ``force`` is not given.
         DatasetError: the dataset that the run was trained on is gone, or has changed since.
     """
     if metric is not None and metric not in METRICS:
-        raise RegistryError(f"--metric {metric!r} is not one of {', '.join(METRICS)}")
+        raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
     registry.check_name(name, alias)
     asked = _mlflow_run_id(run)
     source, model_id = registry.find_logged(asked, metric)
@@ -103,9 +109,8 @@ def promote(
             compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
         except (RegistryError, TrackingError, DatasetError) as error:
             if not force:
-                raise RegistryError(
-                    f"cannot compare with the champion, version {champion.version}: {error}; "
-                    f"--force chooses without"
+                raise IncomparableError(
+                    f"cannot compare with the champion, version {champion.version}: {error}"
                 ) from error
             compared = {"obstacle": str(error)}
     version = registry.register(name, source, model_id)
@@ -135,7 +140,7 @@ def _mlflow_run_id(run: str) -> str:
 def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
     """Measure both on the test split."""
     base = registry.look_up(champion_uri)
-    if ours.facts["dataset_fingerprint"] != base.facts["dataset_fingerprint"]:
+    if ours.metadata["dataset_fingerprint"] != base.metadata["dataset_fingerprint"]:
         raise RegistryError(
             f"{champion_uri} was made from another version of the dataset than this retriever; "
             f"train it again on the present one"
@@ -147,5 +152,5 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
     return {
         "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),
-        "num_lost_ads": base.facts["num_ads"] - ours.facts["num_ads"],
+        "num_lost_ads": base.metadata["num_ads"] - ours.metadata["num_ads"],
     }

@@ -19,7 +19,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK, search_parts
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.evaluation.embedding import BlockTask, TableRows, embed_tables
+from ramen_ray.orchestration.embedding import BlockTask, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
@@ -56,7 +56,7 @@ def evaluate_checkpoint(
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
-        raise ConfigError(f"--predictions {predictions} must be a file in a folder that exists")
+        raise ConfigError(f"predictions {predictions} must be a file in a folder that exists")
     name_list = None if names is None else read_names(names)
     start_ray()
     check_resources(config.workers)

@@ -25,7 +25,7 @@ def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQuerie
     """
     parameters = registry.parameters(retriever.run_id)
     dataset = Dataset(parameters["dataset"])
-    if dataset.fingerprint != retriever.facts["dataset_fingerprint"]:
+    if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
         raise DatasetError(
             f"{dataset.path} has changed since {retriever.uri} was made from it; train again"
         )

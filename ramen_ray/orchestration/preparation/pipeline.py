@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from filelock import FileLock
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -37,7 +38,6 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ MAX_WARNINGS_SHOWN = 10
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings; of two that ask
-    for the same at the same time the second waits for the first. What is doubtful about the dataset
-    is logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings. Where two
+    processes need the same at the same time, the second waits for the first. Warnings about the
+    dataset are logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
@@ -61,7 +61,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     raise_errors(dataset, structure.findings)
     target = cache / _cache_key(dataset, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
-    with held(cache / f".{target.name}.lock"):
+    with FileLock(cache / f".{target.name}.lock"):
         if not target.is_dir():
             with new_folder(target) as aside, user_errors():
                 _prepare_into(aside, dataset, tokenizer, structure.num_rows)
@@ -72,7 +72,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
 
 
 def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
-    """Say whether :func:`prepare` would find its work done."""
+    """Return whether :func:`prepare` would find the dataset in the cache."""
     return (cache / _cache_key(dataset, tokenizer)).is_dir()
 
 
@@ -165,7 +165,7 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
         logger.warning("warning: %s/%s", dataset.path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
-        logger.warning("and %d more: jobs/validate.py %s lists all", rest, dataset.path)
+        logger.warning("and %d more; validate %s to see all", rest, dataset.path)
 
 
 def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:

@@ -88,7 +88,7 @@ def add_co_session(
     if not made_sets:
         found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
         raise DatasetError(
-            f"{log.sessions} gives no edges; lower --min-support? Found: {found or 'nothing'}"
+            f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
         )
     for name, anchor_set in made_sets.items():
         summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)

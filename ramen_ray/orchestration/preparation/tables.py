@@ -36,6 +36,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.orchestration.cluster.resources import start_ray, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 STAGING = ".staging"
 MAX_PARTITIONS = 1024
@@ -87,7 +88,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
         _number(pieces, tables, folder)
         _write(pieces, tables, folder, writer)
         for key in tables.edge_lists:
-            counts = ray.get(ray.remote(write_edges).remote(folder, key, tables, writer))
+            counts = write_edges(folder, key, tables, writer, in_tasks)
             found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             logger.info("anchor set %s: %s", key, found)
         shutil.rmtree(folder)

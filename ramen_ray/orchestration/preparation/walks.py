@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import ray
+from filelock import FileLock
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import task_of
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def walked_edges(
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder / ".lock"):
+    with FileLock(folder / ".lock"):
         missing = [one.path for one in regularizers if not (folder / one.path).is_dir()]
         if missing:
             _walk(data, missing, settings, seed, folder)

@@ -66,7 +66,7 @@ def log_results(
         data: the same, prepared.
     """
     # not at the top: training need not wait for what only its end needs
-    from ramen_ray.orchestration.deployment.retriever import log_run_retriever
+    from ramen_ray.orchestration.training.retriever import log_run_retriever
     from ramen_ray.reports.run import write_plots
 
     run, metrics = result.run, result.metrics

@@ -71,8 +71,7 @@ def fit(
                 str(data.path),
                 str(edges),
                 str(directory.path),
-                run.uri,
-                run.id,
+                run,
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ramen_ray.config import (
     WHERE_IT_RUNS,
     RunConfig,
@@ -20,7 +22,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.locks import held_if_free
 
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
@@ -91,19 +92,21 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        with held_if_free(directory.path / ".lock") as is_ours:
-            if not is_ours:
-                reason = "is being worked on by another process"
-            elif directory.facts.get("finished"):
-                reason = "is finished"
-            else:
-                with _undone_if_nothing_came_of_it(directory.path, is_made_here):
-                    _claim(directory, config, identity)
-                    yield directory
-                return
+        try:
+            held = FileLock(directory.path / ".lock").acquire(blocking=False)
+        except Timeout:
+            reason = "is being worked on by another process"
+        else:
+            with held:
+                if not directory.facts.get("finished"):
+                    with _undone_if_nothing_came_of_it(directory.path, is_made_here):
+                        _claim(directory, config, identity)
+                        yield directory
+                    return
+            reason = "is finished"
         if config.name is not None:
             runs = directory.path.parent
-            raise RunError(f"the run {name!r} in {runs} {reason}; choose another --name")
+            raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
 
 
 def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
@@ -164,7 +167,7 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -
     changed = differences(before, deciding_settings(config))
     raise RunError(
         f"the checkpoints in {directory.path} come from another configuration: "
-        f"{changed or 'the content of the dataset differs'}; choose another --name"
+        f"{changed or 'the content of the dataset differs'}; choose another name"
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramen_ray.config import RunConfig
+from ramen_ray.tracking.runs import Run
 
 
 @dataclass(frozen=True)
@@ -15,16 +16,14 @@ class WorkerTask:
         prepared: folder of the prepared dataset.
         edges: folder of the graphs to train on.
         run_directory: folder of the run.
-        tracking_uri: the MLflow store.
-        mlflow_run_id: the run in it.
+        run: the run in MLflow, which it takes no MLflow to unpickle.
     """
 
     config: RunConfig
     prepared: str
     edges: str
     run_directory: str
-    tracking_uri: str
-    mlflow_run_id: str
+    run: Run
 
 
 @dataclass(frozen=True)

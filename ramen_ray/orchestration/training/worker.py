@@ -46,7 +46,7 @@ from ramen_ray.orchestration.training.final_evaluation import (
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.training.run_log import RunLog
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import Run, StepLogger
+from ramen_ray.tracking.runs import StepLogger
 
 STEPS_PER_LOG = 50
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -146,7 +146,7 @@ def set_up(task: WorkerTask) -> Setup:
     )
     log = None
     if world()[0] == 0:
-        steps = StepLogger(Run(task.tracking_uri, task.mlflow_run_id))
+        steps = StepLogger(task.run)
         total_steps = sampler.steps_per_epoch * config.training.epochs
         log = RunLog(steps, objective, total_steps, folder)
     background = background_tasks(config, context)

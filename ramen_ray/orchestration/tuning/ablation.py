@@ -1,4 +1,4 @@
-"""Which part of the method helps here: train all arms with all seeds, and compare them."""
+"""Which part of the method helps here: train all variants with all seeds, and compare them."""
 
 import hashlib
 import logging
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
@@ -20,7 +21,6 @@ from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.locks import held
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_config
@@ -28,8 +28,8 @@ from ramen_ray.orchestration.training.components import build_propensity
 from ramen_ray.orchestration.training.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError, finished_run
 from ramen_ray.orchestration.tuning.trials import run_trials
-from ramen_ray.orchestration.tuning.variants import AblationConfig, Arm, arms_of, used_sets
-from ramen_ray.reports.ablation import ArmFigures, write_ablation_report
+from ramen_ray.orchestration.tuning.variants import AblationConfig, Variant, used_sets, variants_of
+from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -43,21 +43,21 @@ class AblationResult:
     """What an ablation leaves behind.
 
     Attributes:
-        arms: the figures of each arm, by its name.
+        variants: the figures of each variant, by its name.
         report: folder of the tables and plots.
         run: the MLflow run that all others are part of.
     """
 
-    arms: dict[str, ArmFigures]
+    variants: dict[str, VariantFigures]
     report: Path
     run: Run
 
 
 def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
-    """Train what is missing of all arms with all seeds, and compare them on the test split.
+    """Train what is missing of all variants with all seeds, and compare them on the test split.
 
     All runs are parts of one MLflow run, which gets the tables and plots. Popularity and test
-    clicks are those of the dataset itself for every arm.
+    clicks are those of the dataset itself for every variant.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
@@ -67,9 +67,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
-    arms = arms_of(config, ablation.bases)
-    for arm in arms.values():
-        tokenizer = check_config(overlay(config, arm.changes), dataset)
+    variants = variants_of(config, ablation.bases)
+    for variant in variants.values():
+        tokenizer = check_config(overlay(config, variant.changes), dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
@@ -79,31 +79,33 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     data = prepare(dataset, output / "prepared", tokenizer)
     propagated = propagated_dataset(config, dataset)
     if propagated is None:
-        arms = {name: arm for name, arm in arms.items() if not arm.propagated}
+        variants = {name: variant for name, variant in variants.items() if not variant.propagated}
     else:
         prepare(propagated, output / "prepared", tokenizer)
     seeds = range(config.seed, config.seed + ablation.seeds)
     runs = {
-        arm_name: [
-            _run_config(config, arm, seed, joined_name(name, arm_name, f"seed{seed}"), propagated)
+        variant_name: [
+            _run_config(
+                config, variant, seed, joined_name(name, variant_name, f"seed{seed}"), propagated
+            )
             for seed in seeds
         ]
-        for arm_name, arm in arms.items()
+        for variant_name, variant in variants.items()
     }
     missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
     known = directory.facts.get("mlflow_run_id")
     run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
     directory.note(mlflow_run_id=run.id)
-    asked = {name: str(value) for name, value in ablation.model_dump().items()}
-    run.log_parameters(flatten(config), {"dataset": dataset.name, **asked})
+    settings = {name: str(value) for name, value in ablation.model_dump().items()}
+    run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
     with run.closing():
         _train(missing, run, directory.path)
-        figures = _compare(arms, runs, data)
+        figures = _compare(variants, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
         run.log_artifacts(report)
-        for arm_name, of_arm in figures.items():
-            named = {f"{arm_name}/{name}": value for name, value in of_arm.logged.items()}
+        for variant_name, of_variant in figures.items():
+            named = {f"{variant_name}/{name}": value for name, value in of_variant.logged.items()}
             run.log_metrics(named)
     return AblationResult(figures, report, run)
 
@@ -117,21 +119,21 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
     folder.parent.mkdir(exist_ok=True)
-    with held(folder.parent / f".{folder.name}.lock"):
+    with FileLock(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():
             try:
                 propagate_clicks(dataset.path, folder, settings)
             except NothingPropagatedError as error:
-                logger.info("no arm for AugGT: %s", error)
+                logger.info("no variant for AugGT: %s", error)
                 return None
     return Dataset(folder)
 
 
 def _run_config(
-    config: RunConfig, arm: Arm, seed: int, name: str, propagated: Dataset | None
+    config: RunConfig, variant: Variant, seed: int, name: str, propagated: Dataset | None
 ) -> RunConfig:
-    where = {"dataset": str(propagated.path)} if arm.propagated and propagated else {}
-    return overlay(config, {**arm.changes, **where, "seed": seed, "name": name})
+    where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
+    return overlay(config, {**variant.changes, **where, "seed": seed, "name": name})
 
 
 def _missing(
@@ -141,8 +143,8 @@ def _missing(
     by_path = {str(dataset.path): dataset for dataset in datasets}
     return {
         str(run.name): run
-        for of_arm in runs.values()
-        for run in of_arm
+        for of_variant in runs.values()
+        for run in of_variant
         if finished_run(run, by_path[run.dataset]) is None
     }
 
@@ -150,34 +152,36 @@ def _missing(
 def _train(missing: Mapping[str, RunConfig], parent: Run, folder: Path) -> None:
     errors = run_trials(missing, parent, folder)
     if errors:
-        told = "\n".join(f"  {name}: {error}" for name, error in errors.items())
-        raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{told}")
+        lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
+        raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{lines}")
 
 
 def _compare(
-    arms: Mapping[str, Arm], runs: Mapping[str, list[RunConfig]], data: Prepared
-) -> dict[str, ArmFigures]:
-    scores = {name: [_scores(run, data) for run in of_arm] for name, of_arm in runs.items()}
-    facts = {name: [_directory(run).facts for run in of_arm] for name, of_arm in runs.items()}
+    variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
+) -> dict[str, VariantFigures]:
+    scores = {name: [_scores(run, data) for run in of_variant] for name, of_variant in runs.items()}
+    facts = {
+        name: [_directory(run).facts for run in of_variant] for name, of_variant in runs.items()
+    }
     trained, waited = (
-        {name: np.mean([one[what] for one in of_arm]) for name, of_arm in facts.items()}
+        {name: np.mean([one[what] for one in of_variant]) for name, of_variant in facts.items()}
         for what in ("trained_seconds", "waited_seconds")
     )
     seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
-    for name, arm in arms.items():
+    for name, variant in variants.items():
         by_seed = {
             metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
         }
-        figures[name] = ArmFigures(
+        figures[name] = VariantFigures(
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={metric: _deviation(values) for metric, values in by_seed.items()},
             less_base=(
                 {}
-                if arm.base == name
-                else paired_differences_over_seeds(scores[name], scores[arm.base])
+                if variant.base == name
+                else paired_differences_over_seeds(scores[name], scores[variant.base])
             ),
-            seconds_ratio=float(seconds[name] / seconds[arm.base]),
+            seconds_ratio=float(seconds[name] / seconds[variant.base]),
             share_waited=float(waited[name] / seconds[name]),
         )
     return figures

@@ -1,4 +1,4 @@
-"""How a search stands: its trials, the best first, and what they tell, shown in MLflow."""
+"""How far a sweep is: its trials, the best first, and what they show, reported in MLflow."""
 
 import json
 import logging
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Standings:
-    """Puts a search's trials into order, and shows them.
+class SweepProgress:
+    """Sorts a sweep's trials, and shows them.
 
     Attributes:
         config: what is tuned.
-        distributions: Optuna's, of all settings that are searched, by dotted key.
-        directory: of the search.
-        run: the search's in MLflow.
+        distributions: Optuna's, of all tuned settings, by dotted key.
+        directory: of the sweep.
+        run: the sweep's in MLflow.
         command: spells the command that trains with a configuration.
     """
 
@@ -53,7 +53,7 @@ class Standings:
 
     @property
     def ends(self) -> Path:
-        """Folder of what is told of trials that have ended, by their names."""
+        """Folder with a file for each trial that has ended, which says how."""
         return self.directory.path / "ends"
 
     @property
@@ -61,15 +61,15 @@ class Standings:
         """Folder of table and plots."""
         return self.directory.path / "report"
 
-    def of_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
-        """Return the trials of a search under way, the best first."""
+    def rank_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
+        """Return the trials of a sweep in progress, the best first."""
         return self._in_order(
             (name_of(one), one.config, one.metric_analysis.get(self.metric, {}).get("max"))
             for one in trials
         )
 
-    def of_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
-        """Return the trials of a search that has ended, the best first."""
+    def rank_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
+        """Return the trials of a sweep that has ended, the best first."""
         return self._in_order(
             (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
             for one in results
@@ -78,7 +78,7 @@ class Standings:
     def _in_order(
         self, found: Iterable[tuple[str, Mapping[str, Any], float | None]]
     ) -> list[SweepTrial]:
-        """Put (name, params, value) of trials into order, with what is known of their ends."""
+        """Sort the (name, params, value) of trials, with how each ended."""
         trials = [
             SweepTrial(
                 name,
@@ -120,12 +120,12 @@ class Standings:
             Run(self.run.uri, run_id).close_if_open(status)
 
 
-class LiveStandings(tune.Callback):
-    """Shows how the search stands whenever a trial has ended."""
+class LiveProgress(tune.Callback):
+    """Shows the sweep's progress whenever a trial has ended."""
 
-    def __init__(self, standings: Standings) -> None:
+    def __init__(self, progress: SweepProgress) -> None:
         """Attach to what is shown."""
-        self.standings = standings
+        self.progress = progress
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -141,8 +141,8 @@ class LiveStandings(tune.Callback):
 
     def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
         try:
-            self.standings.close(name_of(ended), status)
-            self.standings.show(self.standings.of_running(trials))
+            self.progress.close(name_of(ended), status)
+            self.progress.show(self.progress.rank_running(trials))
         except Exception as error:  # would fail the trial; all is shown again in the end
             logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
 

@@ -1,4 +1,4 @@
-"""Search spaces: what they may hold, where a search begins in them, and their grids."""
+"""Search spaces: what they may hold, where a sweep begins in them, and their grids."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ POINTS_OF_A_GRID = 3
 
 
 def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
-    """See that a search can draw from a space, and that training takes every choice and bound.
+    """Check that a sweep can draw from a space, and that training accepts every choice and bound.
 
     Returns:
         Optuna's distributions of all settings.
@@ -57,7 +57,7 @@ def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
-    """Return the configuration's own values of what is searched, as far as the space holds them."""
+    """Return the configuration's own values of tuned settings, where the space holds them."""
     own = flatten(config)
     return {key: own[key] for key, domain in space.items() if domain.is_valid(own[key])}
 

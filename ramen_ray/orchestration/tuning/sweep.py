@@ -1,4 +1,4 @@
-"""Search for settings with Ray Tune: propose, train, stop what lags, go on after a kill."""
+"""Sweep over settings with Ray Tune: propose, train, stop what lags, go on after a kill."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
@@ -32,7 +33,6 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.final_evaluation import VALIDATION
@@ -42,10 +42,10 @@ from ramen_ray.orchestration.training.run_directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.tuning.progress import LiveStandings, Standings
+from ramen_ray.orchestration.tuning.progress import LiveProgress, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
-    TOLD,
+    SUMMARY,
     Ends,
     name_of,
     num_at_once,
@@ -59,13 +59,14 @@ from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 REDUCTION_FACTOR = 3
 EPOCH = "epoch"
 TUNE_FOLDER = "tune"
+SWEEP_FORMAT = 2  # of what Tune pickles; another one cannot be resumed
 
 
 class SweepConfig(Section):
-    """How to search."""
+    """How to sweep."""
 
     space: str = "regularization"
-    """What is searched: a function of tune_spaces/."""
+    """The search space: a function of tune_spaces/."""
     num_samples: Positive = 16
     """Trials. The first takes the configuration's own values, as far as the space holds them."""
     search: Literal["tpe", "random", "grid"] = "tpe"
@@ -76,7 +77,7 @@ class SweepConfig(Section):
     grace_epochs: Positive = 2
     """Epochs that every trial gets before it may be ended."""
     time_budget: PositiveFloat | None = None
-    """Seconds after which the search ends."""
+    """Seconds after which the sweep ends."""
     at_once: Positive | None = None
     """Trials that train at once; None goes by the machines that are up now, so give it where an
     autoscaler brings more."""
@@ -84,7 +85,7 @@ class SweepConfig(Section):
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a search leaves behind.
+    """What a sweep leaves behind.
 
     Attributes:
         trials: the best first.
@@ -102,22 +103,22 @@ class SweepResult:
 def sweep(
     config: RunConfig, settings: SweepConfig, space: Space, command: Callable[[RunConfig], str]
 ) -> SweepResult:
-    """Search ``space`` around ``config``, or go on with the same search that was cut off.
+    """Sweep over ``space`` around ``config``, or go on with the same sweep that was cut off.
 
     Going on keeps finished trials, and tries failed ones again. Every trial is a run as
-    :func:`ramen_ray.orchestration.training.run.fit` makes it, and part of the search's MLflow run.
+    :func:`ramen_ray.orchestration.training.run.fit` makes it, and part of the sweep's MLflow run.
     The selection metric on the validation split decides.
 
     Args:
         config: what is tuned.
-        settings: how to search.
+        settings: how to sweep.
         space: samplers by dotted key.
         command: spells the command that trains with a configuration.
 
     Raises:
         ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
             the cluster or the store is not usable; nothing has been trained.
-        RunError: another search has the name, or another process works on it; or no trial has been
+        RunError: another sweep has the name, or another process works on it; or no trial has been
             validated.
     """
     config = with_absolute_paths(config)
@@ -127,15 +128,15 @@ def sweep(
     plan = _plan(config, settings, distributions, dataset)
     name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
     with _held_directory(output / "sweeps" / name, plan) as directory:
-        start_ray(show_workers=False)  # trials that are ended early die loudly
+        start_ray(show_workers=False)  # a trial that is stopped early prints a traceback
         check_resources(config.workers)
         known = directory.facts.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, name, output, known)
         directory.note(mlflow_run_id=run.id, plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
-        standings = Standings(config, distributions, directory, run, command)
+        progress = SweepProgress(config, distributions, directory, run, command)
         with run.closing():
-            return Search(config, settings, dict(space), standings).run()
+            return RunningSweep(config, settings, dict(space), progress).run()
 
 
 def _plan(
@@ -144,8 +145,9 @@ def _plan(
     distributions: Mapping[str, BaseDistribution],
     dataset: Dataset,
 ) -> dict[str, Any]:
-    """Return what a search has in common with the one that it goes on with, as JSON gives it."""
+    """Return what must be equal for one sweep to go on with another, as JSON gives it."""
     plan = {
+        "sweep format": SWEEP_FORMAT,
         **deciding_settings(config),
         "dataset": dataset.fingerprint,
         **settings.model_dump(exclude={"at_once"}),
@@ -161,41 +163,43 @@ def _digest(plan: dict[str, Any]) -> str:
 
 @contextmanager
 def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
-    """Hold the folder of a search while the caller works on it.
+    """Hold the folder of a sweep while the caller works on it.
 
     Raises:
-        RunError: another process does, or the search there is another.
+        RunError: another process holds it, or it is the folder of another sweep.
     """
     directory = RunDirectory(path)
     directory.create()
-    with held_if_free(path / ".lock") as is_ours:
-        if not is_ours:
-            raise RunError(f"the search {path} is being worked on by another process")
+    try:
+        held = FileLock(path / ".lock").acquire(blocking=False)
+    except Timeout:
+        raise RunError(f"the sweep {path} is being worked on by another process") from None
+    with held:
         changed = differences(directory.facts.get("plan", plan), plan)
         if changed:
-            raise RunError(f"{path} holds another search: {changed}; choose another --name")
+            raise RunError(f"{path} holds another sweep: {changed}; choose another name")
         yield directory
 
 
 @dataclass(frozen=True)
-class Search:
-    """A search under way: what is searched, how, and where it is shown."""
+class RunningSweep:
+    """A sweep in progress: what is tuned, how, and where it is shown."""
 
     config: RunConfig
     settings: SweepConfig
     space: dict[str, Domain]
-    standings: Standings
+    progress: SweepProgress
 
     def run(self) -> SweepResult:
-        """Search to the end, and sum up."""
-        standings = self.standings
-        ends = Ends(standings.ends, self._num_trials())
+        """Run all trials and report on them."""
+        progress = self.progress
+        ends = Ends(progress.ends, self._num_trials())
         runnable = trainable(
             _train_one,
             self.settings.at_once or num_at_once(self.config.workers),
             config=self.config,
-            sweep=standings.directory.name,
-            parent=standings.run,
+            sweep=progress.directory.name,
+            parent=progress.run,
             ends=ends,
         )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -203,20 +207,16 @@ class Search:
             # a trial that was cut off reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = self._tuner(runnable, ends).fit()
-        standings.run.close_children_left_open()
+        progress.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune takes for a pause
         ends.out_of_time(Path(one.path).name for one in results)
-        trials = standings.of_results(results)
+        trials = progress.rank_results(results)
         if not trials or trials[0].value is None:
-            raise RunError(f"no trial has been validated: {'; '.join(ends.told().values())}")
-        standings.show(trials)
-        return SweepResult(
-            trials,
-            standings.command_of(trials[0]),
-            standings.report,
-            standings.run,
-        )
+            raise RunError(f"no trial has been validated: {'; '.join(ends.by_trial().values())}")
+        progress.show(trials)
+        command = progress.command_of(trials[0])
+        return SweepResult(trials, command, progress.report, progress.run)
 
     def _num_trials(self) -> int:
         if self.settings.search == "grid":
@@ -224,11 +224,11 @@ class Search:
         return self.settings.num_samples
 
     def _grid(self) -> dict[str, list[Any]]:
-        return grid(self.standings.distributions)
+        return grid(self.progress.distributions)
 
     def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
-        """Return what goes on with the search, trying again what failed, or begins it."""
-        path = str(self.standings.directory.path / TUNE_FOLDER)
+        """Return a tuner that begins the sweep, or resumes it and retries what failed."""
+        path = str(self.progress.directory.path / TUNE_FOLDER)
         if tune.Tuner.can_restore(path):
             ends.forget_failures()
             return tune.Tuner.restore(path, runnable, resume_unfinished=True, resume_errored=True)
@@ -237,7 +237,7 @@ class Search:
         space: dict[str, Any] = self.space
         if is_grid:
             space = {key: tune.grid_search(values) for key, values in self._grid().items()}
-        decides = {"metric": self.standings.metric, "mode": "max"}
+        decides = {"metric": self.progress.metric, "mode": "max"}
         scheduler = ASHAScheduler(
             time_attr=EPOCH,
             max_t=training.epochs + 1,  # beyond the end, so that it ends none at its last epoch
@@ -258,8 +258,8 @@ class Search:
             ),
             run_config=tune.RunConfig(
                 name=TUNE_FOLDER,
-                storage_path=str(self.standings.directory.path),
-                callbacks=[ends, LiveStandings(self.standings), JsonLoggerCallback()],
+                storage_path=str(self.progress.directory.path),
+                callbacks=[ends, LiveProgress(self.progress), JsonLoggerCallback()],
                 verbose=0,
             ),
         )
@@ -278,7 +278,7 @@ class Search:
 
 
 class _ReportValidations(TuneReportCallback):
-    """Tells Tune of the reports that hold the metric: not of checkpoints amid an epoch."""
+    """Passes on to Tune the reports with the metric, not those of checkpoints within an epoch."""
 
     def __init__(self, metric: str) -> None:
         super().__init__()
@@ -299,6 +299,6 @@ def _train_one(
     with ends.kept_of(name):
         run = overlay(config, {**params, "name": joined_name(sweep, name)})
         callback = _ReportValidations(VALIDATION + metric)
-        told, result = train_in_trial(run, parent, [callback])
+        summary, result = train_in_trial(run, parent, [callback])
         reached = result.metrics["trained"]["validation"][metric]
-        tune.report({TOLD: told, VALIDATION + metric: reached, EPOCH: run.training.epochs})
+        tune.report({SUMMARY: summary, VALIDATION + metric: reached, EPOCH: run.training.epochs})

@@ -1,4 +1,4 @@
-"""Runs as Ray Tune trials: each trains as jobs/train.py does, as many at once as there is room."""
+"""Runs as Ray Tune trials, as many at once as there is room."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
 NAME = "name"
-TOLD = "told"
+SUMMARY = "summary"
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
@@ -38,7 +38,7 @@ FAILED = "failed: "
 def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> dict[str, str]:
     """Train every configuration with :func:`fit`, as parts of one MLflow run.
 
-    A run that fails is told of, and the others go on.
+    A run that fails is reported, and the others go on.
 
     Args:
         configs: by the name of the trial; paths are absolute, all ask for the same workers.
@@ -79,7 +79,7 @@ def _train_one(
     ends: "Ends",
 ) -> None:
     with ends.kept_of(params[NAME]):
-        tune.report({TOLD: train_in_trial(configs[params[NAME]], parent)[0]})
+        tune.report({SUMMARY: train_in_trial(configs[params[NAME]], parent)[0]})
 
 
 def train_in_trial(
@@ -152,7 +152,7 @@ def name_of(trial: Trial) -> str:
 def running_tune() -> Iterator[None]:
     """Keep Tune from printing, from its own loggers, and from leaving CPUs and GPUs held.
 
-    :class:`Ends` tells what matters.
+    :class:`Ends` logs what matters.
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial long before it can begin
@@ -162,7 +162,7 @@ def running_tune() -> Iterator[None]:
 
 
 class Ends(tune.Callback):
-    """Keeps, and tells, how each trial ended, in files that outlive the search's process.
+    """Records and logs how each trial ended, in files that outlive the sweep's process.
 
     Attributes:
         folder: of the files, one a trial that has ended, named after it; all machines see it.
@@ -187,42 +187,42 @@ class Ends(tune.Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Keep and tell the end of a trial that ended well, or was ended early."""
-        self._end(name_of(trial), trial.last_result.get(TOLD, STOPPED_EARLY))
+        """Record a trial that ended well, or was stopped early."""
+        self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY))
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Keep and tell why a trial failed."""
+        """Record why a trial failed."""
         file = self.folder / f".{name_of(trial)}"
         error = file.read_text() if file.exists() else "its process died"
         self._end(name_of(trial), f"{FAILED}{error}")
 
-    def _end(self, name: str, told: str) -> None:
-        (self.folder / name).write_text(told)
-        logger.info("%d/%d %s: %s", self.count(), self.total, name, told)
+    def _end(self, name: str, end: str) -> None:
+        (self.folder / name).write_text(end)
+        logger.info("%d/%d %s: %s", self.count(), self.total, name, end)
 
     def count(self) -> int:
         """Return how many trials have ended."""
         return len(list(self.folder.glob("[!.]*")))
 
     def forget_failures(self) -> None:
-        """Take trials that failed for ones that have not ended."""
+        """Forget how trials failed, so that they count as not ended."""
         for name in self.errors():
             (self.folder / name).unlink()
             (self.folder / f".{name}").unlink(missing_ok=True)
 
     def out_of_time(self, names: Iterable[str]) -> None:
-        """Keep and tell of the trials that have not ended but with the search."""
+        """Record the trials that the end of the sweep cut off."""
         for name in names:
             if not (self.folder / name).exists():
                 self._end(name, OUT_OF_TIME)
 
-    def told(self) -> dict[str, str]:
+    def by_trial(self) -> dict[str, str]:
         """Return how trials ended, in one line each, by name."""
         return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
 
     def errors(self) -> dict[str, str]:
         """Return the errors of trials that failed, in one line each, by name."""
-        told = self.told().items()
-        return {name: end.removeprefix(FAILED) for name, end in told if end.startswith(FAILED)}
+        ends = self.by_trial().items()
+        return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}

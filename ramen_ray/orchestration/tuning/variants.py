@@ -1,4 +1,4 @@
-"""The arms of an ablation: bases, the whole method, and the method with each part taken away."""
+"""The variants of an ablation: bases, the whole method, and the method less each of its parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ class AblationConfig(Section):
     """What is compared."""
 
     seeds: Positive = 3
-    """Each arm is trained with this many seeds, from --seed on."""
+    """Each variant is trained with this many seeds, from the configuration's on."""
     bases: tuple[Base, ...] = ("ance", "ngame")
     """Bases that the graph is added to; on the first one, its parts are taken away one by one."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One row of the comparison.
 
     Attributes:
-        base: the name of the arm that it is compared with.
+        base: the name of the variant that it is compared with.
         changes: to the configuration, by dotted key.
         propagated: whether it trains on clicks propagated over the graph (AugGT).
     """
@@ -41,10 +41,10 @@ class Arm:
     propagated: bool = False
 
 
-def arms_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Arm]:
-    """Return the arms of ``config``, by name: those of the paper's Tables 6 and 8, and its parts.
+def variants_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Variant]:
+    """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and parts.
 
-    What ``config`` does not use is not taken away: if it does not prune, no arm is ``no-pruning``.
+    What ``config`` does not use is not taken away: without pruning there is no ``no-pruning``.
 
     Raises:
         ConfigError: ``config`` uses no graph, or there is no base.
@@ -53,15 +53,15 @@ def arms_of(config: RunConfig, bases: tuple[Base, ...]) -> dict[str, Arm]:
         raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
     if not bases:
         raise ConfigError("bases: name one at least")
-    arms: dict[str, Arm] = {}
+    variants: dict[str, Variant] = {}
     for base in bases:
-        arms[base] = Arm(base, {**WITHOUT_GRAPH, "base.kind": base})
-        arms[f"{base}-ramen"] = Arm(base, {"base.kind": base})
+        variants[base] = Variant(base, {**WITHOUT_GRAPH, "base.kind": base})
+        variants[f"{base}-ramen"] = Variant(base, {"base.kind": base})
     first: str = bases[0]
     for part, changes in _parts(config).items():
-        arms[f"{first}-ramen-{part}"] = Arm(first, {"base.kind": first, **changes})
-    arms[f"{first}-auggt"] = Arm(first, arms[first].changes, propagated=True)
-    return arms
+        variants[f"{first}-ramen-{part}"] = Variant(first, {"base.kind": first, **changes})
+    variants[f"{first}-auggt"] = Variant(first, variants[first].changes, propagated=True)
+    return variants
 
 
 def used_sets(config: RunConfig) -> list[str]:

@@ -128,7 +128,7 @@ def test_what_others_put_there_is_not_deleted(path: Path) -> None:
     mine = path / "edges" / "more" / "query.parquet"
     mine.parent.mkdir()
     mine.write_bytes(b"the only copy")
-    with pytest.raises(DatasetError, match=r"edges/more is there already; move it away"):
+    with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
         add_anchor_set(path, "more", TEXTS, BOTH, MADE)
     assert mine.read_bytes() == b"the only copy"
     add_anchor_set(path, "more", TEXTS, BOTH, MADE, replace=True)

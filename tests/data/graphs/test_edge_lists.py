@@ -1,15 +1,21 @@
 """A user's own edges, from every format; all that is wrong with them is said at once."""
 
 import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import errors_in, query_table, text_table
 
-from ramen_ray.data.graphs.edge_lists import EdgeList, add_edge_list
+from ramen_ray.data.graphs import edge_joining
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
@@ -87,6 +93,48 @@ def test_every_format_gives_the_edges(
     assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
 
 
+EDGE_ROWS = st.lists(
+    st.tuples(st.sampled_from(TRAIN), st.sampled_from("abcdefgh"), st.integers(1, 999)), min_size=1
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=EDGE_ROWS, rows_per_part=st.integers(1, 40), listed=st.booleans())
+def test_edges_in_parts_are_those_of_a_plain_loop(
+    rows: list[tuple[str, str, int]],
+    rows_per_part: int,
+    listed: bool,
+    path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("edges")
+    expected: dict[tuple[int, str], float] = defaultdict(float)
+    for query, anchor, weight in rows:
+        for node in [number for number, text in enumerate(TRAIN) if text == query]:
+            expected[node, anchor.upper() if listed else anchor] += weight / 8
+    links = pd.DataFrame(rows, columns=["query", "anchor", "weight"])
+    links["weight"] /= 8
+    links.to_parquet(folder / "links.parquet", row_group_size=5)
+    anchors = pd.DataFrame({"anchor_id": [*"hgfedcba"], "text": [*"HGFEDCBA"]})
+    edge_list = EdgeList(
+        query_edges=str(folder / "links.parquet"),
+        weight_column="weight",
+        anchors=_write(anchors, folder / "anchors.csv") if listed else None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge_joining, "ROWS_PER_PART", rows_per_part)
+        patch.setattr(edge_joining, "ROWS_PER_GROUP", rows_per_part)
+        counts = add_edge_list(path, "mine", edge_list, replace=True, run=_last_one_first)
+    assert _edges(path, "query") == expected
+    assert counts["edges/mine/query"] == len(expected)
+    assert counts["train queries without edges"] == 4 - len({node for node, _ in expected})
+    assert not list(path.glob(".*"))
+
+
+def _last_one_first(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [task() for task in reversed(tasks)][::-1]
+
+
 def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
     links = _write(LINKS, tmp_path / "links.csv")
     ads = _write(pd.DataFrame({"ad_id": ["hat shop"], "anchor": ["felt"]}), tmp_path / "ads.csv")
@@ -122,6 +170,18 @@ def test_anchors_by_id_and_both_sides(path: Path, tmp_path: Path) -> None:
     assert _edges(path, "query") == {(1, "felt"): 1.0}
     # "0" is the text of ad 2
     assert _edges(path, "ad") == {(1, "wool"): 1.0, (2, "wool"): 1.0, (1, "felt"): 1.0}
+
+
+def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> None:
+    anchors, links = tmp_path / "anchors.csv", tmp_path / "links.csv"
+    links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
+    found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id_column": "text"}
+    anchors.write_text("text\nfelt\nwool\nfelt\n")
+    with pytest.raises(DatasetError, match="row 4, column 'text': the anchor is there twice"):
+        _add(path, **found)
+    anchors.write_text("text\nfelt\nwool\n")
+    _add(path, **found)
+    assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
 
 
 def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
@@ -164,7 +224,7 @@ def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
     assert Dataset(path).anchor_sets == []
 
 
-CORRECT = "correct these rows, or leave them out with --skip-bad-rows"
+CORRECT = "correct these rows, or leave them out with skip_bad_rows"
 
 
 def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
@@ -211,7 +271,7 @@ def test_the_id_of_a_held_out_query_goes_before_the_text_of_a_train_query(
 
 
 def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="--query-edges"):
+    with pytest.raises(DatasetError, match="give edges: query_edges"):
         _add(path)
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
     with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):

@@ -24,7 +24,7 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 
-NUM_CPUS = 2
+NUM_CPUS = 4
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
@@ -194,21 +194,21 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "one column for two": (
         {"columns": Columns(clicks_query="id", clicks_ad="id")},
-        "columns.clicks-query and columns.clicks-ad are both 'id'",
+        "columns.clicks_query and columns.clicks_ad are both 'id'",
     ),
     "no room": ({"splits": Splits(0.9, 0.2)}, "the sum of both is 1.1"),
-    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test-fraction is 0"),
+    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test_fraction is 0"),
     "times without column": (
         {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
-        "needs the column of times: columns.clicks-time",
+        "needs the column of times: columns.clicks_time",
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
-    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "anchor set 'a/b': a name holds"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is no valid name"),
     "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
-        "is not before splits.test-from",
+        "is not before splits.test_from",
     ),
 }
 
@@ -317,7 +317,7 @@ def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch)
 def test_clicks_keep_their_weights_from_the_source_to_the_prepared_arrays(
     cluster: None, tmp_path: Path, encoder_path: Path
 ) -> None:
-    events = [(n * n % 7, n % 5, 1 + n % 3, 1) for n in range(60)]
+    events = [(n % 8, n % 5, 1 + n % 3, 1) for n in range(100)]
     _write_shop(tmp_path, events)
     dataset = import_tables(_shop(tmp_path, splits=Splits(0.3, 0.3)), tmp_path / "out")
     tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
@@ -444,10 +444,20 @@ def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
     edges = {"links": str(tmp_path / "links.csv")}
     with pytest.raises(DatasetError, match=r"row 3, column 'query': there is no such query"):
         import_tables(UserTables(str(tmp_path / "clicks.csv"), query_edges=edges), tmp_path / "out")
+    (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
+    unread = {"links": str(tmp_path / "open.csv")}
+    with pytest.raises(DatasetError, match=r"open.csv, row 2: a quote is not closed"):
+        import_tables(
+            UserTables(str(tmp_path / "clicks.csv"), query_edges=unread), tmp_path / "out"
+        )
     missing = {"links": str(tmp_path / "none.csv")}
     with pytest.raises(DatasetError, match=r"there is no file or folder .*none\.csv"):
         import_tables(UserTables(str(tmp_path / "clicks.csv"), ad_edges=missing), tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["clicks.csv", "links.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "clicks.csv",
+        "links.csv",
+        "open.csv",
+    ]
 
 
 def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) -> None:

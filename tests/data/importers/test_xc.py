@@ -505,8 +505,8 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
         ["no train texts of any known layout", "trn.json.gz", "Y.trn"],
     ),
     (OAK, _write("trn_X.txt", b"a\n"), ["renee and oak are mixed", "trn_X.txt"]),
-    (OAK, _write("trn_X_Y.npz", b"x"), ["trn_X_Y.txt and trn_X_Y.npz could both be meant"]),
-    (OAK, _write("tst_filter_labels.txt", b""), ["could both be meant"]),
+    (OAK, _write("trn_X_Y.npz", b"x"), ["trn_X_Y.txt and trn_X_Y.npz both match"]),
+    (OAK, _write("tst_filter_labels.txt", b""), ["both match"]),
     (OAK, _append("filter_labels_test.txt", "3 25\n"), ["_test.txt, row 21, column '2'", "0..24"]),
     (OAK, _append("filter_labels_test.txt", "20 2\n"), ["_test.txt, row 21, column '1'", "0..19"]),
     (OAK, _append("filter_labels_test.txt", "3 a\n"), ["filter_labels_test.txt, row 21", "'a'"]),
@@ -573,7 +573,7 @@ _json_line(
 _json_line(
     "tst",
     b'{"uid": "a", "title": "x", "target_ind": [2, 3], "target_rel": [1]}',
-    ["target_rel has not as many numbers"],
+    ["target_rel does not have as many numbers"],
 )
 _json_line(
     "tst",

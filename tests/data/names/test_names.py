@@ -113,9 +113,9 @@ def test_words_names_and_aliases(tmp_path: Path):
         ([",paris,"], "row 2, column 'kind': the cell is empty"),
         (["place,rome,", "place, ,"], "row 3, column 'name': a name needs a letter or a digit"),
         (["place,&,"], "a name needs a letter or a digit: '&'"),
-        (["place,nyc,new york"], "row 2, column 'same_as': this is no name of the kind"),
-        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': this is no name"),
-        (["place,a,", "brand,b,a"], "row 3, column 'same_as': this is no name of the kind"),
+        (["place,nyc,new york"], "row 2, column 'same_as': this is not a name of the kind"),
+        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': this is not a name"),
+        (["place,a,", "brand,b,a"], "row 3, column 'same_as': this is not a name of the kind"),
         (
             ["place,a,", "place,b,", "place,x,a", "place,X,b"],
             "row 4, column 'name': the name is there with another same_as: 'x', 'X'",
@@ -136,7 +136,7 @@ def test_a_list_of_names_that_cannot_be_read(tmp_path: Path):
         read_names(str(tmp_path / "none.csv"))
     lines = tmp_path / "names.jsonl"
     lines.write_text('{"kind": "place", "name": "rome"}\n')
-    with pytest.raises(DatasetError, match=r"names\.jsonl: .* has to be CSV, TSV or parquet"):
+    with pytest.raises(DatasetError, match=r"names\.jsonl: .* must be CSV, TSV or parquet"):
         read_names(str(lines))
 
 

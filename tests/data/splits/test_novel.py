@@ -27,12 +27,14 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.predictions import write_predictions
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.structure import check_structure
-from ramen_ray.method.metrics.evaluation import KS, Propensity, encode_rows, evaluate
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import KS, Propensity
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 
-NUM_CPUS = 3
+NUM_CPUS = 4
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
 NAMES = {
@@ -299,7 +301,7 @@ def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: P
     said = "\n".join(map(str, validate(split)))
     assert "novel_ads.parquet, row 1, column 'ad_id'" in said
     (split.path / "novel_ads.parquet").unlink()
-    with pytest.raises(DatasetError, match="it is there without novel_ads"):
+    with pytest.raises(DatasetError, match="it exists without novel_ads"):
         check_structure(Dataset(split.path))
 
 
@@ -327,15 +329,15 @@ def split_prepared(
 def test_zero_shot_searches_the_novel_ads_only(
     split_path: Path, split_prepared: Prepared, encoder_path: Path
 ):
-    dataset, encoder = Dataset(split_path), build_transformer(str(encoder_path))
+    dataset, encoder = Dataset(split_path), DualEncoder(build_transformer(str(encoder_path)))
     metrics, (found, _) = evaluate(encoder, split_prepared, "zero_shot", Propensity())
     queries = sorted(_rows(dataset, "queries/zero_shot"), key=lambda row: row["query_id"])
     novel = dataset.read("novel_ads")["ad_id"].to_pylist()
     dropped = {tuple(row.values()) for row in _rows(dataset, "filters/zero_shot")}
     assert dropped
     texts = split_prepared.queries["zero_shot"]
-    embedded = encode_rows(encoder, texts, np.arange(len(texts))).astype(np.float64)
-    ads = encode_rows(encoder, split_prepared.ads, np.arange(40)).astype(np.float64)
+    embedded = encoder.embed_texts(texts, np.arange(len(texts))).astype(np.float64)
+    ads = encoder.embed_texts(split_prepared.ads, np.arange(40)).astype(np.float64)
     expected: dict[str, list[float]] = {}
     for query, (row, embedding) in enumerate(zip(queries, embedded, strict=True)):
         scores = {ad: ads[ad] @ embedding for ad in novel if (query, ad) not in dropped}
@@ -357,7 +359,7 @@ def test_zero_shot_searches_the_novel_ads_only(
 def test_validation_leaves_novel_ads_out_and_test_does_not(
     split_path: Path, split_prepared: Prepared, prepared: Prepared, encoder_path: Path
 ):
-    encoder = build_transformer(str(encoder_path))
+    encoder = DualEncoder(build_transformer(str(encoder_path)))
     novel = set(Dataset(split_path).read("novel_ads")["ad_id"].to_pylist())
     for split, expected in (("validation", set(range(40)) - novel), ("test", set(range(40)))):
         _, (found, _) = evaluate(encoder, split_prepared, split, Propensity())

@@ -211,7 +211,7 @@ def test_hubs_are_left_out(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--top-k", "0"], "top_k has to be 1 or more"),
+        (["--top-k", "0"], "top_k must be 1 or more"),
         (["--max-anchor-degree", "1"], "max_anchor_degree 2 or more"),
         (["--anchor-sets", "links", "nets"], "has no anchor set 'nets'; it has 'links', 'topics'"),
         (["--via", "friends"], "--via"),

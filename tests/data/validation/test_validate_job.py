@@ -65,8 +65,8 @@ def test_errors_come_first_and_end_in_exit_code_1(
     assert code == 1
     assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 5
     assert lines[0] == (
-        "error: edges/links/ad.parquet, row 3, column 'weight': weight that is no positive number: "
-        "-1; give it a positive number, or leave it out"
+        "error: edges/links/ad.parquet, row 3, column 'weight': weight that is not a positive "
+        "number: -1; give it a positive number, or leave it out"
     )
     assert out.endswith("errors: 1, warnings: 5\n")
     written = json.loads(findings.read_text())
@@ -126,7 +126,7 @@ def test_a_job_says_each_time_what_is_doubtful(
     assert len(said[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
-    assert said[0][-1] == f"and 1 more: jobs/validate.py {copied} lists all"
+    assert said[0][-1] == f"and 1 more; validate {copied} to see all"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)

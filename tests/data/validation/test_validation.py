@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
     "zero-shot queries without novel ads": (
         _remove("novel_ads"),
         [
-            "error: queries/zero_shot.parquet: it is there without novel_ads",
+            "error: queries/zero_shot.parquet: it exists without novel_ads",
             (
                 "warning: ads.parquet, row 12, column 'ad_id': ad without a train click (2 of 40,"
                 " 5.0%): 12, 39 (row 39)"
@@ -249,8 +249,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
     "zero-shot filters without queries": (
         _remove("queries/zero_shot"),
         [
-            "error: novel_ads.parquet: it is there without queries/zero_shot",
-            "error: filters/zero_shot.parquet: it is there without queries/zero_shot",
+            "error: novel_ads.parquet: it exists without queries/zero_shot",
+            "error: filters/zero_shot.parquet: it exists without queries/zero_shot",
         ],
     ),
     "unknown table": (
@@ -275,7 +275,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _all(_as("anchors/links", "anchors/my links"), _as("edges/links/ad", "edges/my links/ad")),
         [
             (
-                "error: anchors/my links.parquet: an anchor set cannot be called so: 'my links' is "
+                "error: anchors/my links.parquet: anchor set: 'my links' is "
                 "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
                 "digit or '_', and has at most 100 bytes"
             )
@@ -285,7 +285,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _as("anchors/links", "anchors/my/links"),
         [
             (
-                "error: anchors/my/links.parquet: an anchor set cannot be called so: 'my/links' is "
+                "error: anchors/my/links.parquet: anchor set: 'my/links' is "
                 "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
                 "digit or '_', and has at most 100 bytes"
             ),
@@ -391,7 +391,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
     ),
     "table lost": (
         _without_recount("filters/test"),
-        ["warning: dataset.json: num_rows counts 10 rows of 'filters/test', which is not there"],
+        ["warning: dataset.json: num_rows counts 10 rows of 'filters/test', which does not exist"],
     ),
     "no counts": (
         _json(num_rows=[1, 2]),
@@ -658,7 +658,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         ),
         [
             (
-                "error: queries/train.parquet, row 0, column 'weights': weight that is no "
+                "error: queries/train.parquet, row 0, column 'weights': weight that is not a "
                 "positive number: nan"
             )
         ],
@@ -670,7 +670,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         ),
         [
             (
-                "error: queries/train.parquet, row 0, column 'weights': weight that is no "
+                "error: queries/train.parquet, row 0, column 'weights': weight that is not a "
                 "positive number: -2"
             )
         ],
@@ -696,7 +696,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _set("edges/links/ad", "weight", 0, float("nan")),
         [
             (
-                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is no "
+                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is not a "
                 "positive number: nan"
             )
         ],
@@ -705,7 +705,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _set("edges/links/ad", "weight", 0, float("inf")),
         [
             (
-                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is no "
+                "error: edges/links/ad.parquet, row 0, column 'weight': weight that is not a "
                 "positive number: inf"
             )
         ],
@@ -714,7 +714,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _set("edges/topics/query", "weight", 2, 0.0),
         [
             (
-                "error: edges/topics/query.parquet, row 2, column 'weight': weight that is no "
+                "error: edges/topics/query.parquet, row 2, column 'weight': weight that is not a "
                 "positive number: 0"
             )
         ],
@@ -723,7 +723,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _set("edges/links/query", "weight", 0, -0.5),
         [
             (
-                "error: edges/links/query.parquet, row 0, column 'weight': weight that is no "
+                "error: edges/links/query.parquet, row 0, column 'weight': weight that is not a "
                 "positive number: -0.5"
             )
         ],

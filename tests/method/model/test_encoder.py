@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     EncoderError,
@@ -48,7 +48,7 @@ def _table(encoder: Encoder, texts: list[str]) -> TokenTable:
 
 
 def _encode(encoder: Encoder, texts: list[str], use_bf16: bool = False) -> np.ndarray:
-    return encode_rows(encoder, _table(encoder, texts), np.arange(len(texts)), use_bf16)
+    return DualEncoder(encoder).embed_texts(_table(encoder, texts), np.arange(len(texts)), use_bf16)
 
 
 def _one_at_a_time(kind: str, folder: Path) -> np.ndarray:
@@ -90,8 +90,8 @@ def test_many_texts_in_any_order_are_encoded_like_each_alone(
     prepared: Prepared = request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
     encoder = _build(kind, encoder_path)
     rows = np.tile(np.random.default_rng(0).permutation(len(prepared.ads)), 60)
-    found = encode_rows(encoder, prepared.ads, rows)
-    alone = [encode_rows(encoder, prepared.ads, np.array([row])) for row in range(40)]
+    found = DualEncoder(encoder).embed_texts(prepared.ads, rows)
+    alone = [DualEncoder(encoder).embed_texts(prepared.ads, np.array([row])) for row in range(40)]
     np.testing.assert_allclose(found, np.concatenate(alone)[rows], atol=1e-5)
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,41 +13,48 @@ from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import encode_rows
-from ramen_ray.method.model.encoder import Encoder, build_bag, load_encoder
-from ramen_ray.method.objectives.adaptation import Adaptation, gain, leads
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.training.checkpoints import (
-    ENCODER_FOLDER,
-    read_state,
-    restore_state,
-    save_checkpoint,
-)
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import Objective, ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
 
+LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}
-OBJECTIVE = Objective(0.3, 4, False, WEIGHTS, WEIGHTS)
+OBJECTIVE = ramen_objective(LOSS, WEIGHTS, WEIGHTS)
 STEP_SIZE = 0.01
 
 
-def _batches(data: Prepared, objective: Objective = OBJECTIVE) -> Batches:
-    return Batches.of(data, objective.regularizers, 16, seed=3)
+def _sampler(data: Prepared, objective: Objective = OBJECTIVE) -> Sampler:
+    return Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
 
 
 def _state(
-    encoder: nn.Module, objective: Objective = OBJECTIVE, step_size: float = STEP_SIZE
+    model: DualEncoder,
+    sampler: Sampler,
+    objective: Objective = OBJECTIVE,
+    step_size: float = STEP_SIZE,
 ) -> TrainState:
-    optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.01)
-    adaptation = Adaptation(objective.weights, step_size, torch.device("cpu"))
-    return TrainState(encoder, optimizer, build_schedule(optimizer, 4, 60), adaptation=adaptation)
+    optimizer = build_optimizer(model.encoder, 1e-2, weight_decay=0.01)
+    schedule, sources = build_schedule(optimizer, 4, 60), Sources(sampler.data.graphs)
+    adaptive = AdaptiveWeights(objective, step_size, torch.device("cpu"))
+    return TrainState(model, optimizer, schedule, sources, adaptive=adaptive)
+
+
+def _bag(encoder_path: Path) -> DualEncoder:
+    return DualEncoder(build_bag(str(encoder_path)))
 
 
 def _weights(
-    state: TrainState, batches: Batches, stop: int, objective: Objective = OBJECTIVE
+    state: TrainState, sampler: Sampler, stop: int, objective: Objective = OBJECTIVE
 ) -> list[list[float]]:
     """Train up to ``stop``; returns each step's weights (steps, terms)."""
-    return [state.adaptation.weights.tolist() for _ in train_steps(state, batches, objective, stop)]
+    return [state.adaptive.weights.tolist() for _ in train_steps(state, sampler, objective, stop)]
 
 
 def _loop_lead(
@@ -60,44 +66,46 @@ def _loop_lead(
     return own - max(rivals, key=lambda rival: float(row @ rival))
 
 
-def _loop_gains(encoder: Encoder, batches: Batches, step: int) -> list[float]:
+def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
     """Return each regulariser's gains in a step, row by row."""
-    draws = batches.draw(step).tolist()
-    tables = batches.tables
-    of = [
-        [encode_rows(encoder, table, np.array([n]))[0] if n >= 0 else None for n in column]
-        for table, column in zip(tables, zip(*draws, strict=True), strict=True)
-    ]
-    clicks = rows_of(batches.clicks)
-    clicked = [[ad in clicks[query] for _, ad, *_ in draws] for query, *_ in draws]
-    ahead = (
-        [_loop_lead(of[0][i], of[1][i], of[1], clicked[i]) for i in range(len(draws))],
-        [
-            _loop_lead(of[1][i], of[0][i], of[0], [row[i] for row in clicked])
-            for i in range(len(draws))
+    batch = sampler.draw(step, Sources(sampler.data.graphs), list(sampler.data.graphs))
+
+    def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
+        texts = sampler.data.tables[table]
+        return [model.embed_texts(texts, np.array([n]))[0] if n >= 0 else None for n in ids]
+
+    ads_drawn, size = batch.ads[:, 0], len(batch.queries)
+    queries, ads = vectors("queries", batch.queries), vectors("ads", ads_drawn)
+    clicks = rows_of(sampler.data.clicks)
+    clicked = [[ad in clicks[query] for ad in ads_drawn] for query in batch.queries]
+    ahead = {
+        "query": [_loop_lead(queries[i], ads[i], ads, clicked[i]) for i in range(size)],
+        "ad": [
+            _loop_lead(ads[i], queries[i], queries, [row[i] for row in clicked])
+            for i in range(size)
         ],
-    )
+    }
     gains = []
-    for column, regularizer in enumerate(batches.graphs, start=2):
-        node = regularizer.node_column
-        mean = np.mean([anchor for anchor in of[column] if anchor is not None], axis=0)
+    for (name, side), (_, drawn) in batch.anchors.items():
+        anchors = vectors(f"anchors/{name}", drawn)
+        mean = np.mean([anchor for anchor in anchors if anchor is not None], axis=0)
         total = 0.0
-        for i, anchor in enumerate(of[column]):
+        for i, anchor in enumerate(anchors):
             if anchor is not None:
-                row, pull = of[node][i], anchor - mean
-                total += float(ahead[node][i] @ (pull - (pull @ row) * row))
+                row, pull = {"query": queries, "ad": ads}[side][i], anchor - mean
+                total += float(ahead[side][i] @ (pull - (pull @ row) * row))
         gains.append(total)
     return gains
 
 
 def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_path: Path) -> None:
-    batches, state = _batches(prepared_bag), _state(build_bag(str(encoder_path)))
-    bounds = np.array(list(OBJECTIVE.regularizers.values()))
+    model, sampler = _bag(encoder_path), _sampler(prepared_bag)
+    state, bounds = _state(model, sampler), np.array(OBJECTIVE.weights[1:])
     expected, moves = bounds, []
     for step in range(8):
-        gains = np.array(_loop_gains(state.encoder, batches, step))
+        gains = np.array(_loop_gains(model, sampler, step))
         expected = np.clip(expected * np.exp(STEP_SIZE * gains), 0.01 * bounds, bounds)
-        (found,) = _weights(state, batches, step + 1)
+        (found,) = _weights(state, sampler, step + 1)
         assert found == pytest.approx([1.0, *expected], rel=1e-4)
         moves.append(gains)
     assert np.min(moves) < 0 < np.max(moves)
@@ -120,11 +128,15 @@ def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
 
 
 def test_a_weight_stays_between_its_bounds_and_comes_back() -> None:
-    adaptation = Adaptation([1.0, 0.5, 0.2], STEP_SIZE, torch.device("cpu"))
-    adaptation.observe(torch.tensor([-1e4, 1e4]))
-    assert adaptation.weights.tolist() == pytest.approx([1.0, 0.005, 0.2])
-    adaptation.observe(torch.tensor([100 * math.log(10), 0.0]))
-    assert adaptation.weights.tolist() == pytest.approx([1.0, 0.05, 0.2])
+    objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
+    adaptive = AdaptiveWeights(objective, STEP_SIZE, torch.device("cpu"))
+    adaptive.move(torch.tensor([0.0, -1e4, 1e4]))
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.005, 0.2])
+    adaptive.move(torch.tensor([0.0, 100 * math.log(10), 0.0]))
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.05, 0.2])
+    assert adaptive.state_dict() == pytest.approx(
+        {"task": 1.0, "R_x/links": 0.05, "R_z/links": 0.2}
+    )
 
 
 def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
@@ -136,34 +148,35 @@ def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
 def test_a_random_graph_loses_weight_and_a_good_one_does_not(
     prepared_bag: Prepared, encoder_path: Path
 ) -> None:
-    objective = Objective(0.3, 4, False, {"links": 0.1}, {})
+    objective = ramen_objective(LOSS, {"links": 0.1}, {})
 
-    def last_weight(batches: Batches) -> float:
-        state = _state(build_bag(str(encoder_path)), objective, step_size=0.05)
-        return _weights(state, batches, 60, objective)[-1][1]
+    def last_weight(draw: np.random.Generator | None = None) -> float:
+        sampler = _sampler(prepared_bag, objective)
+        state = _state(_bag(encoder_path), sampler, objective, step_size=0.05)
+        if draw is not None:
+            graphs = sampler.data.graphs.items()
+            state.sources = Sources({one: _shuffled(edges, draw) for one, edges in graphs})
+        return _weights(state, sampler, 60, objective)[-1][1]
 
-    random = []
-    for seed in range(3):
-        batches, draw = _batches(prepared_bag, objective), np.random.default_rng(seed)
-        batches.graphs = {one: _shuffled(edges, draw) for one, edges in batches.graphs.items()}
-        random.append(last_weight(batches))
-    assert max(random) < 0.07 < last_weight(_batches(prepared_bag, objective))
+    random = [last_weight(np.random.default_rng(seed)) for seed in range(3)]
+    assert max(random) < 0.07 < last_weight()
 
 
 def test_a_side_without_weight_has_none(prepared_bag: Prepared, encoder_path: Path) -> None:
-    objective = Objective(0.3, 4, False, {"links": 0.1, "topics": 0.0}, {"topics": 0.2})
-    batches = _batches(prepared_bag, objective)
-    state = _state(build_bag(str(encoder_path)), objective)
-    assert np.shape(_weights(state, batches, 5, objective)) == (5, 3)
+    objective = ramen_objective(LOSS, {"links": 0.1, "topics": 0.0}, {"topics": 0.2})
+    sampler = _sampler(prepared_bag, objective)
+    state = _state(_bag(encoder_path), sampler, objective)
+    assert np.shape(_weights(state, sampler, 5, objective)) == (5, 3)
 
 
 def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
     prepared_bag: Prepared, encoder_path: Path
 ) -> None:
-    first = _weights(_state(build_bag(str(encoder_path))), _batches(prepared_bag), 1)[0]
-    seldom = replace(OBJECTIVE, every_steps=3)
-    state = _state(build_bag(str(encoder_path)), seldom)
-    moved = np.array(_weights(state, _batches(prepared_bag), 4, seldom))
+    sampler = _sampler(prepared_bag)
+    first = _weights(_state(_bag(encoder_path), sampler), sampler, 1)[0]
+    seldom = ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3)
+    state = _state(_bag(encoder_path), sampler, seldom)
+    moved = np.array(_weights(state, sampler, 4, seldom))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
     assert (np.array(first) < OBJECTIVE.weights).any()
@@ -176,10 +189,10 @@ def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) ->
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
-    encoder = build_bag(str(encoder_path))
-    state = _state(encoder)
-    state.encoder = nn.parallel.DistributedDataParallel(encoder)
-    weights = _weights(state, _batches(Prepared(prepared)), 6)
+    model, sampler = _bag(encoder_path), _sampler(Prepared(prepared))
+    state = _state(model, sampler)
+    state.model = nn.parallel.DistributedDataParallel(model)
+    weights = _weights(state, sampler, 6)
     torch.save(weights, folder / f"{rank}.pt")
     del state
     gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
@@ -189,27 +202,28 @@ def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) ->
 def test_two_workers_move_the_weights_as_one(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
-    state = _state(build_bag(str(encoder_path)))
-    expected = _weights(state, _batches(prepared_bag), 6)
+    sampler = _sampler(prepared_bag)
+    expected = _weights(_state(_bag(encoder_path), sampler), sampler, 6)
     multiprocessing.spawn(_two_workers, (tmp_path, encoder_path, prepared_bag.path), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0] == found[1]
     assert np.array(found[0]) == pytest.approx(np.array(expected), rel=1e-4)
 
 
-def _parameters(encoder: Encoder) -> Tensor:
-    return nn.utils.parameters_to_vector(encoder.parameters())
+def _parameters(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters())
 
 
 def test_a_resumed_run_has_the_same_weights(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
-    whole = _state(build_bag(str(encoder_path)))
-    expected = _weights(whole, _batches(prepared_bag), 9)
-    first = _state(build_bag(str(encoder_path)))
-    before = _weights(first, _batches(prepared_bag), 4)
-    save_checkpoint(tmp_path, first.encoder, first, 16, {})
-    second = _state(load_encoder(tmp_path / ENCODER_FOLDER))
-    restore_state(second, read_state(tmp_path))
-    assert before + _weights(second, _batches(prepared_bag), 9) == expected
-    assert torch.equal(_parameters(second.encoder), _parameters(whole.encoder))
+    sampler, model = _sampler(prepared_bag), _bag(encoder_path)
+    whole = _state(_bag(encoder_path), sampler)
+    expected = _weights(whole, sampler, 9)
+    first = _state(model, sampler)
+    before = _weights(first, sampler, 4)
+    save_checkpoint(tmp_path, model, first, 16, {})
+    second = _state(load_model(tmp_path), sampler)
+    restore_checkpoint(tmp_path, second)
+    assert before + _weights(second, sampler, 9) == expected
+    assert torch.equal(_parameters(second.model), _parameters(whole.model))

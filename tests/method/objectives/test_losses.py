@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ramen_ray.method.objectives.losses import triplet_loss
+from ramen_ray.method.objectives.losses import Loss, TripletLoss
 
 MARGIN = 0.3
 
@@ -61,9 +61,8 @@ def test_values_and_gradients_equal_a_double_loop(case):
     num_rows, pool, num_negatives, soft, seed = case
     values, positive, known = _draw(num_rows, pool, seed)
     ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
-    found = triplet_loss(
-        ours, torch.tensor(positive), _mask(known, pool), MARGIN, num_negatives, soft
-    )
+    loss = TripletLoss(MARGIN, num_negatives, soft)
+    found = loss(ours, torch.tensor(positive)[:, None], _mask(known, pool))
     expected = _naive(theirs, positive, known, num_negatives, soft)
     torch.testing.assert_close(found, expected)
     row_weights = torch.arange(1.0, num_rows + 1, dtype=torch.float64)
@@ -75,7 +74,7 @@ def test_values_and_gradients_equal_a_double_loop(case):
 def test_a_known_positive_is_no_negative_however_similar():
     similarity = torch.tensor([[0.5, 0.9, 0.4]])
     known = torch.tensor([[True, True, False]])
-    loss = triplet_loss(similarity, torch.tensor([0]), known, MARGIN, num_negatives=1)
+    loss = TripletLoss(MARGIN, num_negatives=1)(similarity, torch.tensor([[0]]), known)
     assert loss.item() == pytest.approx(0.4 - 0.5 + MARGIN)
 
 
@@ -91,7 +90,7 @@ def test_a_known_positive_is_no_negative_however_similar():
 )
 def test_rows_without_a_violation_give_zero_and_a_zero_gradient(similarity, positive, known, soft):
     leaf = torch.tensor(similarity, requires_grad=True)
-    loss = triplet_loss(leaf, torch.tensor(positive), torch.tensor(known), MARGIN, 2, soft)
+    loss = TripletLoss(MARGIN, 2, soft)(leaf, torch.tensor([positive]), torch.tensor(known))
     loss.sum().backward()
     assert loss.tolist() == [0.0]
     assert leaf.grad.tolist() == [[0.0, 0.0, 0.0]]
@@ -100,5 +99,32 @@ def test_rows_without_a_violation_give_zero_and_a_zero_gradient(similarity, posi
 def test_softmax_weights_sum_to_one_over_equal_violations():
     similarity = torch.tensor([[0.2, 0.6, 0.6, -0.9]], dtype=torch.float64)
     known = torch.tensor([[True, False, False, False]])
-    loss = triplet_loss(similarity, torch.tensor([0]), known, MARGIN, 2, softmax_weighting=True)
+    loss = TripletLoss(MARGIN, 2, softmax_weighting=True)(similarity, torch.tensor([[0]]), known)
     assert loss.item() == pytest.approx((0.6 - 0.2 + MARGIN) / 2)
+
+
+@given(st.integers(0, 999), st.booleans())
+def test_several_positives_count_as_the_mean_of_each_alone(seed, soft):
+    similarity, _, known = _draw(5, 9, seed)
+    positives = torch.randint(-1, 9, (5, 3), generator=torch.Generator().manual_seed(seed))
+    mask, loss = _mask(known, 9), TripletLoss(MARGIN, 4, soft)
+    found = loss(similarity, positives, mask)
+    alone = [loss(similarity, positives[:, [column]], mask) for column in range(3)]
+    counts = (positives >= 0).sum(dim=1).clamp(min=1)
+    torch.testing.assert_close(found, torch.stack(alone).sum(dim=0) / counts)
+
+
+def _softmax_loss(similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor) -> Tensor:
+    """The negative logarithm of the share that the first positive has of a softmax."""
+    own_B1 = similarity_BL.gather(1, positives_BP[:, :1])
+    others_BL = similarity_BL.masked_fill(is_positive_BL, -torch.inf)
+    return torch.cat([own_B1, others_BL], dim=1).logsumexp(dim=1) - own_B1[:, 0]
+
+
+@pytest.mark.parametrize("loss", [TripletLoss(MARGIN, 3), _softmax_loss])
+def test_losses_stand_in_for_one_another(loss: Loss):
+    similarity = torch.tensor([[0.5, 0.9, 0.4]], requires_grad=True)
+    rows = loss(similarity, torch.tensor([[0]]), torch.tensor([[True, False, False]]))
+    rows.sum().backward()
+    assert rows.shape == (1,)
+    assert similarity.grad[0, 0] < 0 < similarity.grad[0, 1]

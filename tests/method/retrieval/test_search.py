@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, evaluate, retrieve
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,
@@ -17,8 +18,15 @@ from ramen_ray.method.metrics.ranking import (
     query_metrics,
     ratios,
 )
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.method.retrieval.search import drop_filtered, merge_topk, most_filters, search
+from ramen_ray.method.retrieval.search import (
+    drop_filtered,
+    merge_topk,
+    most_filters,
+    search,
+    search_parts,
+)
 
 WIDTH = 8
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 40), st.integers(1, 50), st.integers(0, 9999))
@@ -107,7 +115,7 @@ def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pair
     queries, ads = _embeddings(5, seed), _embeddings(num_ads, seed + 1)
     bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
     parts = (ads[start:stop] for start, stop in pairwise(bounds))
-    found, scores = retrieve(queries, parts, np.arange(num_ads), _as_pairs(pairs))
+    found, scores = search_parts(queries, parts, np.arange(num_ads), _as_pairs(pairs), 100)
     similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
     assert found.shape[1] == scores.shape[1] == 100
     for query, row in enumerate(found.tolist()):
@@ -119,10 +127,10 @@ def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pair
 def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
     prepared: Prepared, encoder_path: Path, split: str
 ):
-    encoder = build_transformer(str(encoder_path))
+    encoder = DualEncoder(build_transformer(str(encoder_path)))
     metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))
-    queries = encode_rows(encoder, prepared.queries[split], np.arange(12))
-    similarity = queries @ encode_rows(encoder, prepared.ads, np.arange(40)).T
+    queries = encoder.embed_texts(prepared.queries[split], np.arange(12))
+    similarity = queries @ encoder.embed_texts(prepared.ads, np.arange(40)).T
     dropped = {tuple(pair) for pair in prepared.filters(split).tolist()}
     assert dropped
     for query, row in enumerate(ads.tolist()):

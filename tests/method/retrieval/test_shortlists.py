@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from support import rows_of
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.draws import draw_hard_negatives
@@ -19,16 +19,16 @@ from ramen_ray.method.sampling.draws import draw_hard_negatives
 @pytest.fixture(scope="module")
 def shortlists(prepared_bag: Prepared, encoder_path: Path, tmp_path_factory) -> np.ndarray:
     file = tmp_path_factory.mktemp("shortlists") / "shortlists.npy"
-    write_shortlists(build_bag(str(encoder_path)), prepared_bag, 12, file)
+    write_shortlists(DualEncoder(build_bag(str(encoder_path))), prepared_bag, 12, file)
     return open_shortlists(file)
 
 
 def test_shortlists_are_the_nearest_ads_without_the_positives(
     shortlists: np.ndarray, prepared_bag: Prepared, encoder_path: Path
 ) -> None:
-    encoder, data = build_bag(str(encoder_path)), prepared_bag
-    queries = encode_rows(encoder, data.queries["train"], np.arange(len(shortlists)))
-    ads = encode_rows(encoder, data.ads, np.arange(len(data.ads)))
+    encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
+    queries = encoder.embed_texts(data.queries["train"], np.arange(len(shortlists)))
+    ads = encoder.embed_texts(data.ads, np.arange(len(data.ads)))
     assert shortlists.dtype == np.int32
     assert isinstance(shortlists.base, np.memmap)
     for row, clicked in enumerate(rows_of(data.clicks["train"])):

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from ramen_ray.method.sampling import clustering
 from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, halve
-from ramen_ray.method.sampling.draws import clustered_order, num_steps
+from ramen_ray.method.sampling.orders import clustered_order, num_steps
 
 SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
 

@@ -11,7 +11,11 @@ from support import csr_of, rows_of
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.sampling.draws import Graphs, Regularizer, draw, epoch_order, num_steps
+from ramen_ray.method.sampling import batches
+from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
+from ramen_ray.method.sampling.orders import num_steps, random_order
+from ramen_ray.method.sampling.regularizers import Graphs, Regularizer
+from ramen_ray.method.sampling.training_data import TrainingData
 
 NUM_EPOCHS = 400
 SIDES = ("query", "ad")
@@ -28,8 +32,8 @@ def shapes(draw_value):
 
 def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
     share = batch_size // num_workers
-    lanes = [range(rank * share, (rank + 1) * share) for rank in range(num_workers)]
-    return [epoch_order(num_queries, batch_size, own, seed, epoch) for own in lanes]
+    slots = [range(rank * share, (rank + 1) * share) for rank in range(num_workers)]
+    return [random_order(num_queries, batch_size, own, seed, epoch) for own in slots]
 
 
 @given(shapes(), st.sampled_from([2, 4]))
@@ -55,96 +59,164 @@ def test_an_epoch_takes_each_query_at_most_once_and_leaves_out_the_remainder(sha
 
 def test_orders_differ_between_epochs_and_seeds_but_repeat_for_the_same_ones():
     orders = {
-        (seed, epoch): epoch_order(101, 8, range(8), seed, epoch).tobytes()
+        (seed, epoch): random_order(101, 8, range(8), seed, epoch).tobytes()
         for seed in range(3)
         for epoch in range(3)
     }
     assert len(set(orders.values())) == len(orders)
-    assert epoch_order(101, 8, range(8), 1, 2).tobytes() == orders[1, 2]
+    assert random_order(101, 8, range(8), 1, 2).tobytes() == orders[1, 2]
 
 
 def test_no_query_is_left_out_forever():
     taken = set()
     for epoch in range(40):
-        taken |= set(epoch_order(103, 8, range(8), 0, epoch).flatten().tolist())
+        taken |= set(random_order(103, 8, range(8), 0, epoch).flatten().tolist())
     assert taken == set(range(103))
 
 
+def _columns(batch: Batch) -> np.ndarray:
+    """Lay a batch out as one row a query: query, ad, hard negatives, each regulariser's anchor."""
+    anchors = [drawn.anchors for drawn in batch.anchors.values()]
+    return np.column_stack([batch.queries, batch.ads, batch.hard_negatives, *anchors])
+
+
 @pytest.mark.parametrize("num_workers", [2, 4])
-def test_global_batches_of_draws_do_not_depend_on_the_workers(prepared: Prepared, num_workers):
-    graphs = {one: prepared.edges(*one) for one in REGULARIZERS}
-    ids, clicks = prepared.query_ids, prepared.clicks["train"]
-    (whole,) = _orders_of_workers(len(ids), 16, 3, 5, 1)
-    for step, rows in enumerate(whole):
-        expected = draw(rows, ids[rows], clicks, graphs, (3, 5))
-        parts = [
-            draw(order[step], ids[order[step]], clicks, graphs, (3, 5))
-            for order in _orders_of_workers(len(ids), 16, 3, 5, num_workers)
-        ]
-        assert np.concatenate(parts).tolist() == expected.tolist()
+@pytest.mark.parametrize("clustered", [False, True])
+def test_global_batches_do_not_depend_on_the_workers(
+    prepared: Prepared, num_workers: int, clustered: bool, monkeypatch: pytest.MonkeyPatch
+):
+    data = TrainingData.from_prepared(prepared, REGULARIZERS)
+    num_queries, draw = len(data.query_ids), np.random.default_rng(0)
+    clusters = batches.Clusters(draw.permutation(num_queries), 8) if clustered else None
+    shortlists = draw.integers(0, 40, size=(num_queries, 9), dtype=np.int32)
+    sources = Sources(data.graphs, clusters, shortlists)
+
+    def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
+        monkeypatch.setattr(batches, "world", lambda: (rank, world_size))
+        sampler = Sampler(data, 16, seed=3, num_hard_negatives=2)
+        steps = range(2 * sampler.steps_per_epoch)
+        return [_columns(sampler.draw(step, sources, REGULARIZERS)) for step in steps]
+
+    whole = draws_of(0, 1)
+    parts = [draws_of(rank, num_workers) for rank in range(num_workers)]
+    for step, expected in enumerate(whole):
+        assert np.concatenate([part[step] for part in parts]).tolist() == expected.tolist()
+        assert expected.shape == (16, 1 + 1 + 2 + 4)
 
 
-def test_a_draw_belongs_to_its_query_and_follows_its_clicks_and_edges(prepared: Prepared):
-    graphs = {one: prepared.edges(*one) for one in REGULARIZERS}
-    clicks = prepared.clicks["train"]
-    rows = np.arange(len(prepared.query_ids))
-    found = draw(rows, prepared.query_ids, clicks, graphs, (0, 0))
-    backwards = draw(rows[::-1], prepared.query_ids[::-1], clicks, graphs, (0, 0))
-    assert found.tolist() == backwards[::-1].tolist()
-    ads_of = rows_of(clicks)
-    assert found[:, 0].tolist() == rows.tolist()
-    assert all(ad in ads_of[row] for row, ad in enumerate(found[:, 1].tolist()))
-    for column, (regularizer, edges) in enumerate(graphs.items(), start=2):
-        nodes, anchors = found[:, SIDES.index(regularizer.side)], rows_of(edges)
-        for node, anchor in zip(nodes.tolist(), found[:, column].tolist(), strict=True):
-            assert anchor in (anchors[node] or [-1])
-        assert (found[:, column] == -1).any()
+def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
+    """Draw a batch of all queries."""
+    sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
+    return sampler.draw(step, Sources(data.graphs), list(data.graphs))
 
 
-def _epochs(clicks: Csr, graphs: Graphs, seed: int = 0) -> np.ndarray:
-    """Draws of 10 copies of query row 0 in many epochs."""
-    rows, ids = np.zeros(10, dtype=np.int64), np.arange(10)
-    return np.concatenate(
-        [draw(rows, ids, clicks, graphs, (seed, epoch)) for epoch in range(NUM_EPOCHS)]
-    )
+def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
+    data = TrainingData.from_prepared(prepared, REGULARIZERS)
+    batch = _one_batch(data)
+    assert sorted(batch.queries.tolist()) == list(range(len(data.query_ids)))
+    ads_of = rows_of(data.clicks)
+    drawn = batch.ads[:, 0]
+    assert all(ad in ads_of[row] for row, ad in zip(batch.queries, drawn.tolist(), strict=True))
+    assert list(batch.anchors) == REGULARIZERS
+    for regularizer, (nodes, anchors) in batch.anchors.items():
+        of_side = {"query": batch.queries, "ad": drawn}[regularizer.side]
+        assert nodes.tolist() == of_side.tolist()
+        linked = rows_of(data.graphs[regularizer])
+        for node, anchor in zip(nodes.tolist(), anchors.tolist(), strict=True):
+            assert anchor in (linked[node] or [-1])
+        assert (anchors == -1).any()
+
+
+def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: Prepared):
+    data = TrainingData.from_prepared(prepared, REGULARIZERS)
+    clusters = batches.Clusters(np.arange(len(data.query_ids))[::-1].copy(), 1)
+    sampler = Sampler(data, len(data.query_ids), seed=0)
+    sources = [Sources(data.graphs), Sources(data.graphs, clusters)]
+    one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in sources)
+    assert one.tolist() != other.tolist()
+    assert sorted(one.tolist()) == sorted(other.tolist())
+
+
+def test_only_regularisers_that_are_asked_for_are_drawn(prepared: Prepared):
+    data = TrainingData.from_prepared(prepared, REGULARIZERS)
+    sampler = Sampler(data, 16, seed=0)
+    full = sampler.draw(0, Sources(data.graphs), REGULARIZERS)
+    part = sampler.draw(0, Sources(data.graphs), REGULARIZERS[2:3])
+    assert list(part.anchors) == REGULARIZERS[2:3]
+    drawn = part.anchors[REGULARIZERS[2]].anchors
+    assert drawn.tolist() == full.anchors[REGULARIZERS[2]].anchors.tolist()
+
+
+def _made(clicks: Csr, graphs: Graphs) -> TrainingData:
+    """Ten copies of query row 0, or the rows of ``clicks``."""
+    num_queries = 10 if clicks.num_rows == 1 else clicks.num_rows
+    if clicks.num_rows == 1:
+        clicks = csr_of(rows_of(clicks) * num_queries)
+        graphs = {
+            one: csr_of(rows_of(edges) * num_queries) if edges.num_rows == 1 else edges
+            for one, edges in graphs.items()
+        }
+    return TrainingData(np.arange(num_queries), clicks, graphs, {}, {})
+
+
+def _epochs(data: TrainingData, seed: int = 0, **settings) -> np.ndarray:
+    """Draws of all queries in many epochs."""
+    sampler = Sampler(data, len(data.query_ids), seed=seed, **settings)
+    sources = Sources(data.graphs)
+    found = [sampler.draw(epoch, sources, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
+    return np.concatenate([_columns(batch)[np.argsort(batch.queries)] for batch in found])
+
+
+def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
+    ids, counts = np.unique(drawn, return_counts=True)
+    assert ids.tolist() == sorted(shares)
+    share = np.array([shares[i] for i in ids.tolist()])
+    assert stats.chisquare(counts, share / share.sum() * len(drawn)).pvalue > 0.01
 
 
 def test_ads_are_drawn_uniformly_and_anchors_by_weight():
-    clicks = csr_of([[0, 1, 2, 4, 7]])
-    weights = np.array([1.0, 2.0, 5.0, 0.5])
-    query_edges = Csr.from_pairs(np.zeros(4, int), np.array([3, 1, 0, 6]), 1, weights)
-    ad_edges = csr_of([[0, 2, 5]] * 8)
-    drawn = _epochs(clicks, dict(zip(REGULARIZERS, (query_edges, ad_edges), strict=False)))
-    expected = [
-        {0: 1, 1: 1, 2: 1, 4: 1, 7: 1},
-        {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5},
-        {0: 1, 2: 1, 5: 1},
-    ]
-    for column, shares in enumerate(expected, start=1):
-        ids, counts = np.unique(drawn[:, column], return_counts=True)
-        assert ids.tolist() == sorted(shares)
-        share = np.array([shares[i] for i in ids.tolist()])
-        assert stats.chisquare(counts, share / share.sum() * len(drawn)).pvalue > 0.01
+    weights = np.tile([1.0, 2.0, 5.0, 0.5], 10)
+    anchors, rows = np.tile([3, 1, 0, 6], 10), np.repeat(np.arange(10), 4)
+    query_edges = Csr.from_pairs(rows, anchors, 10, weights)
+    graphs = dict(zip(REGULARIZERS, (query_edges, csr_of([[0, 2, 5]] * 8)), strict=False))
+    drawn = _epochs(_made(csr_of([[0, 1, 2, 4, 7]]), graphs))
+    _assert_shares(drawn[:, 1], {0: 1, 1: 1, 2: 1, 4: 1, 7: 1})
+    _assert_shares(drawn[:, 2], {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5})
+    _assert_shares(drawn[:, 3], {0: 1, 2: 1, 5: 1})
+
+
+def test_ads_are_drawn_in_proportion_to_their_clicks_where_that_is_asked_for():
+    data = _made(csr_of([[0, 1, 4]]), {})
+    rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
+    weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
+    _assert_shares(_epochs(data, clicks=weighted)[:, 1], {0: 1, 1: 6, 4: 3})
+    _assert_shares(_epochs(data)[:, 1], {0: 1, 1: 1, 4: 1})
 
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
-    clicks, edges = csr_of([[0, 1, 2, 3]]), csr_of([[0, 1, 2, 3]] * 4)
-    drawn = _epochs(clicks, dict.fromkeys(REGULARIZERS, edges))
+    edges = csr_of([[0, 1, 2, 3]] * 10)
+    drawn = _epochs(_made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)))
     for one, other in combinations(range(1, 6), 2):
         table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
         assert stats.chi2_contingency(table).pvalue > 0.001
 
 
 def test_draws_change_with_the_seed_and_the_epoch():
-    clicks = csr_of([range(50)])
-    one, other = (_epochs(clicks, {}, seed)[:, 1] for seed in (0, 1))
+    data = _made(csr_of([range(50)]), {})
+    one, other = (_epochs(data, seed)[:, 1] for seed in (0, 1))
     assert (one != other).mean() > 0.9
     by_epoch = one.reshape(NUM_EPOCHS, 10)
     assert (by_epoch[1:] != by_epoch[:-1]).mean() > 0.9
 
 
 def test_nodes_without_edges_draw_minus_one():
-    clicks = csr_of([[1], [0]])
     graphs = dict(zip(REGULARIZERS, (csr_of([[], [4]]), csr_of([[2], []])), strict=False))
-    drawn = draw(np.array([0, 1]), np.array([0, 1]), clicks, graphs, (0, 0))
-    assert drawn.tolist() == [[0, 1, -1, -1], [1, 0, 4, 2]]
+    drawn = _columns(_one_batch(_made(csr_of([[1], [0]]), graphs)))
+    assert sorted(drawn.tolist()) == [[0, 1, -1, -1], [1, 0, 4, 2]]
+
+
+def test_without_shortlists_there_is_room_for_hard_negatives_but_none(prepared: Prepared):
+    data = TrainingData.from_prepared(prepared, [])
+    batch = _one_batch(data, num_hard_negatives=3)
+    assert batch.hard_negatives.shape == (len(data.query_ids), 3)
+    assert (batch.hard_negatives == -1).all()

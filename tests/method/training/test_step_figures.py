@@ -1,34 +1,43 @@
-"""What is told of training steps: each term of the steps that have it."""
+"""What is logged of training steps: each term of the steps that have it."""
 
 import numpy as np
 import pytest
 
-from ramen_ray.method.training.step import Objective
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.training.step_figures import StepLosses
 
-OBJECTIVE = Objective(0.3, 4, False, {"links": 0.5}, {"links": 0.2}, every_steps=2)
+LOSS = TripletLoss(0.3, 4)
+OBJECTIVE = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2}, every_steps=2)
 
 
-def test_regularisers_are_told_of_steps_with_anchors_only():
+def test_regularisers_are_logged_of_steps_with_anchors_only():
     terms = np.array([[1, 0, 0], [2, 6, 4], [3, 0, 0], [5, 2, 8]], dtype=np.float32)  # 1 to 4
-    losses = StepLosses.of(OBJECTIVE, 1, terms)
-    assert losses.means == pytest.approx([11 / 4, (3 + 1) / 2, (2 + 4) / 2])
+    losses = StepLosses.from_terms(OBJECTIVE, 1, terms)
+    expected = {"task": 11 / 4, "R_x/links": (3 + 1) / 2, "R_z/links": (2 + 4) / 2}
+    assert losses.means == pytest.approx(expected)
     names, values, known = losses.figures(None, 80.0)
-    told = [
+    logged = [
         {name: value for name, value, is_known in zip(names, *row, strict=True) if is_known}
         for row in zip(values.tolist(), known, strict=True)
     ]
     rate = {"throughput/queries_per_s": 80.0}
-    links = [f"loss/{term}" for term in OBJECTIVE.terms[1:]]
-    assert told[0] == {"loss/task": 1.0, **rate}
+    links = [f"loss/{term}" for term in OBJECTIVE.names[1:]]
+    assert logged[0] == {"loss/task": 1.0, **rate}
     total = pytest.approx(2 + 0.5 * 3 + 0.2 * 2)
-    assert told[1] == {"loss/task": 2.0, links[0]: 3.0, links[1]: 2.0, "loss/total": total, **rate}
-    assert told[2] == {"loss/task": 3.0, **rate}
+    assert logged[1] == {
+        "loss/task": 2.0,
+        links[0]: 3.0,
+        links[1]: 2.0,
+        "loss/total": total,
+        **rate,
+    }
+    assert logged[2] == {"loss/task": 3.0, **rate}
 
 
-def test_weights_that_move_are_told_of_every_step():
+def test_weights_that_move_are_logged_of_every_step():
     moved = np.array([[1, 0.5, 0.2], [1, 0.4, 0.1]])
-    losses = StepLosses.of(OBJECTIVE, 0, np.array([[1.0, 4, 2], [1, 0, 0]]))
+    losses = StepLosses.from_terms(OBJECTIVE, 0, np.array([[1.0, 4, 2], [1, 0, 0]]))
     names, values, known = losses.figures(moved, 80.0)
     weights = [column for column, name in enumerate(names) if name.startswith("lambda_")]
     assert (values[:, weights] == moved[:, 1:]).all()
@@ -37,8 +46,8 @@ def test_weights_that_move_are_told_of_every_step():
 
 
 def test_without_regularisers_every_step_has_a_total():
-    losses = StepLosses.of(Objective(0.3, 4, False, {}, {}, 2), 0, np.array([[1.0], [3.0]]))
-    assert losses.means == pytest.approx([2.0])
+    losses = StepLosses.from_terms(ramen_objective(LOSS, {}, {}, 2), 0, np.array([[1.0], [3.0]]))
+    assert losses.means == pytest.approx({"task": 2.0})
     names, values, known = losses.figures(None, 80.0)
     assert known.all()
     assert values[:, names.index("loss/total")].tolist() == [1, 3]

@@ -1,7 +1,6 @@
 """The training step against loops, two workers against one, a resumed run against a whole one."""
 
 import gc
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,33 +12,31 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, evaluate
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.sampling.batches import Batches, open_graphs
-from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import Objective, ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.regularizers import open_graphs
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import (
-    ENCODER_FOLDER,
     CheckpointError,
-    read_state,
-    restore_state,
+    restore_checkpoint,
     save_checkpoint,
 )
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import (
-    Objective,
-    TrainState,
-    global_losses,
-    step_losses,
-    train_steps,
-)
+from ramen_ray.method.training.step import TrainState, compute_step, global_losses, train_steps
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
-OBJECTIVE = Objective(0.3, 4, False, LAMBDA_X, LAMBDA_Z)
-SOFT = Objective(0.3, 30, True, LAMBDA_X, LAMBDA_Z)
-ONE_SIDED = Objective(0.3, 4, False, {"links": 0.5, "topics": 0.0}, {"topics": 0.1})
 MARGIN = 0.3
+HARDEST_FOUR, ALL_SOFT = TripletLoss(MARGIN, 4), TripletLoss(MARGIN, 30, softmax_weighting=True)
+OBJECTIVE = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z)
 SIDES = ("query", "ad")
 KINDS = ["transformer", "bag"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -49,17 +46,33 @@ def _build(kind: str, folder: Path) -> Encoder:
     return build_bag(str(folder)) if kind == "bag" else build_transformer(str(folder))
 
 
-def _batches(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Batches:
-    return Batches.of(data, objective.regularizers, batch_size, seed=3)
+def _sampler(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Sampler:
+    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    return Sampler(training_data, batch_size, seed=3)
 
 
-def _state(encoder: nn.Module, lr: float = 5e-3, total_steps: int = 40) -> TrainState:
+def _step(
+    model: nn.Module,
+    sampler: Sampler,
+    step: int,
+    objective: Objective = OBJECTIVE,
+    sources: Sources | None = None,
+) -> Tensor:
+    """Return a step's losses (terms,)."""
+    sources = sources or Sources(sampler.data.graphs)
+    return compute_step(model, sampler, sources, objective, step).losses
+
+
+def _state(
+    encoder: nn.Module, sampler: Sampler, lr: float = 5e-3, total_steps: int = 40
+) -> TrainState:
     optimizer = build_optimizer(encoder, lr, weight_decay=0.01)
-    return TrainState(encoder, optimizer, build_schedule(optimizer, 4, total_steps))
+    schedule = build_schedule(optimizer, 4, total_steps)
+    return TrainState(encoder, optimizer, schedule, Sources(sampler.data.graphs))
 
 
-def _losses(state: TrainState, batches: Batches, stop: int) -> list[list[float]]:
-    return global_losses(list(train_steps(state, batches, OBJECTIVE, stop))).tolist()
+def _losses(state: TrainState, sampler: Sampler, stop: int) -> list[list[float]]:
+    return global_losses(list(train_steps(state, sampler, OBJECTIVE, stop))).tolist()
 
 
 @pytest.fixture
@@ -84,31 +97,40 @@ class Recorder(nn.Module):
         return functional.normalize(torch.stack(means), dim=-1)
 
 
-def _drawn_texts(batches: Batches, step: int) -> list[list[tuple[int, ...] | None]]:
-    def text(column: int, row: int) -> tuple[int, ...] | None:
-        return tuple(batches.tables[column].gather(np.array([row])).tolist()) if row >= 0 else None
+Texts = dict[tuple[str, int], tuple[int, ...]]
 
-    return [[text(c, row) for c, row in enumerate(rows)] for rows in batches.draw(step).tolist()]
+
+def _drawn_texts(sampler: Sampler, step: int, sources: Sources | None = None) -> Texts:
+    """Return the tokens of all that a step draws, by table and id."""
+    sources = sources or Sources(sampler.data.graphs)
+    batch = sampler.draw(step, sources, list(sources.graphs))
+    return {
+        (table, row): tuple(sampler.data.tables[table].gather(np.array([row])).tolist())
+        for table, ids in batch.drawn()
+        for row in ids.ravel().tolist()
+        if row >= 0
+    }
 
 
 def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: Prepared):
-    batches, recorder = _batches(prepared), Recorder()
-    for step in range(batches.steps_per_epoch):
+    sampler, recorder = _sampler(prepared), Recorder()
+    for step in range(sampler.steps_per_epoch):
         recorder.texts.clear()
-        step_losses(recorder, batches, step, OBJECTIVE)
-        drawn = [text for row in _drawn_texts(batches, step) for text in row if text]
+        _step(recorder, sampler, step)
+        drawn = list(_drawn_texts(sampler, step).values())
         assert sorted(recorder.texts) == sorted(set(drawn))
-        assert len(recorder.texts) < len(drawn)
+        batch = sampler.draw(step, Sources(sampler.data.graphs), OBJECTIVE.regularizers)
+        assert len(recorder.texts) < sum((ids >= 0).sum() for _, ids in batch.drawn())
         lengths = [len(text) for text in recorder.texts]
         assert lengths == sorted(lengths)
 
 
 def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
-    objective = Objective(0.3, 4, False, {"links": 0.0, "topics": 0.0}, {"links": 0.1})
-    assert objective.terms == ["task", "R_z/links"]
+    objective = ramen_objective(HARDEST_FOUR, {"links": 0.0, "topics": 0.0}, {"links": 0.1})
+    assert objective.names == ["task", "R_z/links"]
     assert objective.weights == [1.0, 0.1]
-    batches, recorder = _batches(prepared, objective), Recorder()
-    step_losses(recorder, batches, 0, objective)
+    sampler, recorder = _sampler(prepared, objective), Recorder()
+    _step(recorder, sampler, 0, objective)
     topics = prepared.anchors("topics")
     texts = {tuple(topics.gather(np.array([row])).tolist()) for row in range(len(topics))}
     assert recorder.texts
@@ -119,70 +141,71 @@ def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
 def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
     kind: str, data: Prepared, encoder_path: Path
 ):
-    encoder, batches, every = _build(kind, encoder_path), _batches(data), 3
-    seldom = replace(OBJECTIVE, every_steps=every)
-    without = Objective(0.3, 4, False, {}, {})
+    encoder, sampler, every = _build(kind, encoder_path), _sampler(data), 3
+    seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
+    without = ramen_objective(HARDEST_FOUR, {}, {})
     for step in range(2 * every):
-        plain = step_losses(encoder, batches, step, OBJECTIVE)
-        found = step_losses(encoder, batches, step, seldom)
+        plain = _step(encoder, sampler, step)
+        found = _step(encoder, sampler, step, seldom)
         torch.testing.assert_close(found[0], plain[0])
         torch.testing.assert_close(found[1:], plain[1:] * (0 if step % every else every))
         seen, expected = Recorder(), Recorder()
-        step_losses(seen, batches, step, seldom)
-        plain_batches = _batches(data, without if step % every else OBJECTIVE)
-        step_losses(expected, plain_batches, step, without if step % every else OBJECTIVE)
+        _step(seen, sampler, step, seldom)
+        _step(expected, sampler, step, without if step % every else OBJECTIVE)
         assert seen.texts == expected.texts
 
 
 def _naive_terms(
     encoder: nn.Module,
-    batches: Batches,
+    sampler: Sampler,
     step: int,
-    objective: Objective,
-    known: Mapping[Regularizer, list[list[int]]] | None = None,
+    loss: TripletLoss = HARDEST_FOUR,
+    sources: Sources | None = None,
 ) -> dict[str, Tensor]:
-    """Return the terms by name; a node's ``known`` anchors are no negatives either."""
-    draws = batches.draw(step).tolist()
-    embedded = [
-        [
-            None if ids is None else encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
-            for ids in row
-        ]
-        for row in _drawn_texts(batches, step)
-    ]
+    """Return the terms by name, from single texts and plain loops."""
+    sources = sources or Sources(sampler.data.graphs)
+    batch = sampler.draw(step, sources, list(sources.graphs))
+    vectors = {
+        key: encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
+        for key, ids in _drawn_texts(sampler, step, sources).items()
+    }
 
-    def term(
-        row_column: int, own_column: int, columns: list[int], truth: list[list[int]]
-    ) -> Tensor:
-        pool = {
-            row[c]: embedded[i][c] for i, row in enumerate(draws) for c in columns if row[c] >= 0
-        }
+    def term(rows: list, drawn: list, pool: set, known: list[list[int]]) -> Tensor:
         total = torch.zeros(())
-        for row, vectors in zip(draws, embedded, strict=True):
-            if row[own_column] < 0:
+        for row, own_key in zip(rows, drawn, strict=True):
+            if own_key[1] < 0:
                 continue
-            own = vectors[row_column] @ vectors[own_column]
-            known = truth[row[row_column]]
-            similar = [vectors[row_column] @ pool[c] for c in pool if c not in known]
-            similar = sorted(similar, key=Tensor.item, reverse=True)[: objective.num_negatives]
+            own = vectors[row] @ vectors[own_key]
+            similar = [vectors[row] @ vectors[key] for key in pool if key[1] not in known[row[1]]]
+            similar = sorted(similar, key=Tensor.item, reverse=True)[: loss.num_negatives]
             violators = [s for s in similar if s - own + MARGIN > 0]
             norm = sum(torch.exp(s / 0.1) for s in violators)
             for s in violators:
-                weight = torch.exp(s / 0.1) / norm if objective.softmax_weighting else 1.0
-                count = min(objective.num_negatives, len(pool))
-                total = total + weight * (s - own + MARGIN) / count / len(draws)
+                weight = torch.exp(s / 0.1) / norm if loss.softmax_weighting else 1.0
+                count = min(loss.num_negatives, len(pool))
+                total = total + weight * (s - own + MARGIN) / count / len(rows)
         return total
 
-    hard = range(2 + len(batches.graphs), len(draws[0]))
-    terms = {"task": term(0, 1, [1, *hard], rows_of(batches.clicks))}
-    drawn = list(batches.graphs)
-    for (name, side), edges in batches.graphs.items():
-        truth = rows_of(edges)
-        if known is not None:
-            truth = [[*a, *b] for a, b in zip(truth, known[name, side], strict=True)]
-        columns = [2 + drawn.index((name, s)) for s in SIDES if (name, s) in drawn]
-        own = 2 + drawn.index((name, side))
-        terms[f"R_{'xz'[SIDES.index(side)]}/{name}"] = term(SIDES.index(side), own, columns, truth)
+    def keys(table: str, ids: np.ndarray) -> list[tuple[str, int]]:
+        return [(table, row) for row in ids.ravel().tolist()]
+
+    def candidates(*parts: list[tuple[str, int]]) -> set[tuple[str, int]]:
+        return {key for part in parts for key in part if key[1] >= 0}
+
+    queries, ads = keys("queries", batch.queries), keys("ads", batch.ads)
+    pool = candidates(ads, keys("ads", batch.hard_negatives))
+    terms = {"task": term(queries, ads, pool, rows_of(sampler.data.clicks))}
+    for (name, side), (nodes, anchors) in batch.anchors.items():
+        table = f"anchors/{name}"
+        of_set = [
+            keys(table, batch.anchors[name, s].anchors) for s in SIDES if (name, s) in batch.anchors
+        ]
+        linked = zip(*map(rows_of, sampler.data.known_edges[name, side]), strict=True)
+        known = [[anchor for row in rows for anchor in row] for rows in linked]
+        own_nodes = keys({"query": "queries", "ad": "ads"}[side], nodes)
+        terms[f"R_{'xz'[SIDES.index(side)]}/{name}"] = term(
+            own_nodes, keys(table, anchors), candidates(*of_set), known
+        )
     return terms
 
 
@@ -193,19 +216,26 @@ def _gradients(encoder: nn.Module, loss: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "objective", [OBJECTIVE, SOFT, ONE_SIDED], ids=["hinge", "softmax", "one-sided"]
+    ("loss", "lambda_x", "lambda_z"),
+    [
+        (HARDEST_FOUR, LAMBDA_X, LAMBDA_Z),
+        (ALL_SOFT, LAMBDA_X, LAMBDA_Z),
+        (HARDEST_FOUR, {"links": 0.5, "topics": 0.0}, {"topics": 0.1}),
+    ],
+    ids=["hinge", "softmax", "one-sided"],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
-    kind: str, data: Prepared, encoder_path: Path, objective: Objective
+    kind: str, data: Prepared, encoder_path: Path, loss: TripletLoss, lambda_x: dict, lambda_z: dict
 ):
-    encoder, batches = _build(kind, encoder_path), _batches(data, objective)
+    objective = ramen_objective(loss, lambda_x, lambda_z)
+    encoder, sampler = _build(kind, encoder_path), _sampler(data, objective)
     weights = torch.tensor(objective.weights)
-    for step in (0, batches.steps_per_epoch + 1):
-        found = step_losses(encoder, batches, step, objective)
-        by_name = _naive_terms(encoder, batches, step, objective)
+    for step in (0, sampler.steps_per_epoch + 1):
+        found = _step(encoder, sampler, step, objective)
+        by_name = _naive_terms(encoder, sampler, step, loss)
         expected = torch.stack(list(by_name.values()))
-        assert list(by_name) == objective.terms
+        assert list(by_name) == objective.names
         assert (expected > 0).all()
         torch.testing.assert_close(found, expected, **TOLERANCE)
         torch.testing.assert_close(
@@ -218,51 +248,54 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
 def test_edges_that_another_graph_leaves_out_are_no_negatives(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ):
-    whole, draw = _batches(prepared_bag), np.random.default_rng(0)
-    for one, edges in whole.graphs.items():
+    whole, draw = _sampler(prepared_bag), np.random.default_rng(0)
+    for one, edges in whole.data.graphs.items():
         rows = rows_of(edges)
         num_anchors = len(prepared_bag.anchors(one.anchor_set))
         kept = [sorted({*row[::2], int(draw.integers(num_anchors))}) for row in rows]
         csr_of(kept).save(tmp_path / one.path)
-    other = Batches.of(prepared_bag, OBJECTIVE.regularizers, 16, 3, tmp_path)
+    regularizers = OBJECTIVE.regularizers
+    other = Sampler(TrainingData.from_prepared(prepared_bag, regularizers, tmp_path), 16, seed=3)
     encoder = _build("bag", encoder_path)
-    known = {one: rows_of(edges) for one, edges in whole.graphs.items()}
-    expected = _naive_terms(encoder, other, 0, OBJECTIVE, known)
-    found = step_losses(encoder, other, 0, OBJECTIVE)
-    torch.testing.assert_close(found, torch.stack(list(expected.values())), **TOLERANCE)
-    blind = _naive_terms(encoder, other, 0, OBJECTIVE)
-    assert not torch.allclose(found, torch.stack(list(blind.values())))
-    other.graphs = open_graphs(tmp_path, OBJECTIVE.regularizers)
-    torch.testing.assert_close(step_losses(encoder, other, 0, OBJECTIVE), found)
+    found = _step(encoder, other, 0)
+    expected = torch.stack(list(_naive_terms(encoder, other, 0).values()))
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    drawn_only = {one: [edges] for one, edges in other.data.graphs.items()}
+    blind = Sampler(replace(other.data, known_edges=drawn_only), 16, seed=3)
+    assert not torch.allclose(found, torch.stack(list(_naive_terms(encoder, blind, 0).values())))
+    pruned = Sources(open_graphs(tmp_path, regularizers))
+    torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
 
 
-def _with_hard_negatives(data: Prepared) -> Batches:
-    """Two hard negatives a query, from random shortlists, as ance has them; some are empty."""
-    batches, draw = _batches(data), np.random.default_rng(0)
-    batches.expect_hard_negatives(2)
+def _with_shortlists(sampler: Sampler, num_ads: int) -> Sources:
+    """Random shortlists without positives; some are empty."""
+    draw = np.random.default_rng(0)
     ads = [
-        np.setdiff1d(draw.permutation(len(data.ads))[: row % 9], clicked)
-        for row, clicked in enumerate(rows_of(batches.clicks))
+        np.setdiff1d(draw.permutation(num_ads)[: row % 9], clicked)
+        for row, clicked in enumerate(rows_of(sampler.data.clicks))
     ]
-    batches.shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
-    return batches
+    shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
+    return Sources(sampler.data.graphs, shortlists=shortlists)
 
 
 @pytest.mark.parametrize("kind", ["bag"])
 def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, encoder_path: Path):
-    encoder, batches = _build(kind, encoder_path), _with_hard_negatives(data)
-    draws = batches.draw(0)
-    assert (draws[:, -2:] >= 0).any()
-    assert (draws[:, -2:] == -1).any()
-    clicked = rows_of(batches.clicks)
-    assert not any(set(row[-2:]) & set(clicked[row[0]]) for row in draws.tolist())
-    found = step_losses(encoder, batches, 0, OBJECTIVE)
-    expected = torch.stack(list(_naive_terms(encoder, batches, 0, OBJECTIVE).values()))
+    encoder, sampler = _build(kind, encoder_path), replace(_sampler(data), num_hard_negatives=2)
+    sources = _with_shortlists(sampler, len(data.ads))
+    batch = sampler.draw(0, sources, OBJECTIVE.regularizers)
+    assert (batch.hard_negatives >= 0).any()
+    assert (batch.hard_negatives == -1).any()
+    clicked = rows_of(sampler.data.clicks)
+    rows = zip(batch.queries.tolist(), batch.hard_negatives.tolist(), strict=True)
+    assert not any(set(ads) & set(clicked[query]) for query, ads in rows)
+    found = _step(encoder, sampler, 0, sources=sources)
+    naive = _naive_terms(encoder, sampler, 0, sources=sources)
+    expected = torch.stack(list(naive.values()))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     torch.testing.assert_close(
         _gradients(encoder, found.sum()), _gradients(encoder, expected.sum()), **TOLERANCE
     )
-    plain = step_losses(encoder, _batches(data), 0, OBJECTIVE)
+    plain = _step(encoder, _sampler(data), 0)
     assert found[0] > plain[0]
     torch.testing.assert_close(found[1:], plain[1:], **TOLERANCE)
 
@@ -271,45 +304,67 @@ def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, 
 def test_without_shortlists_yet_a_step_is_a_plain_one(
     kind: str, data: Prepared, encoder_path: Path
 ):
-    encoder, batches = _build(kind, encoder_path), _batches(data)
-    batches.expect_hard_negatives(3)
-    plain = step_losses(encoder, _batches(data), 0, OBJECTIVE)
-    assert torch.equal(step_losses(encoder, batches, 0, OBJECTIVE), plain)
+    encoder, sampler = _build(kind, encoder_path), replace(_sampler(data), num_hard_negatives=3)
+    plain = _step(encoder, _sampler(data), 0)
+    assert torch.equal(_step(encoder, sampler, 0), plain)
 
 
 @pytest.mark.parametrize("kind", ["bag"])
-def test_steps_leave_the_embeddings_of_their_queries(kind: str, data: Prepared, encoder_path: Path):
-    encoder, batches = _build(kind, encoder_path), _batches(data)
-    batches.seen = torch.zeros((len(data.query_ids), encoder.dim), dtype=torch.float16)
-    rows = np.concatenate([batches.draw(step)[:, 0] for step in range(batches.steps_per_epoch)])
-    for step in range(batches.steps_per_epoch):
-        step_losses(encoder, batches, step, OBJECTIVE)
-    expected = encode_rows(encoder, data.queries["train"], rows)
-    torch.testing.assert_close(
-        batches.seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3
-    )
+def test_an_encoded_batch_knows_vectors_of_whatever_it_drew(
+    kind: str, data: Prepared, encoder_path: Path
+):
+    model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
+    local = sampler.draw(0, Sources(sampler.data.graphs), OBJECTIVE.regularizers)
+    encoded = encode(model, sampler.data, local)
+    for table, ids in local.drawn():
+        drawn = ids[ids >= 0]
+        expected = torch.from_numpy(model.embed_texts(sampler.data.tables[table], drawn))
+        torch.testing.assert_close(encoded.vectors(table, drawn), expected)
+    assert not encoded.detached().embeddings_UD.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["bag"])
+def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
+    kind: str, data: Prepared, encoder_path: Path
+):
+    model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
+    schedule = ClusterSchedule(1, 1, 4, (), 2)
+    curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
+    curriculum.advance(0)
+    sources, rows = Sources(sampler.data.graphs), []
+    for step in range(sampler.steps_per_epoch):
+        result = compute_step(model, sampler, sources, OBJECTIVE, step)
+        curriculum.observe(result.encoded)
+        rows += result.encoded.batch.queries.tolist()
+    expected = model.embed_queries(data.queries["train"], np.array(rows))
+    seen = curriculum.seen
+    torch.testing.assert_close(seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3)
     left_out = np.setdiff1d(np.arange(len(data.query_ids)), rows)
     assert len(left_out)
-    assert not batches.seen[left_out].any()
+    assert not seen[left_out].any()
 
 
 def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):
-    encoder, batches = _build("transformer", encoder_path), _batches(prepared)
-    full = step_losses(encoder, batches, 0, OBJECTIVE)
-    half = step_losses(encoder, batches, 0, OBJECTIVE, use_bf16=True)
+    encoder, sampler = _build("transformer", encoder_path), _sampler(prepared)
+    sources = Sources(sampler.data.graphs)
+    full, half = (
+        compute_step(encoder, sampler, sources, OBJECTIVE, 0, use_bf16).losses
+        for use_bf16 in (False, True)
+    )
     assert (half != full).any()
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.02)
 
 
-def _three_steps(encoder: nn.Module, data: Prepared) -> dict[str, object]:
+def _three_steps(encoder: Encoder, trained: nn.Module, data: Prepared) -> dict[str, object]:
     """Three steps of plain SGD, and an evaluation."""
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
-    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, 100))
+    sampler, optimizer = _sampler(data), torch.optim.SGD(encoder.parameters(), lr=0.05)
+    sources = Sources(sampler.data.graphs)
+    state = TrainState(trained, optimizer, build_schedule(optimizer, 0, 100), sources)
     losses, gradients = [], []
-    for terms in train_steps(state, _batches(data), OBJECTIVE, stop=3):
+    for terms in train_steps(state, sampler, OBJECTIVE, stop=3):
         losses.append(terms)
         gradients.append([parameter.grad.clone() for parameter in encoder.parameters()])
-    metrics, topk = evaluate(encoder, data, "test", Propensity())
+    metrics, topk = evaluate(DualEncoder(encoder), data, "test", Propensity())
     return {
         "losses": global_losses(losses).tolist(),
         "gradients": gradients,
@@ -325,10 +380,11 @@ def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: dict[str
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
     for kind, path in prepared.items():
-        found = _three_steps(
-            nn.parallel.DistributedDataParallel(_build(kind, encoder_path)), Prepared(path)
-        )
+        encoder = _build(kind, encoder_path)
+        trained = nn.parallel.DistributedDataParallel(encoder)
+        found = _three_steps(encoder, trained, Prepared(path))
         torch.save(found, folder / f"{kind}-{rank}.pt")
+    del trained
     gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
     distributed.destroy_process_group()
 
@@ -351,7 +407,8 @@ def two_workers(
 def test_two_workers_train_and_evaluate_as_one(
     kind: str, data: Prepared, encoder_path: Path, two_workers: Path
 ):
-    expected = _three_steps(_build(kind, encoder_path), data)
+    encoder = _build(kind, encoder_path)
+    expected = _three_steps(encoder, encoder, data)
     for rank in range(2):
         found = torch.load(two_workers / f"{kind}-{rank}.pt")
         for name in ("losses", "gradients", "parameters"):
@@ -362,7 +419,8 @@ def test_two_workers_train_and_evaluate_as_one(
 
 @pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
 def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, encoder_path: Path):
-    losses = np.array(_losses(_state(_build(kind, encoder_path), lr), _batches(data), 40))
+    sampler = _sampler(data)
+    losses = np.array(_losses(_state(_build(kind, encoder_path), sampler, lr), sampler, 40))
     assert losses[-6:, 0].mean() < 0.5 * losses[:3, 0].mean()
     assert np.isfinite(losses).all()
 
@@ -371,36 +429,40 @@ def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, enc
 def test_a_resumed_run_equals_an_uninterrupted_one(
     kind: str, data: Prepared, encoder_path: Path, tmp_path: Path
 ):
-    whole = _state(_build(kind, encoder_path))
-    expected = _losses(whole, _batches(data), 9)
+    sampler = _sampler(data)
+    whole = _state(_build(kind, encoder_path), sampler)
+    expected = _losses(whole, sampler, 9)
 
-    first = _state(_build(kind, encoder_path))
-    before = _losses(first, _batches(data), 4)
-    save_checkpoint(tmp_path, first.encoder, first, 16, {"best": 0.25, "validations_since_best": 2})
+    first = _state(_build(kind, encoder_path), sampler)
+    before = _losses(first, sampler, 4)
+    progress = {"best": 0.25, "validations_since_best": 2}
+    save_checkpoint(tmp_path, DualEncoder(first.model), first, 16, progress)
 
-    second = _state(load_encoder(tmp_path / ENCODER_FOLDER))
-    content = read_state(tmp_path)
-    restore_state(second, content)
-    assert content["progress"] == {"best": 0.25, "validations_since_best": 2}
+    second = _state(load_model(tmp_path).encoder, sampler)
+    assert restore_checkpoint(tmp_path, second) == progress
     assert second.step == 4
-    after = _losses(second, _batches(data), 9)
+    after = _losses(second, sampler, 9)
 
     assert before + after == expected
-    for found, wanted in zip(second.encoder.parameters(), whole.encoder.parameters(), strict=True):
+    for found, wanted in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(found, wanted)
 
 
-def test_a_folder_without_training_state_is_no_checkpoint(tmp_path: Path):
+def test_a_folder_without_training_state_is_no_checkpoint(
+    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
+):
+    state = _state(build_bag(str(encoder_path)), _sampler(prepared_bag))
     with pytest.raises(CheckpointError, match=r"state\.pt"):
-        read_state(tmp_path)
+        restore_checkpoint(tmp_path, state)
 
 
 def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path: Path):
     encoder = build_bag(str(encoder_path))
     before = encoder.embedding.weight.detach().clone()
     optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
-    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, 1000))
-    steps = train_steps(state, _batches(prepared_bag), OBJECTIVE, 1, max_gradient_norm=0.01)
+    sampler, schedule = _sampler(prepared_bag), build_schedule(optimizer, 0, 1000)
+    state = TrainState(encoder, optimizer, schedule, Sources(sampler.data.graphs))
+    steps = train_steps(state, sampler, OBJECTIVE, 1, max_gradient_norm=0.01)
     assert len(list(steps)) == 1
     assert (encoder.embedding.weight - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 

@@ -20,7 +20,8 @@ WORKER = WorkersConfig(use_gpu=True, gpus_per_worker=0.6, cpus_per_worker=1, sta
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=2, num_gpus=2, log_to_driver=False)
+    ray.shutdown()  # what another module left
+    ray.init(address="local", num_cpus=2, num_gpus=2, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
 

@@ -25,7 +25,7 @@ from ramen_ray.orchestration.deployment.copies import log_derived, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
-NUM_CPUS = 2
+NUM_CPUS = 4
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
@@ -45,7 +45,10 @@ def store(
 
 
 @pytest.fixture
-def run(store: Store, run_here: RunHere) -> Run:
+def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run:
+    # one process: each takes seconds to start
+    monkeypatch.setattr(answering, "CPUS_PER_ACTOR", NUM_CPUS)
+
     def call(job: ModuleType, **flags: object) -> tuple[int, str]:
         words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
         return run_here(job, *words, "--output", store.output)
@@ -108,7 +111,7 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert f"--answers {answers} has predictions of another call (top_k differ)" in said
+    assert f"{answers} has predictions of another call (top_k differ)" in said
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
@@ -193,19 +196,19 @@ def test_a_cluster_without_room_is_told(
     code, said = run(predict, **flags)
     ray.kill(busy)
     assert code == 2
-    room = "no machine has had 2 CPU{} of memory free for 0.1 s; start this again when one has"
-    assert room.format(" and 1.1 GB") in said
+    room = "no machine has had {} CPU{} of memory free for 0.1 s; start this again when one has"
+    assert room.format(NUM_CPUS, " and 1.1 GB") in said
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
     monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
     code, said = run(predict, **flags, **{"use-gpu": ""})
     assert code == 2
-    assert room.format(", 1 GPU and 1000000.0 GB") in said
+    assert room.format(NUM_CPUS, ", 1 GPU and 1000000.0 GB") in said
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top-k": 41}, "--top-k 41: the retriever has 40 ads to choose from"),
+        ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
         ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
         ({"column": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
@@ -254,7 +257,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
         kept = [scores[ad] for ad in old["ad_ids"][row]]
         np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
     retriever = registry.look_up("models:/asked@champion")
-    assert retriever.facts["num_ads"] == 42
+    assert retriever.metadata["num_ads"] == 42
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, said = run(index, model="models:/asked@champion", ads=ads)
     assert code == 2

@@ -162,7 +162,7 @@ def test_of_a_sweep_the_best_child_is_promoted(
     parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
     _, said = job(parent.id, "--name", "swept-again")
     assert said.startswith(
-        "best finished run: noise-0.5, validation R@10 66.67; the search's best, 70.00, ended "
+        "best finished run: noise-0.5, validation R@10 66.67; the sweep's best, 70.00, ended "
         "without a retriever\n"
     )
 
@@ -239,7 +239,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     [
         (["--name", "shop"], "name the run to promote, or give --restore"),
         (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
-        (["{good}", "--name", "shop", "--metric", "P@2"], "--metric 'P@2' is not one of P@1"),
+        (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
         (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
         (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
     ],

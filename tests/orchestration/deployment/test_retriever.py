@@ -23,8 +23,8 @@ from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import encode_rows
-from ramen_ray.method.model.encoder import build_bag, build_transformer, load_encoder
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
     MOST_FLAT_ADS,
@@ -49,7 +49,7 @@ class Logged:
     folder: Path
     run: Run
     model_id: str
-    encoder: Path
+    trained: Path
     data: Prepared
     measured: dict[str, float]
 
@@ -60,29 +60,29 @@ class Logged:
         return mlflow.pyfunc.load_model(f"models:/{self.model_id}")
 
     def similarity(self, split: str = "test") -> np.ndarray:
-        """Cosines (queries, ads) of the encoder that was trained."""
-        encoder = load_encoder(self.encoder)
+        """Cosines (queries, ads) of the model that was trained."""
+        model = load_model(self.trained)
         queries = self.data.queries[split]
-        embedded = encode_rows(encoder, queries, np.arange(len(queries)))
-        return embedded @ encode_rows(encoder, self.data.ads, np.arange(len(self.data.ads))).T
+        embedded = model.embed_queries(queries, np.arange(len(queries)))
+        return embedded @ model.embed_ads(self.data.ads, np.arange(len(self.data.ads))).T
 
 
 def _log(
     kind: str, data: Prepared, dataset_path: Path, encoder_path: Path, folder: Path, uri: str
 ) -> Logged:
     build = build_bag if kind == "bag" else build_transformer
-    encoder = folder / "trained"
+    trained = folder / "trained"
     torch.manual_seed(2)
-    build(str(encoder_path)).save(encoder, MAX_LENGTH)
+    DualEncoder(build(str(encoder_path))).save(trained, MAX_LENGTH)
     dataset = Dataset(dataset_path)
     retriever = folder / "retriever"
-    measured = write_retriever(retriever, encoder, dataset, data, "flat", MAX_LENGTH)
+    measured = write_retriever(retriever, trained, dataset, data, "flat", MAX_LENGTH)
     run = open_run(uri, "tests", kind, folder.parent)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
     model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
     location = run.client.get_logged_model(model_id).artifact_location
     kept = Path(location.removeprefix("file://"))
-    return Logged(kept, run, model_id, encoder, data, measured)
+    return Logged(kept, run, model_id, trained, data, measured)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -180,7 +180,7 @@ def test_the_environment_is_pinned_and_minimal(logged: Logged) -> None:
     (file,) = logged.folder.glob("requirements.txt")
     pins = dict(line.split("==") for line in file.read_text().split())
     needed = {"faiss-cpu", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"}
-    if logged.encoder.joinpath("config.json").exists():
+    if logged.trained.joinpath("encoder/config.json").exists():
         needed |= {"torch", "transformers"}
     assert pins.keys() == needed
     for name in needed - {"faiss-cpu"}:
@@ -190,7 +190,7 @@ def test_the_environment_is_pinned_and_minimal(logged: Logged) -> None:
 def test_serving_answers_over_http_without_ray_and_the_library(
     logged: Logged, queries: list[str], tmp_path: Path
 ) -> None:
-    if not logged.encoder.joinpath("config.json").exists():
+    if not logged.trained.joinpath("encoder/config.json").exists():
         pytest.skip("one server is enough")
     for name in ("ray", "ramen_ray"):
         (tmp_path / name).mkdir()

@@ -26,7 +26,7 @@ from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.preparation import description as describing
 from ramen_ray.orchestration.preparation.description import describe
-from ramen_ray.reports.dataset import dataset_note, dataset_sections
+from ramen_ray.reports.dataset import dataset_note, dataset_tables
 from ramen_ray.reports.page import write_page
 from ramen_ray.tracking.runs import TrackingError
 
@@ -207,7 +207,7 @@ def test_numbers_of_any_tiny_dataset_equal_loops(
     dataset = write_dataset(folder / "tiny", tables, name="tiny")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     assert described.metrics == pytest.approx(_metrics_by_loops(dataset, encoder_path, MAX_LENGTH))
-    write_page(folder / "page.html", "tiny", "", dataset_sections(described))
+    write_page(folder / "page.html", "tiny", "", dataset_tables(described))
 
 
 def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_larger_table_is_sampled_and_the_page_says_so(
     dataset = Dataset(dataset_path)
     one, other = (describe(dataset, str(encoder_path), MAX_LENGTH) for _ in range(2))
     assert one.metrics == other.metrics
-    tokens = next(s for s in dataset_sections(one) if s.title == "Token lengths")
+    tokens = next(s for s in dataset_tables(one) if s.title == "Token lengths")
     looked_at = {row[0]: tuple(row[1:3]) for row in tokens.rows}
     assert looked_at["queries/train"] == ("10", "60")
     assert looked_at["anchors/topics"] == ("6", "6")
@@ -268,7 +268,7 @@ def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed:
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
     description: Description, tmp_path: Path
 ) -> None:
-    sections = dataset_sections(description)
+    sections = dataset_tables(description)
     for name in ("one.html", "two.html"):
         write_page(tmp_path / "pages" / name, "handmade", dataset_note(description), sections)
     one, two = (tmp_path / "pages" / name for name in ("one.html", "two.html"))
@@ -288,7 +288,7 @@ def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
 
 
 def test_the_summary_is_table_9(description: Description) -> None:
-    summary = dataset_sections(description)[0]
+    summary = dataset_tables(description)[0]
     links = description.edges["links"]
     clicks = int(description.clicks["train"].per_query.sum())
     assert summary.rows[0] == [
@@ -305,7 +305,7 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
     dataset = write_dataset(tmp_path / "hostile", tables, name="hostile")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     file = tmp_path / "page.html"
-    write_page(file, "<b>hostile</b>", "", dataset_sections(described))
+    write_page(file, "<b>hostile</b>", "", dataset_tables(described))
     page = PageReader(file.read_text(encoding="utf-8"))
     assert page.rows[-1] == [text, "x"]
     assert page.tags["script"] == page.tags["b"] == 0
@@ -323,7 +323,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_pat
         "novel_ads": pa.table({"ad_id": [0, 1]}),
     }
     dataset = write_dataset(tmp_path / "weighted", tables, name="weighted")
-    splits = dataset_sections(describe(dataset, str(encoder_path), MAX_LENGTH))[1]
+    splits = dataset_tables(describe(dataset, str(encoder_path), MAX_LENGTH))[1]
     assert splits.columns[-1] == "click weight"
     assert splits.rows == [
         ["train", "2", "3", "1.50", "7.50"],
@@ -335,7 +335,7 @@ def test_without_anchors_nothing_is_said_of_edges(encoder_path: Path, tmp_path: 
     queries = query_table(["robin"], [[0]])
     tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
     dataset = write_dataset(tmp_path / "bare", tables, name="bare")
-    sections = dataset_sections(describe(dataset, str(encoder_path), MAX_LENGTH))
+    sections = dataset_tables(describe(dataset, str(encoder_path), MAX_LENGTH))
     assert "Largest hubs" not in [section.title for section in sections]
     assert sections[0].rows == [["1", "1", "1", "1.00", "1.00", "none", "", "", ""]]
     assert [plot.x_label for s in sections for plot in s.plots] == ["clicks", "tokens per text"]
@@ -493,5 +493,5 @@ def test_a_page_that_cannot_be_put_in_place_leaves_nothing(
     occupied = tmp_path / "page.html"
     occupied.mkdir()
     with pytest.raises(TrackingError, match="cannot write the page"):
-        write_page(occupied, "handmade", "", dataset_sections(description))
+        write_page(occupied, "handmade", "", dataset_tables(description))
     assert list(tmp_path.iterdir()) == [occupied]

@@ -25,16 +25,17 @@ from ramen_ray.method.graph.walk import (
     most_visited,
     visited_edges,
 )
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.sampling.draws import Regularizer
-from ramen_ray.method.training.step import step_losses
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.step import compute_step
 from ramen_ray.orchestration.preparation import walks
 from ramen_ray.orchestration.preparation.walks import walked_edges
-from ramen_ray.orchestration.training.components import build_encoder, build_objective
+from ramen_ray.orchestration.training.components import build_model, build_objective, build_sampler
 from ramen_ray.orchestration.training.run import fit
 
 Rows = list[list[int]]
-NUM_CPUS = 2
+NUM_CPUS = 4
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
 EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
@@ -227,7 +228,9 @@ def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
         walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path)
     (folder,) = tmp_path.iterdir()
     assert [path.name for path in folder.iterdir()] == [".lock"]
-    wait_until(lambda: ray.available_resources().get("CPU") == 2, "tasks are still under way")
+    wait_until(
+        lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
+    )
 
 
 def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
@@ -249,19 +252,18 @@ def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
     how = WalkSettings(400, 0.8, 20, 6)
     assert walked_edges(data, REGULARIZERS, how, config.seed, tmp_path / "walked") == edges
     objective = build_objective(config)
-    own, walked = (
-        Batches.of(data, REGULARIZERS, 8, config.seed, folder) for folder in (None, edges)
-    )
     first = {}
-    for name, batches in (("own", own), ("walked", walked)):
-        losses = step_losses(build_encoder(config.encoder), batches, 0, objective)
-        first[name] = dict(zip(objective.terms, losses.tolist(), strict=True))
+    for name, folder in (("own", None), ("walked", edges)):
+        training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
+        sampler, sources = build_sampler(config, data, training_data), Sources(training_data.graphs)
+        losses, _ = compute_step(build_model(config.encoder), sampler, sources, objective, 0)
+        first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
     client = MlflowClient(tracking_uri=result.run.uri)
     logged = {
         term: min(
             client.get_metric_history(result.run.id, f"loss/{term}"), key=lambda p: p.step
         ).value
-        for term in objective.terms
+        for term in objective.names
     }
     assert logged == pytest.approx(first["walked"], abs=1e-5)
     assert logged != pytest.approx(first["own"], abs=1e-3)

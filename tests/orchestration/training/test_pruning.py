@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +24,20 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.metrics.evaluation import encode_rows
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.model.encoder import build_transformer, load_encoder
-from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.background.pruning import GraphPruning
-from ramen_ray.orchestration.background.results import (
-    BackgroundResults,
+from ramen_ray.orchestration.background.task import (
+    BackgroundTask,
     Compute,
     Schedule,
     read_report,
 )
+from ramen_ray.orchestration.embedding import embed_distinct
 from ramen_ray.orchestration.evaluation import embedding
-from ramen_ray.orchestration.evaluation.embedding import embed_distinct
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.run_directory import RunDirectory
@@ -117,46 +119,61 @@ def test_each_distinct_text_is_encoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
-    encoder = build_transformer(str(encoder_path), "mean", None).eval()
-    encoder.save(tmp_path / "encoder", 16)
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]
     folders = [prepared.path / "tokens" / name for name in names]
     file = tmp_path / "embeddings.npy"
-    embedded = embed_distinct(tmp_path / "encoder", folders, file, False, 1)
+    embedded = embed_distinct(tmp_path, folders, file, False, 1)
     tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
     hashes = np.concatenate([table.hashes for table in tables])
     assert len(np.load(file)) == len(set(hashes.tolist())) < len(hashes)
     for table, found in zip(tables, embedded, strict=True):
         rows = np.arange(len(table))
-        assert found.take(rows) == pytest.approx(encode_rows(encoder, table, rows), abs=1e-3)
+        assert found.take(rows) == pytest.approx(model.embed_texts(table, rows), abs=1e-3)
 
 
-def _results(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundResults:
+def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
+    """A task whose checkpoints are ``folder``, and whose results are taken for shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
-    return BackgroundResults("counting", folder / "results", compute, schedule, torch.device("cpu"))
+
+    def take(result: Path, sources: Sources) -> Sources:
+        return replace(sources, shortlists=np.array([len(list(result.iterdir()))]))
+
+    device = torch.device("cpu")
+    return BackgroundTask("counting", folder / "results", compute, take, schedule, device)
+
+
+def _advance(task: BackgroundTask, step: int) -> int | None:
+    """Advance; returns the step of the result in use."""
+    before = Sources({})
+    sources, figures = task.advance(step, task.folder.parent, before)
+    assert (sources is not before) == ("step" in figures)
+    assert figures["waited_s"] == task.waited_s
+    return task.taken
 
 
 def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     attempts = tmp_path / "attempts"
     attempts.mkdir()
 
-    def dies_first(encoder: Path, folder: Path) -> dict[str, float]:
+    def dies_first(model: Path, folder: Path) -> dict[str, float]:
         (folder / "half").write_text("")
         (attempts / str(os.getpid())).write_text("")
         if len(list(attempts.iterdir())) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        (folder / "copy").write_text((encoder / "weights").read_text())
+        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
         return {"copied": 4}
 
-    results = _results(tmp_path, dies_first)
-    assert results.advance(EPOCH, tmp_path / "encoder") == EPOCH
+    task = _task(tmp_path, dies_first)
+    assert _advance(task, EPOCH) == EPOCH
     assert len(list(attempts.iterdir())) == 2
-    assert (results.result(EPOCH) / "copy").read_text() == "some"
-    assert read_report(results.result(EPOCH)).keys() == {"copied", "seconds"}
-    assert [path.name for path in results.folder.iterdir()] == [f"step_{EPOCH:09d}"]
-    (results.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
-    assert _results(tmp_path, dies_first).advance(EPOCH, tmp_path / "encoder") == EPOCH
+    assert (task.result(EPOCH) / "copy").read_text() == "some"
+    assert read_report(task.result(EPOCH)).keys() == {"copied", "seconds"}
+    assert [path.name for path in task.folder.iterdir()] == [f"step_{EPOCH:09d}"]
+    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
+    assert _advance(_task(tmp_path, dies_first), EPOCH) == EPOCH
     assert len(list(attempts.iterdir())) == 2
 
 
@@ -165,16 +182,16 @@ def test_training_goes_on_when_a_task_fails_for_good(
 ) -> None:
     gate = tmp_path / "gate"
 
-    def needs_gate(encoder: Path, folder: Path) -> dict[str, float]:
+    def needs_gate(model: Path, folder: Path) -> dict[str, float]:
         (folder / "half").write_text(gate.read_text())
         return {}
 
-    results = _results(tmp_path, needs_gate)
-    assert results.advance(EPOCH, tmp_path / "encoder") is None
+    task = _task(tmp_path, needs_gate)
+    assert _advance(task, EPOCH) is None
     assert "counting of step 7 failed" in caplog.text
-    assert list(results.folder.iterdir()) == []
+    assert list(task.folder.iterdir()) == []
     gate.write_text("open")
-    assert results.advance(2 * EPOCH, tmp_path / "encoder") == 2 * EPOCH
+    assert _advance(task, 2 * EPOCH) == 2 * EPOCH
 
 
 def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
@@ -182,26 +199,23 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
 ) -> None:
     gate = tmp_path / "gate"
 
-    def waits(encoder: Path, folder: Path) -> dict[str, float]:
+    def waits(model: Path, folder: Path) -> dict[str, float]:
         while not gate.exists():
             time.sleep(0.05)
-        (folder / "copy").write_text((encoder / "weights").read_text())
+        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
         return {"copied": 4}
 
-    def advance(results: BackgroundResults, epoch: int) -> int | None:
-        return results.advance(epoch * EPOCH, tmp_path / "encoder")
-
-    def advance_to(step: int, results: BackgroundResults, epoch: int) -> None:
-        while advance(results, epoch) != step:
+    def advance_to(step: int, task: BackgroundTask, epoch: int) -> None:
+        while _advance(task, epoch * EPOCH) != step:
             time.sleep(0.05)
 
     schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
-    first, second = (_results(tmp_path, waits, schedule) for _ in range(2))
-    assert advance(first, 1) is None
+    first, second = (_task(tmp_path, waits, schedule) for _ in range(2))
+    assert _advance(first, EPOCH) is None
     ray.cancel(first._task, force=True)
     (tmp_path / "encoder" / "weights").write_text("others")
-    assert advance(second, 1) is None
-    assert advance(second, 2) is None
+    assert _advance(second, EPOCH) is None
+    assert _advance(second, 2 * EPOCH) is None
     gate.write_text("")
     advance_to(EPOCH, second, 3)
     assert (second.result(EPOCH) / "copy").read_text() == "some"
@@ -209,37 +223,41 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     advance_to(4 * EPOCH, second, 5)
     kept = sorted(path.name for path in second.folder.iterdir())
     assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
-    second.stop(in_use=3 * EPOCH)
+    resumed = _task(tmp_path, waits, schedule)
+    sources = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, Sources({}))
+    assert sources.shortlists is not None
+    assert resumed.progress == {"taken": 3 * EPOCH, "waited_s": 2.5}
+    resumed.stop()
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
 def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
-    def sleeps(encoder: Path, folder: Path) -> dict[str, float]:
+    def sleeps(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)
         return {}
 
     schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
-    results = _results(tmp_path, sleeps, schedule)
-    assert results.advance(EPOCH, tmp_path / "encoder") is None
-    results.stop(in_use=None)
-    assert list(results.folder.iterdir()) == []
+    task = _task(tmp_path, sleeps, schedule)
+    assert _advance(task, EPOCH) is None
+    task.stop()
+    assert list(task.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_a_side_without_weight_is_not_pruned(
     cluster: None, prepared: Prepared, encoder_path: Path, tmp_path: Path, side: str
 ) -> None:
-    encoder = build_transformer(str(encoder_path))
-    encoder.save(tmp_path / "encoder", 16)
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    model.save(tmp_path, 16)
     task = GraphPruning(
         prepared.path, prepared.path / "edges", [Regularizer("links", side)], THRESHOLD, False
     )
-    report = task(tmp_path / "encoder", tmp_path)
+    report = task(tmp_path, tmp_path)
     assert report.keys() == {f"share_kept/links/{side}", f"nodes_left_bare/links/{side}"}
     assert [path.name for path in (tmp_path / "links").iterdir()] == [side]
     table = {"query": prepared.queries["train"], "ad": prepared.ads}[side]
     anchors = prepared.anchors("links")
-    nodes, anchors = (_half(encode_rows(encoder, t, np.arange(len(t)))) for t in (table, anchors))
+    nodes, anchors = (_half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
     expected = _plain(prepared.edges("links", side), nodes, anchors, THRESHOLD)
     _assert_same(Csr.open(tmp_path / "links" / side), expected)
 
@@ -298,14 +316,14 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     result = fit(config)
     _assert_same_run(result, unharmed)
     (data,) = (Prepared(path) for path in (Path(config.output) / "prepared").glob("[!.]*"))
-    encoder = load_encoder(tmp_path / "encoder")
+    model = load_model(tmp_path)
     of_nodes = {
-        side: _half(encode_rows(encoder, table, np.arange(len(table))))
+        side: _half(model.embed_texts(table, np.arange(len(table))))
         for side, table in (("query", data.queries["train"]), ("ad", data.ads))
     }
     for name in SETS:
         table = data.anchors(name)
-        of_anchors = _half(encode_rows(encoder, table, np.arange(len(table))))
+        of_anchors = _half(model.embed_texts(table, np.arange(len(table))))
         for side in SIDES:
             generation = Csr.open(graphs / f"step_{3 * EPOCH:09d}" / name / side)
             expected = _plain(data.edges(name, side), of_nodes[side], of_anchors, THRESHOLD)

@@ -17,24 +17,24 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.run_directory import RunError, open_run_directory
 from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
-from ramen_ray.orchestration.tuning.variants import AblationConfig, arms_of
+from ramen_ray.orchestration.tuning.variants import AblationConfig, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 NUM_CPUS = 3
-ARMS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
+VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
 def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
-    arms = arms_of(ramen_ance(), ("ance", "ngame"))
+    variants = variants_of(ramen_ance(), ("ance", "ngame"))
     parts = ["no-pruning", "no-walk", "no-query-graph", "no-ad-graph", "adaptive-lambda"]
     parts += ["only-category", "only-hyper_link"]
-    assert set(arms) == {
+    assert set(variants) == {
         *("ance", "ance-ramen", "ngame", "ngame-ramen", "ance-auggt"),
         *(f"ance-ramen-{part}" for part in parts),
     }
-    config = {name: overlay(ramen_ance(), arm.changes) for name, arm in arms.items()}
+    config = {name: overlay(ramen_ance(), variant.changes) for name, variant in variants.items()}
     weights = {name: one.regularization for name, one in config.items()}
-    assert {arm.base for arm in arms.values()} == {"ance", "ngame"}
+    assert {variant.base for variant in variants.values()} == {"ance", "ngame"}
     assert config["ngame-ramen"] == overlay(ramen_ance(), {"base.kind": "ngame"})
     assert config["ance"].pruning.mode == config["ance-ramen-no-pruning"].pruning.mode == "never"
     assert not weights["ance"].lambda_x and not weights["ance"].lambda_z
@@ -42,15 +42,15 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert weights["ance-ramen-no-query-graph"].lambda_z == weights["ance-ramen"].lambda_z
     assert weights["ance-ramen-only-category"].lambda_x == {"category": 1.0}
     assert weights["ance-ramen-adaptive-lambda"].adaptive
-    assert [name for name, arm in arms.items() if arm.propagated] == ["ance-auggt"]
+    assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
 
 
 def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
     assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-ad-graph"} & set(
-        arms_of(foldoc(), ("in_batch",))
+        variants_of(foldoc(), ("in_batch",))
     )
     with pytest.raises(ConfigError, match="no graph is used"):
-        arms_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+        variants_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
 
 
 def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
@@ -76,8 +76,8 @@ def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
     for command in [*examples, *built_in]:
         words = shlex.split(command.replace("path/to/mine", "datasets/foldoc"))
         ablation, config = parse_with_run_config(AblationConfig(), "", words)
-        for arm in arms_of(config, ablation.bases).values():
-            check_config(overlay(config, arm.changes), Dataset(config.dataset))
+        for variant in variants_of(config, ablation.bases).values():
+            check_config(overlay(config, variant.changes), Dataset(config.dataset))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
 @pytest.fixture(scope="module")
 def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
     """The times of the runs that an ablation finished beside one that failed."""
-    taken = overlay(config, {"name": f"parts-{ARMS[0]}-seed0", "optimizer.lr": 0.1})
+    taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
     with open_run_directory(taken, Dataset(config.dataset)) as directory:
         with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
             ablate(config, ABLATION)
@@ -123,14 +123,14 @@ def _finished(config: RunConfig) -> dict[str, int]:
 def test_the_same_call_trains_only_what_is_missing(
     first_attempt: dict[str, int], result: AblationResult, config: RunConfig
 ) -> None:
-    assert set(first_attempt) == {f"parts-{arm}-seed0" for arm in ARMS[1:]}
+    assert set(first_attempt) == {f"parts-{variant}-seed0" for variant in VARIANTS[1:]}
     assert first_attempt.items() < _finished(config).items()
 
 
 @pytest.mark.slow
 def test_arms_are_compared_with_their_base(result: AblationResult) -> None:
-    assert list(result.arms) == ARMS
-    base, whole = (result.arms[name] for name in ARMS[:2])
+    assert list(result.variants) == VARIANTS
+    base, whole = (result.variants[name] for name in VARIANTS[:2])
     assert not base.less_base and base.seconds_ratio == 1
     for name, (value, low, high) in whole.less_base.items():
         assert value == pytest.approx(whole.means[name] - base.means[name])
@@ -147,19 +147,19 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
         f"tags.`mlflow.parentRunId` = '{result.run.id}' and status = 'FINISHED'",
     )
     assert sorted(run.info.run_name for run in children) == sorted(
-        f"parts-{arm}-seed0" for arm in ARMS
+        f"parts-{variant}-seed0" for variant in VARIANTS
     )
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["seeds"] == "1"
     assert parent.data.params["regularization.lambda_x.links"] == "0.1"
     assert parent.data.metrics["in_batch/seconds_ratio"] == 1
     for run in children:
-        arm = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
-        means = result.arms[arm].means
+        variant = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
+        means = result.variants[variant].means
         for metric in ("P@1", "N@5", "R@10"):
             logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
             assert means[metric] == pytest.approx(logged)
-            assert parent.data.metrics[f"{arm}/{metric.replace('@', '_at_')}"] == means[metric]
+            assert parent.data.metrics[f"{variant}/{metric.replace('@', '_at_')}"] == means[metric]
 
 
 @pytest.mark.slow
@@ -189,5 +189,5 @@ def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
         if line.startswith("| in_batch")
     ]
     assert len(rows) == 2 * (4 + 3)
-    mean = 100 * result.arms["in_batch"].means["P@1"]
+    mean = 100 * result.variants["in_batch"].means["P@1"]
     assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]

@@ -1,4 +1,4 @@
-"""Searches on a real Ray and a real MLflow store: what is tried, stopped, told and gone on with."""
+"""Sweeps on a real Ray and a real MLflow store: what is tried, stopped, reported and resumed."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,8 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-import ray
+from conftest import RunHere
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
@@ -25,9 +26,8 @@ from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.cluster.locks import held_if_free
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.tuning import progress as standings
+from ramen_ray.orchestration.tuning import progress
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
@@ -35,6 +35,8 @@ from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
+
+NUM_CPUS = 4
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> N
 
 def test_a_trial_is_told_in_one_line() -> None:
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.told(SweepTrial("1", params, 0.5, "", None))
+    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "", None))
     assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
 
 
@@ -186,18 +188,18 @@ def config(small_run: RunConfig) -> RunConfig:
     )
 
 
-def test_a_name_stands_for_one_search(config: RunConfig) -> None:
+def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
     directory.create()
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
     with (
-        held_if_free(directory.path / ".lock"),
+        FileLock(directory.path / ".lock"),
         pytest.raises(RunError, match="taken is being worked on by another process"),
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
-    said = r"taken holds another search: .*sampler of loss\.margin \('another' there, 'FloatDist"
-    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another --name"
+    said = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
     with pytest.raises(RunError, match=said):
         sweep(mine, SETTINGS, space, training_command)
 
@@ -208,11 +210,11 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     def fail(*arguments: Any) -> None:
         raise OSError("the store is locked")
 
-    monkeypatch.setattr(standings, "log_artifacts", fail)
+    monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
-    shown = standings.Standings(config, {}, directory, "unused", "unused", training_command)
+    shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    standings.LiveStandings(shown).on_trial_error(1, [trial], trial)
+    progress.LiveProgress(shown).on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
@@ -235,13 +237,11 @@ def search(config: RunConfig) -> SweepResult:
 
 
 @pytest.fixture(scope="module")
-def result(config: RunConfig) -> Iterator[SweepResult]:
+def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
     """The first search, of a process that has another MLflow store than the cluster's."""
-    ray.init(address="local", num_cpus=3, log_to_driver=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
         yield search(config)
-    ray.shutdown()
 
 
 @pytest.mark.slow
@@ -331,13 +331,15 @@ def test_a_search_out_of_time_ends_its_trials(config: RunConfig, result: SweepRe
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_path: Path) -> None:
-    ray.shutdown()
+def test_a_killed_search_goes_on_with_the_same_command(
+    cluster: None, config: RunConfig, run_here: RunHere, empty_store: Path, tmp_path: Path
+) -> None:
+    shutil.copy(empty_store, tmp_path)
     file = tmp_path / "config.json"
     changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 12}
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
-    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), "--config", str(file)]
-    command += ["--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    words = ["--config", str(file), "--num-samples", "2", "--no-stop-early", "--at-once", "1"]
+    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
     environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
     search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
@@ -349,22 +351,29 @@ def test_a_killed_search_goes_on_with_the_same_command(config: RunConfig, tmp_pa
         paths = runs.glob("*/checkpoint_0*")
         return {path.name for path in paths if of_done and path.parent.name not in of_done}
 
-    with (tmp_path / "said").open("wb") as said:
-        first = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment)
-        wait_until(checkpoints_under_way, "no trial is done while another is under way")
-        wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
-        first.kill()
-        first.wait()
-        before, known = facts(), checkpoints_under_way()
-        trained = _checkpoints_of_finished_runs(runs)
-        parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
-        name = "unknown to Tune"
-        lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
-        second, seen = subprocess.Popen(command, stderr=said, cwd=ROOT, env=environment), set()
-        while second.poll() is None:
-            seen |= checkpoints_under_way()
-            time.sleep(0.02)
-    assert second.returncode == 0, (tmp_path / "said").read_text()
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
+    wait_until(checkpoints_under_way, "no trial is done while another is under way")
+    wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
+    first.kill()
+    first.wait()
+    before, known = facts(), checkpoints_under_way()
+    trained = _checkpoints_of_finished_runs(runs)
+    parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
+    name = "unknown to Tune"
+    lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
+    seen: set[str] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.02):
+            seen.update(checkpoints_under_way())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    code, said = run_here(tune_job, *words)
+    is_over.set()
+    watcher.join()
+    assert code == 0, said
     assert min(seen - known) > max(known)
     after = facts()
     assert len(after) == 2

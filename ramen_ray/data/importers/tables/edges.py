@@ -1,4 +1,4 @@
-"""Last stage too: write the anchor sets, whose edges name queries and ads as the clicks do."""
+"""Write the anchor sets, whose edges name queries and ads as the clicks do."""
 
 from functools import partial
 from pathlib import Path
@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.graphs.anchor_sets import write_anchor_set
-from ramen_ray.data.graphs.edge_lists import Named, read_edge_list
+from ramen_ray.data.graphs.edge_import import Run, one_after_another, write_edge_list
+from ramen_ray.data.graphs.edge_lists import Named
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
@@ -20,9 +20,13 @@ LEFT_OUT = -1
 
 
 def write_edges(
-    folder: Path, name: str, tables: UserTables, writer: DatasetWriter
+    folder: Path,
+    name: str,
+    tables: UserTables,
+    writer: DatasetWriter,
+    run: Run = one_after_another,
 ) -> dict[str, int]:
-    """Write the anchor set ``name``.
+    """Write the anchor set ``name``, in tasks that ``run`` runs.
 
     Returns:
         Row counts of what was written, and edges left out or joined.
@@ -36,8 +40,8 @@ def write_edges(
         for side, naming in (("query", _name_queries), ("ad", _name_ads))
         if side in edge_list.tables
     }
-    texts, edges, counts = read_edge_list(edge_list, name, namings)
-    return write_anchor_set(writer, name, texts, edges) | counts
+    found = write_edge_list(edge_list, name, namings, writer, run)
+    return found.num_rows | found.counts
 
 
 def _name_queries(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
@@ -65,7 +69,7 @@ def _numbers(
     """Return the places of cells that name ``queries`` or ``ads`` at all, and their numbers."""
     by_text = getattr(tables, kind) is None
     names = normalized(cells) if by_text and tables.normalize_texts else cells
-    numbers = Numbering.open(folder, kind).of(hash_strings(names))
+    numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))
     known = np.flatnonzero(numbers >= 0)
     return known, numbers[known]
 

@@ -1,4 +1,4 @@
-"""Second stage: number queries and ads, bring clicks into these numbers, sum them up."""
+"""Second stage: number queries and ads, and sum up the clicks between these numbers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class Numbering:
         names = cls.__dataclass_fields__
         return cls(*(np.load(_array_file(folder, kind, name), mmap_mode="r") for name in names))
 
-    def of(self, hashes: UInt64s) -> Int64s:
-        """Return the numbers (n,) of ids given by their ``hashes`` (n,); -1 for unknown ones."""
+    def of_ids(self, hashes: UInt64s) -> Int64s:
+        """Return the numbers (n,) of the ids with ``hashes`` (n,); -1 for unknown ones."""
         numbers = find(hashes, self.id_hashes)
         known = numbers >= 0
         numbers[known] = self.id_numbers[numbers[known]]
@@ -103,7 +103,7 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
 
 
 def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> pa.Table:
-    """Bring a staged part of clicks into the numbers of queries and ads.
+    """Replace the hashes in a staged part of clicks by the numbers of queries and ads.
 
     Returns:
         columns of :data:`SUMMED` and ``part`` (int64), the part of queries that the click's query
@@ -113,7 +113,7 @@ def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> 
     columns, known = {}, np.ones(len(clicks), dtype=bool)
     findings = []
     for kind, role in (("queries", "query"), ("ads", "ad")):
-        numbers = Numbering.open(folder, kind).of(clicks[f"{role}_hash"].to_numpy())
+        numbers = Numbering.open(folder, kind).of_ids(clicks[f"{role}_hash"].to_numpy())
         unknown = numbers < 0
         if unknown.any():
             rows = clicks["row"].to_numpy()[unknown]
@@ -136,7 +136,7 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
         piece.path,
         f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
         f" {listed}, such as {example!r}",
-        "add what is missing, or leave such clicks out with --skip-bad-rows",
+        "add what is missing, or leave such clicks out with skip_bad_rows",
         row=lines_before(piece) + int(rows[0]),
         column=column,
     )

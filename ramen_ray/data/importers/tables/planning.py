@@ -89,10 +89,10 @@ def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int
 
 
 _ADVICE = {
-    "train": "ask for fewer test and validation queries, see to splits.test-from and"
-    " splits.validation-from, or lower the minimum counts",
-    "validation": "raise splits.validation-fraction, or see to splits.validation-from",
-    "test": "raise splits.test-fraction, or see to splits.test-from",
+    "train": "ask for fewer test and validation queries, check splits.test_from and"
+    " splits.validation_from, or lower the minimum counts",
+    "validation": "raise splits.validation_fraction, or check splits.validation_from",
+    "test": "raise splits.test_fraction, or check splits.test_from",
 }
 
 

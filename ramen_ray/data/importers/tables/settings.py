@@ -1,4 +1,4 @@
-"""What a user says about their tables."""
+"""Settings of an import of a user's own tables."""
 
 from dataclasses import dataclass, field
 
@@ -108,12 +108,12 @@ class UserTables:
         self._check_anchor_sets()
         splits = self.splits
         if splits.validation_from and not splits.test_from:
-            raise DatasetError("splits.validation-from needs splits.test-from")
+            raise DatasetError("splits.validation_from needs splits.test_from")
         if splits.test_from and not self.columns.clicks_time:
-            raise DatasetError("splits.test-from needs the column of times: columns.clicks-time")
+            raise DatasetError("splits.test_from needs the column of times: columns.clicks_time")
         fractions = {
-            "splits.test-fraction": splits.test_fraction,
-            "splits.validation-fraction": splits.validation_fraction,
+            "splits.test_fraction": splits.test_fraction,
+            "splits.validation_fraction": splits.validation_fraction,
             "the sum of both": splits.test_fraction + splits.validation_fraction,
         }
         for name, fraction in fractions.items():
@@ -121,9 +121,9 @@ class UserTables:
                 raise DatasetError(f"{name} is {fraction:g}; it must lie between 0 and 1")
         validation, test = self.period_bounds or (0.0, 1.0)
         if np.isnan([validation, test]).any():
-            raise DatasetError("splits.validation-from and splits.test-from must be times")
+            raise DatasetError("splits.validation_from and splits.test_from must be times")
         if splits.validation_from and validation >= test:
-            raise DatasetError("splits.validation-from is not before splits.test-from")
+            raise DatasetError("splits.validation_from is not before splits.test_from")
 
     def _check_anchor_sets(self) -> None:
         with_edges = {**self.query_edges, **self.ad_edges}
@@ -131,7 +131,7 @@ class UserTables:
             check_spelling(name)
         for name in self.anchors:
             if name not in with_edges:
-                raise DatasetError(f"anchors {name}: give its edges, query-edges or ad-edges")
+                raise DatasetError(f"anchors {name}: give its edges, query_edges or ad_edges")
 
     @property
     def period_bounds(self) -> tuple[float, float] | None:
@@ -187,6 +187,6 @@ def _refuse_one_column_for_two(click_columns: dict[str, str]) -> None:
     for role, name in click_columns.items():
         if name in roles:
             raise DatasetError(
-                f"columns.clicks-{roles[name]} and columns.clicks-{role} are both {name!r}"
+                f"columns.clicks_{roles[name]} and columns.clicks_{role} are both {name!r}"
             )
         roles[name] = role

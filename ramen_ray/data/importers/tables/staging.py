@@ -158,7 +158,7 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
     return pa.table(columns, schema=NODES)
 
 
-_MEANT = {
+_BAD_CELLS = {
     "weight": f"are no positive numbers up to {MAX_WEIGHT:g}",
     "time": "are no times (ISO 8601 or seconds since 1970)",
 }
@@ -170,8 +170,8 @@ def _bad_cells(block: Block, names: dict[str, str], bad: dict[str, Booleans]) ->
         block.finding(
             names[role],
             rows,
-            f"{int(rows.sum())} cells {_MEANT.get(role, 'are empty')}",
-            "mend them, or leave such rows out with --skip-bad-rows",
+            f"{int(rows.sum())} cells {_BAD_CELLS.get(role, 'are empty')}",
+            "correct them, or leave such rows out with skip_bad_rows",
         )
         for role, rows in bad.items()
         if rows.any()

@@ -31,7 +31,7 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
 
     Raises:
         DatasetError: a table is missing, a text has a line break, an anchor set's name is taken
-            by the layout, or something lies at ``folder``.
+            by the layout, or ``folder`` exists.
     """
     taken = sorted(RESERVED.intersection(dataset.anchor_sets))
     if taken:
@@ -115,7 +115,7 @@ def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
             except LineBreakError as error:
                 raise error_at(
                     dataset.path / f"{table}.parquet",
-                    "there is a line break within, and XC files hold one text a line",
+                    "the text contains a line break, but XC files hold one text per line",
                     advice="replace line breaks by spaces before the export",
                     row=error.line,
                     column=column,
@@ -123,10 +123,10 @@ def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
 
 
 def _write_ids(dataset: Dataset, table: str, file: Path) -> None:
-    """Write a table of ids, a row a line."""
+    """Write a table of ids, one row per line."""
     with file.open("wb") as stream:
-        for part in dataset.files(table):
-            for batch in pq.ParquetFile(part).iter_batches():
+        for path in dataset.files(table):
+            for batch in pq.ParquetFile(path).iter_batches():
                 columns = [column.cast(pa.string()) for column in batch.columns]
                 write_lines(stream, pc.binary_join_element_wise(*columns, " "))
 

@@ -82,7 +82,7 @@ def import_xc(
 
     Queries without ads are left out, and so is what has no text; what is left out, and what was
     repaired, is logged as warnings. The published splits stay as they are; where there is no
-    validation split, train queries are held out, all of one text (but for case and white space)
+    validation split, train queries are held out, those of one text (up to case and white space)
     together.
 
     Args:
@@ -96,7 +96,7 @@ def import_xc(
 
     Raises:
         DatasetError: the files are incomplete or malformed (names file, row and column), no query
-            is left for a split, or something lies at ``output``.
+            is left for a split, or ``output`` exists.
     """
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")
@@ -164,9 +164,11 @@ def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: NodeLines) -> 
         columns = _columns(files, split, ads)
         if split == ZERO_SHOT and file == files.splits["test"].texts:
             lines = _lines_with_novel_ads(files, len(lines), ads)
-        part = read_matrix(of_split.clicks, (len(lines), len(columns)))
+        matrix = read_matrix(of_split.clicks, (len(lines), len(columns)))
         shape = len(lines), ads.num_lines
-        clicks = sparse.csr_array((part.data, part.indices + columns.start, part.indptr), shape)
+        clicks = sparse.csr_array(
+            (matrix.data, matrix.indices + columns.start, matrix.indptr), shape
+        )
     clicks = _only_columns(clicks, ads)
     without_text, without_ads = scanned.is_empty[lines], np.diff(clicks.indptr) == 0
     _warn_left_out(file, lines[without_text], "queries have no text")

@@ -35,7 +35,7 @@ EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
 
 NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
-"""Names that no anchor set can have: their texts would lie where the queries' or ads' do."""
+"""Names that no anchor set can have: its texts would be in the file of queries' or ads' texts."""
 
 _GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
 _SIDES = {"trn": "query", "lbl": "ad"}
@@ -47,7 +47,7 @@ class SplitFiles:
 
     Attributes:
         texts: the test split's for a zero-shot split that has none of its own.
-        clicks: query × ad matrix; None where the texts' JSON says it.
+        clicks: query × ad matrix; None where the texts' JSON holds the clicks.
         filters: pairs to drop from predictions.
         ads: which ads the matrix's columns are; ``seen`` ones come before ``novel`` ones.
     """
@@ -87,7 +87,7 @@ def find_files(folder: Path, with_content: bool) -> XcFiles:
         with_content: whether the text of a JSON object is its title and content.
 
     Raises:
-        DatasetError: files are missing, or two could be meant.
+        DatasetError: files are missing, or two match where one is expected.
     """
     if not folder.is_dir():
         raise DatasetError(f"there is no folder {folder}")
@@ -183,7 +183,7 @@ def _extra_splits(folder: Path) -> dict[str, SplitFiles]:
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
-    """Find the graphs by their matrices, but for variants of a graph, which have no own texts.
+    """Find the graphs by their matrices; variants of a graph, without texts, are not read.
 
     Edges of test queries (``*_tst_X_Y``) are not read: training must not see them.
     """
@@ -192,21 +192,21 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
         if match := _GRAPH_FILE.fullmatch(file.name):
             found.setdefault(match[1], set()).add(match[2])
     graphs = {}
-    for name, parts in found.items():
+    for name, sides in found.items():
         texts = _find(folder, [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         if texts is None and any(name.startswith(f"{other}_renee") for other in found):
             continue
         if name in RESERVED or naming_fault(name, dots=False):
             raise error_at(
-                folder / f"{name}_{min(parts)}_X_Y",
+                folder / f"{name}_{min(sides)}_X_Y",
                 f"a graph cannot be named {name!r}",
                 advice="rename its files; letters, digits, '_' and '-' are possible",
             )
         path = _need(folder, "graph", [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         edges = {
-            side: _need(folder, "graph", _matrix(f"{name}_{part}_X_Y"))
-            for part, side in _SIDES.items()
-            if part in parts
+            side: _need(folder, "graph", _matrix(f"{name}_{short}_X_Y"))
+            for short, side in _SIDES.items()
+            if short in sides
         }
         graphs[name] = GraphFiles(_with_source_ids(path), edges)
     return graphs
@@ -247,5 +247,5 @@ def _find(folder: Path, names: Iterable[str]) -> Path | None:
     found = [folder / name for name in names if (folder / name).is_file()]
     if len(found) > 1:
         listed = " and ".join(str(file.relative_to(folder)) for file in found)
-        raise error_at(folder, f"{listed} could both be meant", advice=_KEEP_ONE)
+        raise error_at(folder, f"{listed} both match", advice=_KEEP_ONE)
     return found[0] if found else None

@@ -27,7 +27,7 @@ def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def read_texts(file: Path) -> Iterator[pa.Array]:
-    r"""Read one text a line; lines end with ``\n`` or ``\r\n`` and with nothing else.
+    r"""Read one text per line; lines end with ``\n`` or ``\r\n`` and with nothing else.
 
     Lines that are not UTF-8 are read as latin-1, the encoding that some published files have.
     """
@@ -49,7 +49,7 @@ def lines_not_utf8(file: Path) -> list[int]:
 
 
 class LineBreakError(ValueError):
-    """A text has a line break within; ``line`` is its number, from 0."""
+    """A text contains a line break; ``line`` is its number, from 0."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
@@ -57,10 +57,10 @@ class LineBreakError(ValueError):
 
 
 def write_texts(file: Path, batches: Iterator[pa.ChunkedArray]) -> None:
-    """Write one text a line.
+    """Write one text per line.
 
     Raises:
-        LineBreakError: a text has a line break within.
+        LineBreakError: a text contains a line break.
     """
     written = 0
     with file.open("wb") as stream:
@@ -81,11 +81,11 @@ def write_lines(stream: BinaryIO, lines: pa.Array) -> None:
 
 
 def read_ids(file: Path, limits: tuple[int, ...]) -> NDArray[np.int64]:
-    """Read one tuple of ids a line, such as the pairs of a filter file; empty lines are passed.
+    """Read one tuple of ids per line, such as the pairs of a filter file; empty lines are skipped.
 
     Args:
         file: integers separated by spaces; it may be empty.
-        limits: how many ids there are, one a column.
+        limits: how many ids there are, one limit per column.
 
     Returns:
         (lines, len(limits)) int64.
@@ -93,7 +93,7 @@ def read_ids(file: Path, limits: tuple[int, ...]) -> NDArray[np.int64]:
     Raises:
         DatasetError: a line has another form, or an id is out of range.
     """
-    parts, line = [np.empty((0, len(limits)), dtype=np.int64)], 1
+    tuples, line = [np.empty((0, len(limits)), dtype=np.int64)], 1
     with file.open("rb") as stream:
         for block in line_blocks(stream):
             counts, columns = parse_tokens(file, block, line, pa.schema([("id", pa.int64())]))
@@ -108,9 +108,9 @@ def read_ids(file: Path, limits: tuple[int, ...]) -> NDArray[np.int64]:
                 row = line + int(np.flatnonzero(counts)[which])
                 message = f"id {ids[which, column]} is outside 0..{limits[column] - 1}"
                 raise error_at(file, message, row=row, column=str(column + 1))
-            parts.append(ids)
+            tuples.append(ids)
             line += len(counts)
-    return np.concatenate(parts)
+    return np.concatenate(tuples)
 
 
 def parse_tokens(
@@ -153,8 +153,8 @@ def _bad_token(file: Path, block: bytes, first_line: int, fields: pa.Schema) -> 
     """Find the token that could not be parsed, one at a time."""
     for number, line in enumerate(block.split(b"\n"), start=first_line):
         for token in line.split():
-            parts = token.split(b":")
-            if len(parts) != len(fields) or not all(map(_is_number, parts, fields.types)):
+            numbers = token.split(b":")
+            if len(numbers) != len(fields) or not all(map(_is_number, numbers, fields.types)):
                 shown = token[:40].decode(errors="replace")
                 form = ":".join(fields.names)
                 return error_at(file, f"{shown!r} is not {form!r} in numbers", row=number)

@@ -57,7 +57,7 @@ def read_matrix(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
 
 def build_matrix(
     file: Path,
-    parts: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     shape: tuple[int, int],
     first_row: int,
 ) -> sparse.csr_array:
@@ -65,7 +65,7 @@ def build_matrix(
 
     Args:
         file: named in errors.
-        parts: (rows,) length of each row, (entries,) column indices, (entries,) values.
+        entries: (rows,) length of each row, (entries,) column indices, (entries,) values.
         shape: rows and columns.
         first_row: what the first row is called in errors.
 
@@ -73,7 +73,7 @@ def build_matrix(
         DatasetError: an index is out of range, repeated or out of order, or a value is not a
             positive finite number.
     """
-    lengths, indices, values = parts
+    lengths, indices, values = entries
     rows = np.repeat(np.arange(len(lengths)), lengths)
 
     def refuse(bad: NDArray[np.bool_], message: str) -> None:
@@ -89,7 +89,7 @@ def build_matrix(
     in_same_row = rows[1:] == rows[:-1]
     steps = np.diff(indices)
     refuse((indices < 0) | (indices >= shape[1]), f"the index is outside 0..{shape[1] - 1}")
-    refuse(in_same_row & (steps == 0), "the index stands twice in its row")
+    refuse(in_same_row & (steps == 0), "the index occurs twice in its row")
     refuse(in_same_row & (steps < 0), "a smaller index follows; indices must ascend")
     refuse(~np.isfinite(values) | (values <= 0), "the value {} is not a positive finite number")
     indptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -134,7 +134,7 @@ def _parse_header(file: Path, line: bytes) -> tuple[int, int]:
 
 def _read_text(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
     lengths = [np.empty(0, dtype=np.int64)]
-    entries = [_ENTRIES.empty_table()]
+    tables = [_ENTRIES.empty_table()]
     line = 2
     with file.open("rb") as stream:
         stream.readline()
@@ -143,16 +143,16 @@ def _read_text(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
                 block = re.sub(rb"#[^\n]*", b"", block)
             counts, parsed = parse_tokens(file, block, line, _ENTRIES)
             lengths.append(counts)
-            entries.append(parsed)
+            tables.append(parsed)
             line += len(counts)
     row_lengths = _fit(file, np.concatenate(lengths), shape[0])
-    table = pa.concat_tables(entries)
-    parts = row_lengths, table["index"].to_numpy(), table["value"].to_numpy()
-    return build_matrix(file, parts, shape, first_row=2)
+    table = pa.concat_tables(tables)
+    entries = row_lengths, table["index"].to_numpy(), table["value"].to_numpy()
+    return build_matrix(file, entries, shape, first_row=2)
 
 
 def _fit(file: Path, lengths: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Bring the lengths of the rows that are there to as many as the header says."""
+    """Pad the lengths of the rows with zeros to the number of rows that the header says."""
     surplus = np.flatnonzero(lengths[num_rows:])
     if len(surplus):
         row = int(surplus[0]) + num_rows + 2
@@ -190,5 +190,5 @@ def _from_npz(file: Path, matrix: Any) -> sparse.csr_array:
     matrix.sort_indices()
     with np.errstate(over="ignore"):
         values = matrix.data.astype(np.float32)
-    parts = np.diff(matrix.indptr), matrix.indices, values
-    return build_matrix(file, parts, matrix.shape, first_row=0)
+    entries = np.diff(matrix.indptr), matrix.indices, values
+    return build_matrix(file, entries, matrix.shape, first_row=0)

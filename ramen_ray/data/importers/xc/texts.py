@@ -1,4 +1,4 @@
-"""Files with the texts of queries, ads or anchors: raw, one text a line, or JSON objects."""
+"""Files with the texts of queries, ads or anchors: raw, one text per line, or JSON objects."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ class TextFile:
 
     Attributes:
         path: raw text; JSON objects where the name has ``.json`` in it, gzipped where it ends so.
-        source_ids: file with the users' own ids, one a line; JSON has them as ``uid``.
+        source_ids: file with the users' own ids, one per line; JSON has them as ``uid``.
         with_content: the text of a JSON object is its title and content, not its title alone.
     """
 
@@ -56,7 +56,7 @@ class TextFile:
 
     @property
     def is_json(self) -> bool:
-        """Say whether the file holds JSON objects."""
+        """Whether the file holds JSON objects."""
         return ".json" in self.path.suffixes
 
     def batches(self) -> Iterator[pa.Table]:
@@ -93,8 +93,8 @@ class TextFile:
             values[-1][np.repeat(is_weighted, counts)] = weights
         rows, entries = np.concatenate(lengths), np.concatenate(indices)
         order = np.lexsort((entries, np.repeat(np.arange(len(rows)), rows)))
-        parts = rows, entries[order], np.concatenate(values)[order]
-        return build_matrix(self.path, parts, (len(rows), num_ads), first_row=1)
+        sorted_entries = rows, entries[order], np.concatenate(values)[order]
+        return build_matrix(self.path, sorted_entries, (len(rows), num_ads), first_row=1)
 
     def _json_batches(self) -> Iterator[pa.Table]:
         fields = [("title", pa.string()), ("content", pa.string())][: 1 + self.with_content]
@@ -115,10 +115,10 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Scan:
-    """What a first reading of a text file tells.
+    """What a first pass over a text file finds.
 
     Attributes:
-        is_empty: (lines,) bool, True where there is no text but white space.
+        is_empty: (lines,) bool, True where the text is empty or white space.
         hashes: (lines,) uint64, equal for texts that :func:`~ramen_ray.data.store.texts.fold`
             makes one.
     """
@@ -157,7 +157,7 @@ def _report_encoding(path: Path) -> None:
 
 
 def _even_batches(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-    """Cut batches anew, so that two files come in batches of the same rows."""
+    """Cut batches to equal sizes, so that batches of two files have the same rows."""
     held = pa.chunked_array([], pa.string())
     for batch in batches:
         held = pa.chunked_array([*held.chunks, batch])
@@ -178,17 +178,17 @@ def _paired(
         if text is None and source_id is None:
             return
         if text is None or source_id is None or len(text) != len(source_id):
-            shorter = rows + min(0 if part is None else len(part) for part in (text, source_id))
-            message = f"has not as many lines as {file.path}; one of the two ends here"
+            shorter = rows + min(0 if batch is None else len(batch) for batch in (text, source_id))
+            message = f"does not have as many lines as {file.path}; one of the two ends here"
             raise error_at(file.source_ids, message, row=shorter + 1)
         rows += len(text)
         yield text, source_id
 
 
 def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Read some fields of JSON objects, one object a line.
+    """Read some fields of JSON objects, one object per line.
 
-    Fields that are not there are null; those that are ``required`` have to be there.
+    Missing fields are null; those that are ``required`` must be present.
     """
     options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     line = 1
@@ -221,7 +221,7 @@ def _num_objects(block: bytes) -> int | None:
 
 
 def _lists_fit(table: pa.Table) -> bool:
-    """Say whether target_rel, where it is there, has a number for each of target_ind."""
+    """Return whether target_rel, where it is given, has a number for each of target_ind."""
     if "target_ind" not in table.column_names:
         return True
     ad_ids, weights = (table[name] for name in _CLICKS.names)
@@ -286,5 +286,5 @@ def _object_problem(found: Any, required: tuple[str, ...]) -> str:
         if not isinstance(values, list) or not all(type(v) in _TYPES_OF[key] for v in values):
             return f"{key} is not a list of {'whole ' * (key == 'target_ind')}numbers"
     if len({len(values) for values in lists.values()}) > 1:
-        return "target_rel has not as many numbers as target_ind"
+        return "target_rel does not have as many numbers as target_ind"
     return ""

@@ -1,0 +1,232 @@
+"""Bring a user's own edges into a dataset directory, as an anchor set."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.graphs.anchor_sets import (
+    SIDES,
+    check_name,
+    folder_beside,
+    nodes_without_edges,
+    put_in_place,
+)
+from ramen_ray.data.graphs.edge_joining import (
+    collect_anchors,
+    list_anchors,
+    num_anchor_parts,
+    part_bounds,
+    plan_parts,
+    sum_edges,
+    write_tables,
+)
+from ramen_ray.data.graphs.edge_lists import EdgeList, Named, Naming, made_by
+from ramen_ray.data.graphs.edge_staging import (
+    Notes,
+    read_notes,
+    report_repeated_anchors,
+    stage_anchors,
+    stage_edges,
+)
+from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.validation import check
+
+Counts = dict[str, int]
+Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Runs tasks, which meet in files only, in any order; returns what they return in theirs."""
+
+
+def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks in this process."""
+    return [task() for task in tasks]
+
+
+def add_edge_list(
+    dataset_path: Path,
+    name: str,
+    edge_list: EdgeList,
+    replace: bool = False,
+    run: Run = one_after_another,
+) -> dict[str, int]:
+    """Add an anchor set from a user's edges to a dataset directory.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: the anchor set.
+        edge_list: where the edges are.
+        replace: whether a set of this name may be replaced.
+        run: runs the tasks; on several machines, these must see the dataset directory.
+
+    Returns:
+        Row counts of what was written, nodes without edges, and edges left out or joined.
+
+    Raises:
+        DatasetError: the dataset is not usable; the name is taken; names every file and row of the
+            edges that is wrong; no edge is left.
+    """
+    dataset = Dataset(dataset_path)
+    check_name(dataset, name, replace)
+    check(dataset)
+    namings: dict[str, Naming] = {}
+    if edge_list.query_edges:
+        queries = NodeIndex.from_table(dataset, "queries/train")
+        held_out = HeldOut.from_dataset(dataset)
+        namings["query"] = partial(_name_queries, queries=queries, held_out=held_out)
+    if edge_list.ad_edges:
+        namings["ad"] = partial(_name_ads, ads=NodeIndex.from_table(dataset, "ads"))
+    with folder_beside(dataset, name) as aside:
+        found = write_edge_list(edge_list, name, namings, DatasetWriter(aside), run)
+        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
+    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
+
+
+@dataclass(frozen=True)
+class WrittenEdges:
+    """What :func:`write_edge_list` wrote.
+
+    Attributes:
+        num_rows: row counts of the tables.
+        linked: how many nodes of each side have edges.
+        counts: how many edges were left out, by reason, or joined.
+    """
+
+    num_rows: Counts
+    linked: Counts
+    counts: Counts
+
+
+def write_edge_list(
+    edge_list: EdgeList,
+    name: str,
+    namings: Mapping[str, Naming],
+    writer: DatasetWriter,
+    run: Run = one_after_another,
+) -> WrittenEdges:
+    """Write a user's edges as the tables of an anchor set, in tasks.
+
+    A task holds a block of a source, or a million edges (more where one node has
+    more), and 8 bytes for every anchor. An edge that the source has several times becomes one that
+    has their weights' sum.
+
+    Args:
+        edge_list: where the edges are.
+        name: of the anchor set.
+        namings: find the nodes of sides ``query`` and ``ad``.
+        writer: of the dataset directory; the staged files are in its folder meanwhile.
+        run: runs the tasks.
+
+    Raises:
+        DatasetError: names every file and row that is wrong, or no edge is left.
+    """
+    if not namings:
+        raise DatasetError("give edges: query_edges, ad_edges or both")
+    with TemporaryDirectory(prefix=".staging-", dir=writer.folder) as staging:
+        folder = Path(staging)
+        staged, counts = _stage(edge_list, name, namings, folder, run)
+        summed = _sum(edge_list, list(namings), folder, run)
+        for side, found in summed.items():
+            counts[f"repeated {side} edges joined"] = staged[side] - found["edges"]
+        sides = [side for side in SIDES if summed.get(side, {}).get("edges")]
+        (num_rows,) = run([partial(write_tables, folder, name, sides, writer)])
+    return WrittenEdges(num_rows, {side: found["nodes"] for side, found in summed.items()}, counts)
+
+
+def _stage(
+    edge_list: EdgeList, name: str, namings: Mapping[str, Naming], folder: Path, run: Run
+) -> tuple[Counts, Counts]:
+    """Stage all tables; returns how many edges each side has, and how many were left out."""
+    pieces = {kind: find_pieces(*table) for kind, table in edge_list.tables.items()}
+    kinds = [*namings]
+    if edge_list.anchors:
+        _stage_anchors(edge_list, pieces["anchors"], folder, run)
+        kinds = ["anchors", "repeated", *kinds]
+    run(
+        [
+            partial(stage_edges, piece, side, number, edge_list, folder, naming)
+            for side, naming in namings.items()
+            for number, piece in enumerate(pieces[side])
+        ]
+    )
+    notes = {kind: read_notes(folder, kind) for kind in kinds}
+    for side in namings:
+        _refuse_no_rows(notes[side], edge_list, side)
+    findings = [finding for kind in kinds for finding in notes[kind].findings]
+    raise_errors(f"the edge list of anchor set {name!r}", findings)
+    left_out: Counter[str] = Counter()
+    for kind in kinds:
+        left_out.update(notes[kind].left_out)
+    staged = {side: notes[side].num_rows for side in namings}
+    if not any(staged.values()):
+        found = ", ".join(f"{count} {what}" for what, count in left_out.items() if count)
+        raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {found}")
+    return staged, dict(left_out)
+
+
+def _stage_anchors(edge_list: EdgeList, pieces: list[Piece], folder: Path, run: Run) -> None:
+    numbered = list(enumerate(pieces))
+    run([partial(stage_anchors, piece, number, edge_list, folder) for number, piece in numbered])
+    _refuse_no_rows(read_notes(folder, "anchors"), edge_list, "anchors")
+    (repeated,) = run([partial(list_anchors, folder)])
+    report = partial(report_repeated_anchors, edge_list=edge_list, folder=folder)
+    run(
+        [
+            partial(report, piece, number, repeated=repeated[number])
+            for number, piece in numbered
+            if repeated[number].any()
+        ]
+    )
+
+
+def _refuse_no_rows(notes: Notes, edge_list: EdgeList, kind: str) -> None:
+    if not notes.num_blocks:
+        raise DatasetError(f"{edge_list.tables[kind][0]} holds no rows")
+
+
+def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: Run) -> dict[str, Counts]:
+    """Number the anchors and add up the edges; returns ``edges`` and ``nodes`` by side."""
+    num_names = sum(read_notes(folder, side).num_names for side in sides)
+    num_names = max(num_names, read_notes(folder, "anchors").num_rows)
+    num_parts = num_anchor_parts(num_names)
+    are_listed = edge_list.anchors is not None
+    run(
+        [partial(plan_parts, folder, side) for side in sides]
+        + [partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)]
+    )
+    parts = [
+        (side, n, nodes) for side in sides for n, nodes in enumerate(part_bounds(folder, side))
+    ]
+    summed = run([partial(sum_edges, folder, *part) for part in parts])
+    total = {side: {"edges": 0, "nodes": 0} for side in sides}
+    for (side, _, _), counts in zip(parts, summed, strict=True):
+        for what, count in counts.items():
+            total[side][what] += count
+    return total
+
+
+def _name_queries(cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut) -> Named:
+    """Find the train queries that cells name; an id goes before a text, in all splits."""
+    cells = pc.utf8_trim_whitespace(cells)
+    is_held_out = held_out.has_ids(cells)
+    positions, nodes = queries.named(cells)
+    in_train = ~is_held_out[positions]
+    positions, nodes = positions[in_train], nodes[in_train]
+    unnamed = np.ones(len(cells), dtype=bool)
+    unnamed[positions] = False
+    others = np.flatnonzero(unnamed)
+    is_held_out[others] |= held_out.has_texts(cells.take(pa.array(others)))
+    return Named(positions, nodes, {"validation and test queries": is_held_out})
+
+
+def _name_ads(cells: pa.StringArray, ads: NodeIndex) -> Named:
+    return Named(*ads.named(pc.utf8_trim_whitespace(cells)), left_out={})

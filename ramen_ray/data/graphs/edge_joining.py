@@ -1,0 +1,178 @@
+"""Further stages of an edge list: number its anchors, add up its edges, write both as a stream.
+
+A task takes a range of the anchors' hashes, or of the nodes, out of all staged files.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Booleans, UInt64s
+from ramen_ray.data.graphs.edge_staging import (
+    EDGES,
+    LISTED,
+    NAMES,
+    staged_batches,
+    staged_file,
+)
+from ramen_ray.data.store.dataset import DatasetWriter
+
+ROWS_PER_PART = 1 << 20
+ROWS_PER_GROUP = 1 << 20
+"""Rows of a parquet row group: what pyarrow makes of a table that it writes at once."""
+
+_ANCHORS, _SUMMED = "numbered", "summed"
+
+
+def list_anchors(folder: Path) -> list[Booleans]:
+    """Save which anchors are listed; returns which rows of each staged part repeat an id."""
+    parts = sorted(folder.glob("anchors-??????.arrow"))
+    hashes = [_column(file, "hash") for file in parts]
+    listed, first = np.unique(np.concatenate(hashes), return_index=True)
+    np.save(folder / LISTED, listed)
+    repeated = np.ones(sum(map(len, hashes)), dtype=bool)
+    repeated[first] = False
+    return np.split(repeated, np.cumsum([len(part) for part in hashes])[:-1])
+
+
+def num_anchor_parts(num_names: int) -> int:
+    """Return how many ranges of hashes hold about :data:`ROWS_PER_PART` names each."""
+    return -(-num_names // ROWS_PER_PART)
+
+
+def collect_anchors(folder: Path, part: int, num_parts: int, are_listed: bool) -> None:
+    """Collect the anchors that edges name, in one of ``num_parts`` ranges of their hashes."""
+    low = np.uint64((part << 64) // num_parts)
+    high = np.uint64((part + 1 << 64) // num_parts) if part + 1 < num_parts else None
+    found = _first_of_each(_range_of(staged_batches(folder, "names-*"), NAMES, low, high))
+    if are_listed:
+        listed = _first_of_each(_range_of(staged_batches(folder, "anchors"), NAMES, low, high))
+        places = np.searchsorted(listed["hash"].to_numpy(), found["hash"].to_numpy())
+        found = listed.take(pa.array(places))
+    _write(staged_file(folder, _ANCHORS, part), found)
+
+
+def plan_parts(folder: Path, side: str) -> None:
+    """Cut the nodes of a side into ranges of about :data:`ROWS_PER_PART` staged edges each."""
+    degrees = np.zeros(0, dtype=np.int64)
+    for batch in staged_batches(folder, side):
+        nodes, counts = np.unique(batch["node"].to_numpy(), return_counts=True)
+        if len(nodes) and nodes[-1] >= len(degrees):
+            degrees = np.append(degrees, np.zeros(nodes[-1] + 1 - len(degrees), dtype=np.int64))
+        degrees[nodes] += counts
+    edges_before = np.cumsum(degrees) - degrees
+    _, starts = np.unique(edges_before // ROWS_PER_PART, return_index=True)
+    np.save(folder / f"{side}-bounds.npy", np.append(starts, len(degrees)))
+
+
+def part_bounds(folder: Path, side: str) -> list[tuple[int, int]]:
+    """Return the ranges of nodes that :func:`plan_parts` made; none where there are no edges."""
+    return list(pairwise(np.load(folder / f"{side}-bounds.npy").tolist()))
+
+
+def sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dict[str, int]:
+    """Add up the edges of a range of nodes, and number their anchors.
+
+    The weights of an edge are added in the order in which they were read.
+
+    Returns:
+        how many ``edges`` remain, of how many ``nodes``.
+    """
+    edges = _range_of(staged_batches(folder, side), EDGES, np.int64(nodes[0]), np.int64(nodes[1]))
+    node, anchor, weight = (column.to_numpy() for column in edges.columns)
+    order = np.lexsort((anchor, node))
+    node, anchor, weight = node[order], anchor[order], weight[order]
+    is_new = np.append(True, (np.diff(node) != 0) | (anchor[1:] != anchor[:-1]))
+    weights = np.bincount(np.cumsum(is_new) - 1, weight).astype(np.float32)
+    node, anchors = node[is_new], np.searchsorted(_anchor_hashes(folder), anchor[is_new])
+    columns = {f"{side}_id": node, "anchor_id": anchors, "weight": weights}
+    _write(staged_file(folder, f"{_SUMMED}-{side}", part), pa.table(columns))
+    return {"edges": len(node), "nodes": len(np.unique(node))}
+
+
+def write_tables(
+    folder: Path, name: str, sides: Sequence[str], writer: DatasetWriter
+) -> dict[str, int]:
+    """Write ``anchors/<name>`` and the edges of ``sides`` as streams; returns their row counts."""
+    written = {f"anchors/{name}": _write_table(writer, f"anchors/{name}", _anchor_rows(folder))}
+    for side in sides:
+        table = f"edges/{name}/{side}"
+        summed = staged_batches(folder, f"{_SUMMED}-{side}")
+        written[table] = _write_table(writer, table, (pa.Table.from_batches([b]) for b in summed))
+    return written
+
+
+def _write_table(writer: DatasetWriter, table: str, batches: Iterable[pa.Table]) -> int:
+    num_rows = 0
+
+    def counted() -> Iterator[pa.Table]:
+        nonlocal num_rows
+        for rows in _regrouped(batches):
+            num_rows += len(rows)
+            yield rows
+
+    writer.write(table, counted())
+    return num_rows
+
+
+def _regrouped(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Bring a stream of batches into row groups of :data:`ROWS_PER_GROUP`."""
+    waiting: list[pa.Table] = []
+    for batch in batches:
+        waiting.append(batch)
+        while sum(map(len, waiting)) >= ROWS_PER_GROUP:
+            rows = pa.concat_tables(waiting)
+            yield rows[:ROWS_PER_GROUP].combine_chunks()
+            waiting = [rows[ROWS_PER_GROUP:]]
+    if sum(map(len, waiting)):
+        yield pa.concat_tables(waiting).combine_chunks()
+
+
+def _anchor_rows(folder: Path) -> Iterator[pa.Table]:
+    start = 0
+    for batch in staged_batches(folder, _ANCHORS):
+        ids = np.arange(start, start + len(batch))
+        yield pa.table({"anchor_id": ids, "text": batch["text"]})
+        start += len(batch)
+
+
+def _anchor_hashes(folder: Path) -> UInt64s:
+    """Return the hashes (anchors,) of all numbered anchors, ascending: by their numbers."""
+    batches = staged_batches(folder, _ANCHORS)
+    return np.concatenate([batch["hash"].to_numpy() for batch in batches])
+
+
+def _first_of_each(names: pa.Table) -> pa.Table:
+    """Return the first row of each hash, by ascending hash."""
+    _, first = np.unique(names["hash"].to_numpy(), return_index=True)
+    return names.take(pa.array(first))
+
+
+def _range_of(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    low: np.integer,
+    high: np.integer | None,
+) -> pa.Table:
+    """Read, of batches sorted by their first column, the rows from ``low`` to before ``high``."""
+    found = []
+    for batch in batches:
+        keys = batch[0].to_numpy()
+        start = int(np.searchsorted(keys, low))
+        stop = len(keys) if high is None else int(np.searchsorted(keys, high))
+        if stop > start:
+            found.append(batch[start:stop])
+    return pa.Table.from_batches(found, schema)
+
+
+def _column(file: Path, name: str) -> NDArray[np.uint64]:
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name].to_numpy()
+
+
+def _write(file: Path, rows: pa.Table) -> None:
+    with pa.ipc.new_file(str(file), rows.schema) as writer:
+        writer.write_table(rows)
