@@ -70,7 +70,8 @@ def main() -> None:
 def objectives(preset: RunConfig) -> dict[str, Objective]:
     """Return what is optimised, by name."""
     one_side = preset.regularization.lambda_x, preset.regularization.lambda_z
-    both_sides = [{name: 0.1 for name, weight in one_side[0].items() if weight}] * 2
+    weights = {name: 0.1 for name, weight in one_side[0].items() if weight}
+    both_sides = weights, weights
     loss = TripletLoss(0.3, 10)
     return {
         "base": ramen_objective(loss, {}, {}),
