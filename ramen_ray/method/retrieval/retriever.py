@@ -166,8 +166,8 @@ def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
 
 def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
     """Add all ads to ``index`` and return its recall; each ad is encoded once."""
-    asked = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
-    queries = model.embed_queries(data.queries["test"], asked)
+    rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
+    queries = model.embed_queries(data.queries["test"], rows)
     ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
 
     def add_parts() -> Iterator[Any]:

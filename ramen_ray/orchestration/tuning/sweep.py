@@ -130,7 +130,7 @@ def sweep(
     with _held_directory(output / "sweeps" / name, plan) as directory:
         start_ray(show_workers=False)  # a trial that is stopped early prints a traceback
         check_resources(config.workers)
-        known = directory.facts.get("mlflow_run_id")
+        known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, name, output, known)
         directory.note(mlflow_run_id=run.id, plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
@@ -175,7 +175,7 @@ def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
     except Timeout:
         raise RunError(f"the sweep {path} is being worked on by another process") from None
     with held:
-        changed = differences(directory.facts.get("plan", plan), plan)
+        changed = differences(directory.notes.get("plan", plan), plan)
         if changed:
             raise RunError(f"{path} holds another sweep: {changed}; choose another name")
         yield directory

@@ -287,9 +287,9 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     assert _history(unharmed, "graph/step") == [(s, s) for s in (EPOCH, 2 * EPOCH, 3 * EPOCH)]
     waited = [seconds for _, seconds in _history(unharmed, "graph/waited_s")]
     assert 0 < waited[0] < waited[1] < waited[2]
-    facts = RunDirectory(unharmed.run_directory).facts
-    assert facts["waited_seconds"] == waited[2]
-    assert facts["trained_seconds"] > 0
+    notes = RunDirectory(unharmed.run_directory).notes
+    assert notes["waited_seconds"] == waited[2]
+    assert notes["trained_seconds"] > 0
     newest = unharmed.run_directory / "graphs" / f"step_{3 * EPOCH:09d}"
     for name, value in read_report(newest).items():
         assert _history(unharmed, f"graph/{name}")[-1] == (3 * EPOCH, value)

@@ -28,7 +28,7 @@ def test_a_run_that_was_cut_off_is_opened_again(config: RunConfig, dataset: Data
         first.note(mlflow_run_id="abc")
     with open_run_directory(config, dataset) as second:
         assert second == first
-        assert second.facts["mlflow_run_id"] == "abc"
+        assert second.notes["mlflow_run_id"] == "abc"
 
 
 def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset) -> None:
