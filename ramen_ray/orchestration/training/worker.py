@@ -146,9 +146,8 @@ def set_up(task: WorkerTask) -> Setup:
     )
     log = None
     if world()[0] == 0:
-        steps = StepLogger(task.run)
         total_steps = sampler.steps_per_epoch * config.training.epochs
-        log = RunLog(steps, objective, total_steps, folder)
+        log = RunLog(StepLogger(task.run), objective, total_steps, folder)
     background = background_tasks(config, context)
     return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
 

@@ -21,7 +21,7 @@ from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.deployment import predict as answering
-from ramen_ray.orchestration.deployment.copies import log_derived, take_place
+from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
@@ -271,7 +271,7 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
     registry = Registry(store.uri)
     original = registry.look_up("models:/asked/1")
     with pytest.raises(MlflowException, match="absent"):
-        log_derived(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
+        log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
     experiment = store.client.get_experiment_by_name("tests")
     newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
     assert (newest.info.run_name, newest.info.status) == ("derived", "FAILED")

@@ -29,6 +29,7 @@ from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration import embedding
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
@@ -37,7 +38,6 @@ from ramen_ray.orchestration.background.task import (
     read_report,
 )
 from ramen_ray.orchestration.embedding import embed_distinct
-from ramen_ray.orchestration.evaluation import embedding
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.run_directory import RunDirectory
