@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -43,8 +42,6 @@ INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
-
-Embeddings = NDArray[np.float32]
 
 
 def write_retriever(

@@ -120,7 +120,7 @@ class SweepProgress:
             Run(self.run.uri, run_id).close_if_open(status)
 
 
-class LiveProgress(tune.Callback):
+class ProgressCallback(tune.Callback):
     """Shows the sweep's progress whenever a trial has ended."""
 
     def __init__(self, progress: SweepProgress) -> None:

@@ -42,7 +42,7 @@ from ramen_ray.orchestration.training.run_directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.tuning.progress import LiveProgress, SweepProgress
+from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
     SUMMARY,
@@ -259,7 +259,7 @@ class RunningSweep:
             run_config=tune.RunConfig(
                 name=TUNE_FOLDER,
                 storage_path=str(self.progress.directory.path),
-                callbacks=[ends, LiveProgress(self.progress), JsonLoggerCallback()],
+                callbacks=[ends, ProgressCallback(self.progress), JsonLoggerCallback()],
                 verbose=0,
             ),
         )

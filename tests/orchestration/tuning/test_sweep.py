@@ -214,7 +214,7 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    progress.LiveProgress(shown).on_trial_error(1, [trial], trial)
+    progress.ProgressCallback(shown).on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
