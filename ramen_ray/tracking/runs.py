@@ -204,7 +204,7 @@ def metric_name(name: str) -> str:
 
 
 class StepLogger:
-    """Logs losses, validations and background results as they come, each once even when computed twice.
+    """Logs losses, validations and background results, each once even when computed twice.
 
     A run that goes on from a checkpoint repeats the steps after it, and what the store has already
     is passed over: it is the same, unless background results come at another time now.
