@@ -143,11 +143,11 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
 
 
-def _losses(run: Run) -> list[float]:
+def _losses(run: Run) -> list[set[tuple[int, float]]]:
+    """Return steps with their losses, once: a kill can come before a logged step is noted."""
     client = MlflowClient(tracking_uri=run.uri)
-    names = ("loss/task", "loss/total")
-    histories = [client.get_metric_history(run.id, name) for name in names]
-    return [point.value for of in histories for point in sorted(of, key=lambda at: at.step)]
+    histories = [client.get_metric_history(run.id, name) for name in ("loss/task", "loss/total")]
+    return [{(point.step, point.value) for point in history} for history in histories]
 
 
 def _kill_worker_late(run_directory: Path, killed: list[int]) -> None:
