@@ -62,7 +62,7 @@ def measure(name: str, seeds: int) -> dict[str, Any]:
 
 def sides(preset: RunConfig) -> dict[str, RunConfig]:
     """Return the configurations to train, by name."""
-    weights = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+    weights: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
     found = {"base": overlay(preset, weights)}
     return found | {
         str(every): overlay(preset, {"regularization.every_steps": every}) for every in EVERY

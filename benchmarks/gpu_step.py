@@ -19,15 +19,19 @@ from benchmarks.common import alternate, finish, medians
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
-OBJECTIVE = Objective(0.3, 10, False, WEIGHTS, WEIGHTS)
+OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
 
 
 def main() -> int:
@@ -41,9 +45,9 @@ def main() -> int:
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
     device = torch.device("cpu" if options.smoke else "cuda")
-    state, batches = _build(device, options.smoke)
+    state, sampler = _build(device, options.smoke)
     sides = {
-        "step": lambda: _steps(state, batches, options.steps, device),
+        "step": lambda: _steps(state, sampler, options.steps, device),
         "matmul": lambda: _matmul(512 if options.smoke else 8192, device),
     }
     found = {side: medians(rows) for side, rows in alternate(options.rounds, sides).items()}
@@ -53,20 +57,23 @@ def main() -> int:
     return 0
 
 
-def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Batches]:
+def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Sampler]:
     num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
     sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}
     backbone = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    encoder = TransformerEncoder(backbone, tokenizer).to(device)
-    optimizer = build_optimizer(encoder, 2e-4, 0.01)
+    model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
+    optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
     draw = np.random.default_rng(0)
     graphs = {one: _pairs(draw, num_texts) for one in OBJECTIVE.regularizers}
-    tables = [_texts(draw, num_texts) for _ in range(2 + len(graphs))]
+    names = [QUERIES, ADS, *map(anchor_table, WEIGHTS)]
+    tables = {name: _texts(draw, num_texts) for name in names}
+    known = {one: [edges] for one, edges in graphs.items()}
     clicks = _pairs(draw, num_texts)
-    batches = Batches(np.arange(num_texts), clicks, graphs, tables, batch, seed=0)
-    return TrainState(encoder, optimizer, build_schedule(optimizer, 10, 10_000)), batches
+    data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
+    schedule = build_schedule(optimizer, 10, 10_000)
+    return TrainState(model, optimizer, schedule, Sources(graphs)), Sampler(data, batch, seed=0)
 
 
 def _pairs(draw: np.random.Generator, num_rows: int) -> Csr:
@@ -83,24 +90,26 @@ def _texts(draw: np.random.Generator, count: int) -> TokenTable:
 
 
 def _steps(
-    state: TrainState, batches: Batches, steps: int, device: torch.device
+    state: TrainState, sampler: Sampler, steps: int, device: torch.device
 ) -> dict[str, float]:
     """Time ``steps`` steps after two more, and count what the encoder has to do in them."""
-    list(train_steps(state, batches, OBJECTIVE, state.step + 2, use_bf16=True))
+    list(train_steps(state, sampler, OBJECTIVE, state.step + 2, use_bf16=True))
     drawn = range(state.step, state.step + steps)
     started = time.perf_counter()
-    texts = [distinct_texts(batches.draw(step), batches.tables) for step in drawn]
+    tables, regularizers = sampler.data.tables, OBJECTIVE.regularizers
+    batches = [sampler.draw(step, state.sources, regularizers) for step in drawn]
+    texts = [DistinctTexts.from_batch(batch, tables) for batch in batches]
     for step in texts:
-        gather_tokens(step.columns, step.rows, batches.tables)
+        gather_tokens(step.tables, step.rows, list(tables.values()))
     host_seconds = time.perf_counter() - started
     tokens = sum(int(t.lengths.sum()) for t in texts)
     squares = sum(int((t.lengths**2).sum()) for t in texts)
     _wait(device)
     started = time.perf_counter()
-    list(train_steps(state, batches, OBJECTIVE, state.step + steps, use_bf16=True))
+    list(train_steps(state, sampler, OBJECTIVE, state.step + steps, use_bf16=True))
     _wait(device)
     seconds = time.perf_counter() - started
-    encoder = state.encoder
+    encoder = state.model.encoder
     embeddings = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" in n)
     weights = sum(p.numel() for p in encoder.parameters()) - embeddings
     config = encoder.backbone.config

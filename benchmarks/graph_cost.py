@@ -28,12 +28,15 @@ from transformers.utils.logging import set_verbosity_error
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
 from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.sampling.distinct import distinct_texts
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.encoded import DistinctTexts
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, train_steps
-from ramen_ray.orchestration.training.components import build_encoder
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.orchestration.training.components import build_model
 from ramen_ray.presets import MINILM, debian, foldoc
 
 WARMUP_STEPS = 4
@@ -67,13 +70,15 @@ def main() -> None:
 def objectives(preset: RunConfig) -> dict[str, Objective]:
     """Return what is optimised, by name."""
     one_side = preset.regularization.lambda_x, preset.regularization.lambda_z
-    both_sides = [{name: 0.1 for name, weight in one_side[0].items() if weight}] * 2
+    weights = {name: 0.1 for name, weight in one_side[0].items() if weight}
+    both_sides = weights, weights
+    loss = TripletLoss(0.3, 10)
     return {
-        "base": Objective(0.3, 10, False, {}, {}),
-        "preset": Objective(0.3, 10, False, *one_side),
-        "preset_4": Objective(0.3, 10, False, *one_side, 4),
-        "both_sides": Objective(0.3, 10, False, *both_sides),
-        "both_sides_4": Objective(0.3, 10, False, *both_sides, 4),
+        "base": ramen_objective(loss, {}, {}),
+        "preset": ramen_objective(loss, *one_side),
+        "preset_4": ramen_objective(loss, *one_side, 4),
+        "both_sides": ramen_objective(loss, *both_sides),
+        "both_sides_4": ramen_objective(loss, *both_sides, 4),
     }
 
 
@@ -105,7 +110,7 @@ def untrained_shortlists(data: Prepared, config: EncoderConfig) -> NDArray[np.in
     """Make shortlists of all queries with the encoder that training starts from."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "shortlists.npy"
-        write_shortlists(build_encoder(config), data, SHORTLIST_SIZE, file)
+        write_shortlists(build_model(config), data, SHORTLIST_SIZE, file)
         return np.array(open_shortlists(file))
 
 
@@ -118,17 +123,20 @@ def measure(
     steps: int,
 ) -> dict[str, float]:
     """Train one round from a new encoder; returns seconds, texts and tokens per step."""
-    batches = Batches.of(data, objective.regularizers, batch_size, seed=0)
-    if shortlists is not None:
-        batches.expect_hard_negatives(1)
-        batches.shortlists = shortlists
-    encoder = build_encoder(config)
-    optimizer = build_optimizer(encoder, LEARNING_RATE, weight_decay=0.01)
+    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    sources = Sources(training_data.graphs, shortlists=shortlists)
+    num_hard_negatives = 0 if shortlists is None else 1
+    sampler = Sampler(training_data, batch_size, 0, num_hard_negatives=num_hard_negatives)
+    model = build_model(config)
+    optimizer = build_optimizer(model.encoder, LEARNING_RATE, weight_decay=0.01)
     stop = WARMUP_STEPS + steps
-    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, stop))
-    ends = [time.perf_counter() for _ in train_steps(state, batches, objective, stop)]
-    draws = [batches.draw(s, objective.draws_anchors(s)) for s in range(WARMUP_STEPS, stop)]
-    texts = [distinct_texts(drawn, batches.tables) for drawn in draws]
+    state = TrainState(model, optimizer, build_schedule(optimizer, 0, stop), sources)
+    ends = [time.perf_counter() for _ in train_steps(state, sampler, objective, stop)]
+    batches = [
+        sampler.draw(step, sources, objective.regularizers_at(step))
+        for step in range(WARMUP_STEPS, stop)
+    ]
+    texts = [DistinctTexts.from_batch(batch, training_data.tables) for batch in batches]
     return {
         "seconds_per_step": (ends[-1] - ends[WARMUP_STEPS - 1]) / steps,
         "texts_per_step": float(np.mean([len(step.lengths) for step in texts])),

@@ -11,6 +11,7 @@ a bootstrap over queries and seeds. `ratio` is R@10 over the base's with a tenth
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,22 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import NUM_THREADS, finish, prepared
-from ramen_ray.config import RegularizationConfig, RunConfig
+from ramen_ray.config import overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import Propensity, encode_rows, retrieve, score_queries
+from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.method.model.encoder import Encoder
-from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.search import TopK, search_parts
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.training.components import build_encoder, build_objective, build_state
+from ramen_ray.orchestration.training.components import (
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+)
 from ramen_ray.presets import foldoc_ramen
 
 ANCHOR_SET = "links"
@@ -63,23 +69,38 @@ def main() -> None:
     finish(rate / base_rate, figures)
 
 
-def train(data: Prepared, side: str, seed: int, share: float = 1.0) -> Encoder:
+def train(data: Prepared, side: str, seed: int, share: float = 1.0) -> DualEncoder:
     """Train on the first ``share`` of the train queries, which lie in shuffled order."""
     lambda_x, lambda_z = SIDES[side]
-    weights = RegularizationConfig(lambda_x={ANCHOR_SET: lambda_x}, lambda_z={ANCHOR_SET: lambda_z})
-    config: RunConfig = foldoc_ramen().model_copy(update={"regularization": weights})
-    objective, encoder = build_objective(config), build_encoder(config.encoder)
-    whole = Batches.of(data, objective.regularizers, BATCH, seed)
-    count = round(share * len(whole.query_ids))
+    changes = {
+        "base.kind": "in_batch",
+        "regularization.lambda_x": {ANCHOR_SET: lambda_x},
+        "regularization.lambda_z": {ANCHOR_SET: lambda_z},
+        "seed": seed,
+        "training.global_batch_size": BATCH,
+    }
+    config = overlay(foldoc_ramen(), changes)
+    objective, model = build_objective(config), build_model(config.encoder)
+    whole = TrainingData.from_prepared(data, objective.regularizers)
+    sampler = build_sampler(config, data, first_queries(whole, round(share * len(whole.query_ids))))
+    steps = sampler.steps_per_epoch * config.training.epochs
+    list(train_steps(build_state(config, model, model, sampler), sampler, objective, steps))
+    return model
+
+
+def first_queries(whole: TrainingData, count: int) -> TrainingData:
+    """Return the training data without all but the first ``count`` queries."""
     graphs = {
         one: prefix(edges, count) if one.side == "query" else edges
         for one, edges in whole.graphs.items()
     }
-    clicks = prefix(whole.clicks, count)
-    batches = Batches(whole.query_ids[:count], clicks, graphs, whole.tables, BATCH, seed)
-    steps = batches.steps_per_epoch * config.training.epochs
-    list(train_steps(build_state(config, encoder, encoder, steps), batches, objective, steps))
-    return encoder
+    return replace(
+        whole,
+        query_ids=whole.query_ids[:count],
+        clicks=prefix(whole.clicks, count),
+        graphs=graphs,
+        known_edges={one: [edges] for one, edges in graphs.items()},
+    )
 
 
 def prefix(csr: Csr, num_rows: int) -> Csr:
@@ -107,13 +128,14 @@ def same_texts(
     return here, order[place[here]]
 
 
-def look(encoder: Encoder, data: Prepared, links: NDArray[np.int64]) -> dict[str, float]:
+def look(model: DualEncoder, data: Prepared, links: NDArray[np.int64]) -> dict[str, float]:
     """Return P@1, how often a link comes first, and P@1 and R@10 without links, as shares."""
-    ads, _ = predictions(encoder, data, data.filters("test"))
+    ads, _ = predictions(model, data, data.filters("test"))
     pairs = set(map(tuple, links.tolist()))
     first = [(query, int(best)) in pairs for query, best in enumerate(ads[:, 0])]
-    without, _ = predictions(encoder, data, np.concatenate([data.filters("test"), links]))
-    plain, filtered = (score_queries(top, data, "test", Propensity()) for top in (ads, without))
+    without, _ = predictions(model, data, np.concatenate([data.filters("test"), links]))
+    judgement = Judgement.from_prepared(data, "test", Propensity())
+    plain, filtered = (judgement.by_query(top) for top in (ads, without))
     return {
         "P@1": ratio(plain["P@1"]),
         "link first": float(np.mean(first)),
@@ -123,17 +145,17 @@ def look(encoder: Encoder, data: Prepared, links: NDArray[np.int64]) -> dict[str
     }
 
 
-def measured(encoder: Encoder, data: Prepared) -> dict[str, PerQuery]:
+def measured(model: DualEncoder, data: Prepared) -> dict[str, PerQuery]:
     """Return the metrics of the test split, query by query."""
-    ads, _ = predictions(encoder, data, data.filters("test"))
-    return score_queries(ads, data, "test", Propensity())
+    ads, _ = predictions(model, data, data.filters("test"))
+    return Judgement.from_prepared(data, "test", Propensity()).by_query(ads)
 
 
-def predictions(encoder: Encoder, data: Prepared, filters: NDArray[np.int64]) -> TopK:
+def predictions(model: DualEncoder, data: Prepared, filters: NDArray[np.int64]) -> TopK:
     """Search all ads for the test queries, and drop the pairs of ``filters``."""
     queries, ads = data.queries["test"], data.candidates("test")
-    embedded = encode_rows(encoder, queries, np.arange(len(queries)))
-    return retrieve(embedded, [encode_rows(encoder, data.ads, ads)], ads, filters)
+    embedded = model.embed_queries(queries, np.arange(len(queries)))
+    return search_parts(embedded, [model.embed_ads(data.ads, ads)], ads, filters, max(KS))
 
 
 def mean(runs: list[dict[str, float]], name: str) -> float:

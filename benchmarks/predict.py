@@ -68,9 +68,9 @@ def write_queries(file: Path, count: int) -> None:
 def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
     """Log the retriever in a store in ``folder``; returns its address."""
     made, dataset = make_retriever(folder, data, config), Dataset(DATASET)
-    facts = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
+    notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
     run = open_run(tracking_uri(folder), "benchmark", "predict", folder)
-    return uri_of(log_retriever(run, made, ["a query"], facts))
+    return uri_of(log_retriever(run, made, ["a query"], notes))
 
 
 def here(folder: Path, model_uri: str) -> dict[str, float]:

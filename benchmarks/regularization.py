@@ -19,12 +19,18 @@ from benchmarks.common import NUM_THREADS, finish, prepared
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.comparison import mean_over_seeds, paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import Propensity, evaluate, score_queries
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.method.model.encoder import Encoder
-from ramen_ray.method.sampling.batches import Batches
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.training.components import build_encoder, build_objective, build_state
+from ramen_ray.orchestration.training.components import (
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+)
 from ramen_ray.presets import foldoc
 
 MEASURED = ("R@10", "P@1")
@@ -84,29 +90,29 @@ def figures_of(
 def train(
     config: RunConfig, data: Prepared, seed: int, edges: Path | None = None
 ) -> tuple[dict[str, Outcome], float]:
-    """Train without Ray, on another graph if ``edges`` has one.
+    """Train in batch, without Ray, on another graph if ``edges`` has one.
 
     Returns:
         The outcome by split, and the seconds that the steps took.
     """
-    objective = build_objective(config)
-    encoder = build_encoder(config.encoder)
-    size = config.training.global_batch_size
-    batches = Batches.of(data, objective.regularizers, size, seed, edges)
-    steps = batches.steps_per_epoch * config.training.epochs
-    state = build_state(config, encoder, encoder, steps)
+    config = overlay(config, {"base.kind": "in_batch", "seed": seed})
+    objective, model = build_objective(config), build_model(config.encoder)
+    training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
+    sampler = build_sampler(config, data, training_data)
+    state = build_state(config, model, model, sampler)
     started = time.monotonic()
-    list(train_steps(state, batches, objective, steps))
+    steps = sampler.steps_per_epoch * config.training.epochs
+    list(train_steps(state, sampler, objective, steps))
     seconds = time.monotonic() - started
-    if state.adaptation is not None:
-        named = zip(objective.terms, state.adaptation.weights.tolist(), strict=True)
+    if state.adaptive is not None:
+        named = zip(objective.names, state.adaptive.weights.tolist(), strict=True)
         print({name: f"{weight:.2g}" for name, weight in named}, flush=True)
-    return {split: _evaluate(encoder, data, split) for split in SPLITS}, seconds
+    return {split: _evaluate(model, data, split) for split in SPLITS}, seconds
 
 
-def _evaluate(encoder: Encoder, data: Prepared, split: str) -> Outcome:
-    _, (ads, _) = evaluate(encoder, data, split, Propensity())
-    return score_queries(ads, data, split, Propensity())
+def _evaluate(model: DualEncoder, data: Prepared, split: str) -> Outcome:
+    _, (ads, _) = evaluate(model, data, split, Propensity())
+    return Judgement.from_prepared(data, split, Propensity()).by_query(ads)
 
 
 def shown(outcome: Outcome) -> dict[str, float]:

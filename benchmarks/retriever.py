@@ -30,11 +30,10 @@ from benchmarks.common import NUM_THREADS, ROOT, finish, in_fresh_process, prepa
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import encode_rows
-from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
 from ramen_ray.method.retrieval.search import search
+from ramen_ray.orchestration.training.components import build_model
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
@@ -86,10 +85,9 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
 
 def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
     """Write a retriever of debian's ads, searched exactly, into ``folder``; returns where it is."""
-    encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
-    encoder.save(folder / "encoder", config.max_length)
+    build_model(config).save(folder / "model", config.max_length)
     made, dataset = folder / "torch", Dataset(DATASET)
-    write_retriever(made, folder / "encoder", dataset, Prepared(data), "flat", config.max_length)
+    write_retriever(made, folder / "model", dataset, Prepared(data), "flat", config.max_length)
     return made
 
 
@@ -126,10 +124,9 @@ def timed_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[flo
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
     """Return what each kind of index costs and finds, by kind."""
     torch.set_num_threads(NUM_THREADS)
-    data = Prepared(path)
-    encoder = build_transformer(config.pretrained, num_layers=config.num_layers)
-    queries = encode_rows(encoder, data.queries["test"], np.arange(NUM_QUERIES))
-    ads = more_embeddings(encode_rows(encoder, data.ads, np.arange(len(data.ads))), num_ads)
+    data, model = Prepared(path), build_model(config)
+    queries = model.embed_queries(data.queries["test"], np.arange(NUM_QUERIES))
+    ads = more_embeddings(model.embed_ads(data.ads, np.arange(len(data.ads))), num_ads)
     exact, _ = search(queries, ads, RECALL_AT)
     return {kind: measure_index(kind, ads, queries, exact) for kind in get_args(IndexKind)}
 

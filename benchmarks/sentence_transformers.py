@@ -35,19 +35,23 @@ from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, pre
 from datasets import Dataset as Pairs
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import resolve_pretrained
-from ramen_ray.method.sampling.batches import Batches
-from ramen_ray.method.sampling.distinct import distinct_texts, gather_tokens
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import Objective, task_term
+from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
+from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import Objective, TrainState, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.orchestration.training.components import build_model
 from ramen_ray.presets import MINILM
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 2
 LEARNING_RATE = 1e-4
 ENCODER = EncoderConfig(pretrained=MINILM, max_length=32)
-OBJECTIVE = Objective(0.3, 10, False, {}, {})
+OBJECTIVE = Objective((task_term(TripletLoss(0.3, 10)),))
+SOURCES = Sources(graphs={})
 
 
 def main() -> None:
@@ -71,13 +75,14 @@ def main() -> None:
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
-    batches = Batches.of(prepared(str(dataset.path), ENCODER), [], BATCH_SIZE, seed=0)
-    pairs = same_pairs(dataset, batches, WARMUP_STEPS + steps)
+    data = TrainingData.from_prepared(prepared(str(dataset.path), ENCODER), [])
+    sampler = Sampler(data, BATCH_SIZE, seed=0)
+    pairs = same_pairs(dataset, sampler, WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
     results = alternate(
         rounds,
         {
-            "ours": lambda: run_ours(batches, steps, use_bf16),
+            "ours": lambda: run_ours(sampler, steps, use_bf16),
             "theirs": lambda: run_theirs(pairs, use_bf16),
         },
     )
@@ -90,32 +95,39 @@ def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, flo
     }
 
 
-def same_pairs(dataset: Dataset, batches: Batches, steps: int) -> Pairs:
+def same_pairs(dataset: Dataset, sampler: Sampler, steps: int) -> Pairs:
     """Spell out, in order, the query-ad pairs that our first ``steps`` steps draw."""
-    drawn = np.concatenate([batches.draw(step) for step in range(steps)])
+    batches = [draw(sampler, step) for step in range(steps)]
+    query_ids = sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
+    ad_ids = np.concatenate([batch.ads[:, 0] for batch in batches])
     queries = dataset.read("queries/train").sort_by("query_id")["text"].to_pylist()
     ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
-    query_ids = batches.query_ids[drawn[:, 0]]
-    columns = {"query": [queries[q] for q in query_ids], "ad": [ads[ad] for ad in drawn[:, 1]]}
+    columns = {"query": [queries[q] for q in query_ids], "ad": [ads[ad] for ad in ad_ids]}
     return Pairs.from_dict(columns)
 
 
-def run_ours(batches: Batches, steps: int, use_bf16: bool) -> dict[str, float]:
+def draw(sampler: Sampler, step: int) -> Batch:
+    """Return what a step of ours draws."""
+    return sampler.draw(step, SOURCES, [])
+
+
+def run_ours(sampler: Sampler, steps: int, use_bf16: bool) -> dict[str, float]:
     """Train one round with the project's step."""
-    encoder = build_transformer(ENCODER.pretrained)
-    optimizer = build_optimizer(encoder, LEARNING_RATE, weight_decay=0.0)
-    state = TrainState(encoder, optimizer, build_schedule(optimizer, 0, WARMUP_STEPS + steps))
+    model, stop = build_model(ENCODER), WARMUP_STEPS + steps
+    optimizer = build_optimizer(model.encoder, LEARNING_RATE, weight_decay=0.0)
+    state = TrainState(model, optimizer, build_schedule(optimizer, 0, stop), SOURCES)
     ends = []
-    for _ in train_steps(state, batches, OBJECTIVE, WARMUP_STEPS + steps, use_bf16=use_bf16):
+    for _ in train_steps(state, sampler, OBJECTIVE, stop, use_bf16=use_bf16):
         ends.append(time.perf_counter())
-    real, encoded, texts = np.mean([count_ours(batches, s) for s in range(len(ends))], axis=0)
+    real, encoded, texts = np.mean([count_ours(sampler, step) for step in range(stop)], axis=0)
     return _figures(ends, real, encoded, texts)
 
 
-def count_ours(batches: Batches, step: int) -> tuple[int, int, int]:
+def count_ours(sampler: Sampler, step: int) -> tuple[int, int, int]:
     """Count a step's tokens, the same with padding, and texts."""
-    texts = distinct_texts(batches.draw(step), batches.tables)
-    batch = gather_tokens(texts.columns, texts.rows, batches.tables)
+    tables = sampler.data.tables
+    texts = DistinctTexts.from_batch(draw(sampler, step), tables)
+    batch = gather_tokens(texts.tables, texts.rows, list(tables.values()))
     return len(batch.token_ids), sum(ids.size for ids, _ in batch.buckets()), len(texts.rows)
 
 

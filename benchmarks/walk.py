@@ -35,7 +35,7 @@ from ramen_ray.config import WalkConfig
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
-from ramen_ray.method.sampling.draws import Regularizer
+from ramen_ray.method.sampling.regularizers import Regularizer
 
 NODES = {"query": 693_082, "ad": 312_330}
 ANCHORS = {"hyper_link": (2_458_399, 38.9), "category": (656_086, 4.7)}

@@ -203,7 +203,7 @@ class IndexConfig(Section):
 
 
 class WorkersConfig(Section):
-    """The Ray Train workers; facts of the cluster, not of the experiment."""
+    """The Ray Train workers; properties of the cluster, not of the experiment."""
 
     num_workers: Positive = 1
     """Worker processes; must divide the global batch size."""

@@ -40,6 +40,7 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
@@ -139,6 +140,19 @@ def dataset_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tables[f"edges/topics/{side}"] = node_edges(f"{side}_id", topic_edges)
     path = tmp_path_factory.mktemp("datasets") / "handmade"
     return write_dataset(path, tables, name="handmade").path
+
+
+@pytest.fixture(scope="session")
+def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""
+    folder = tmp_path_factory.mktemp("novel")
+    handmade = Dataset(dataset_path)
+    tables = {table: handmade.read(table) for table in handmade.tables}
+    for table in ("ads", "queries/test"):
+        own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
+        tables[table] = tables[table].append_column("source_id", own)
+    parent = write_dataset(folder / "parent", tables, name="handmade")
+    return make_novel_split(parent.path, folder / "split", 0.3).path
 
 
 @pytest.fixture(scope="session")

@@ -208,8 +208,14 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
     assert known != experiment_hash(config, "other data")
     same = set()
     for key, value in flatten(config).items():
-        own = {"name": "x", "index.kind": "flat", "base.refresh_mode": "asynchronous"}
-        own |= {"base.order": "clustered"}
+        own = {
+            "name": "x",
+            "index.kind": "flat",
+            "base.refresh_mode": "asynchronous",
+            "base.order": "clustered",
+            "base.hard_negatives": "shortlists",
+            "training.sampling": "clicks",
+        }
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:
             same.add(key)

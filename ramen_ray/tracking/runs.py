@@ -204,7 +204,7 @@ def metric_name(name: str) -> str:
 
 
 class StepLogger:
-    """Logs losses, validations and renewals as they come, each once even when computed twice.
+    """Logs losses, validations and background results, each once even when computed twice.
 
     A run that goes on from a checkpoint repeats the steps after it, and what the store has already
     is passed over: it is the same, unless background results come at another time now.
@@ -246,7 +246,7 @@ class StepLogger:
         """Log a validation's metrics after ``step`` steps."""
         self._log_once(metrics, LAST_VALIDATION, step)
 
-    def log_renewal(self, name: str, metrics: Mapping[str, float], step: int) -> None:
+    def log_background(self, name: str, metrics: Mapping[str, float], step: int) -> None:
         """Log what is known of what is renewed, such as the graph, and used from ``step`` on."""
         named = {f"{name}/{key}": value for key, value in metrics.items()}
         self._log_once(named, LAST_STEP.format(name), step)

@@ -101,9 +101,9 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
-    assert re.search(r"^step (\d+)/\1  epoch 1/1: task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     assert "pid=" not in logs, logs
-    assert len(logs.splitlines()) < 20, logs
+    assert len(logs.splitlines()) < 30, logs
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)

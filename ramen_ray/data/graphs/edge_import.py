@@ -43,7 +43,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
 
 Counts = dict[str, int]
-Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 """Runs tasks, which meet in files only, in any order; returns what they return in theirs."""
 
 
@@ -57,7 +57,7 @@ def add_edge_list(
     name: str,
     edge_list: EdgeList,
     replace: bool = False,
-    run: Run = one_after_another,
+    run: RunTasks = one_after_another,
 ) -> dict[str, int]:
     """Add an anchor set from a user's edges to a dataset directory.
 
@@ -111,7 +111,7 @@ def write_edge_list(
     name: str,
     namings: Mapping[str, Naming],
     writer: DatasetWriter,
-    run: Run = one_after_another,
+    run: RunTasks = one_after_another,
 ) -> WrittenEdges:
     """Write a user's edges as the tables of an anchor set, in tasks.
 
@@ -143,7 +143,7 @@ def write_edge_list(
 
 
 def _stage(
-    edge_list: EdgeList, name: str, namings: Mapping[str, Naming], folder: Path, run: Run
+    edge_list: EdgeList, name: str, namings: Mapping[str, Naming], folder: Path, run: RunTasks
 ) -> tuple[Counts, Counts]:
     """Stage all tables; returns how many edges each side has, and how many were left out."""
     pieces = {kind: find_pieces(*table) for kind, table in edge_list.tables.items()}
@@ -173,7 +173,7 @@ def _stage(
     return staged, dict(left_out)
 
 
-def _stage_anchors(edge_list: EdgeList, pieces: list[Piece], folder: Path, run: Run) -> None:
+def _stage_anchors(edge_list: EdgeList, pieces: list[Piece], folder: Path, run: RunTasks) -> None:
     numbered = list(enumerate(pieces))
     run([partial(stage_anchors, piece, number, edge_list, folder) for number, piece in numbered])
     _refuse_no_rows(read_notes(folder, "anchors"), edge_list, "anchors")
@@ -193,7 +193,7 @@ def _refuse_no_rows(notes: Notes, edge_list: EdgeList, kind: str) -> None:
         raise DatasetError(f"{edge_list.tables[kind][0]} holds no rows")
 
 
-def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: Run) -> dict[str, Counts]:
+def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> dict[str, Counts]:
     """Number the anchors and add up the edges; returns ``edges`` and ``nodes`` by side."""
     num_names = sum(read_notes(folder, side).num_names for side in sides)
     num_names = max(num_names, read_notes(folder, "anchors").num_rows)

@@ -33,7 +33,7 @@ class UnreadableFileError(DatasetError):
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Some rows of a file.
 
     Attributes:
@@ -49,7 +49,7 @@ class Batch:
 
 def read_batches(
     dataset: Dataset, path: Path, columns: list[str], row_group: int | None = None
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     """Stream ``columns`` of one of the dataset's files, or of one of its row groups.
 
     Raises:
@@ -64,7 +64,7 @@ def read_batches(
         first_row = sum(counts[: groups[0]]) if groups else 0
         last_row = first_row + sum(counts[group] for group in groups)
         for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=groups, columns=columns):
-            yield Batch(file, first_row, rows.select(columns))
+            yield RowBatch(file, first_row, rows.select(columns))
             first_row += len(rows)
     except READ_ERRORS as error:
         raise UnreadableFileError.from_finding(dataset, unreadable(file, error)) from error
@@ -75,7 +75,7 @@ def read_batches(
 
 def table_batches(
     dataset: Dataset, table: str, columns: list[str] | None = None
-) -> Iterator[Batch]:
+) -> Iterator[RowBatch]:
     """Stream a table, or some of its columns, file after file.
 
     Raises:

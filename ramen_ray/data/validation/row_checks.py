@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ramen_ray.data.findings import Finding, Tally
 from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.validation.batches import (
-    Batch,
+    RowBatch,
     ids,
     positions,
     readable,
@@ -32,7 +32,9 @@ class Rule:
     hits: Callable[[pa.RecordBatch], Hits]
 
 
-def row_findings(table: str, batches: Iterable[Batch], num_rows: dict[str, int]) -> list[Finding]:
+def row_findings(
+    table: str, batches: Iterable[RowBatch], num_rows: dict[str, int]
+) -> list[Finding]:
     """Check rows of a table; each rule that is broken gives one finding, which counts its rows.
 
     Args:

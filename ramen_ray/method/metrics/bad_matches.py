@@ -40,34 +40,34 @@ def bad_match_metrics(
         kinds: of names.
     """
     shown = topk_ad_ids[:, : max(KS)]
-    any_asked = np.zeros(len(shown), dtype=np.bool_)
+    names_any = np.zeros(len(shown), dtype=np.bool_)
     any_bad = np.zeros(shown.shape, dtype=np.bool_)
     metrics: dict[str, float] = {}
     for number, kind in enumerate(kinds):
         of_kind = np.flatnonzero(kind_of == number)
         queries, ads = query_names[:, of_kind], ad_names[:, of_kind]
-        asked = np.diff(queries.indptr) > 0
+        has_name = np.diff(queries.indptr) > 0
         bad = _bad_matches(shown, queries, ads)
-        metrics |= {f"{kind}/{name}": v for name, v in _rates(shown, asked, bad).items()}
-        any_asked |= asked
+        metrics |= {f"{kind}/{name}": v for name, v in _rates(shown, has_name, bad).items()}
+        names_any |= has_name
         any_bad |= bad
-    return metrics | _rates(shown, any_asked, any_bad)
+    return metrics | _rates(shown, names_any, any_bad)
 
 
 def _bad_matches(shown: NDArray[np.int64], queries: csr_array, ads: csr_array) -> Booleans:
     """Mark the predictions ``shown`` (queries, k) that are bad matches."""
     places = (shown >= 0) & (np.diff(queries.indptr) > 0)[:, None]
     places[places] = np.diff(ads.indptr)[shown[places]] > 0
-    asking, _ = np.nonzero(places)
-    in_common = queries[asking].multiply(ads[shown[places]]).sum(axis=1)
+    predicted_for, _ = np.nonzero(places)
+    in_common = queries[predicted_for].multiply(ads[shown[places]]).sum(axis=1)
     places[places] = in_common == 0
     return places
 
 
-def _rates(shown: NDArray[np.int64], asked: Booleans, bad: Booleans) -> dict[str, float]:
-    """Return the shares of ``bad`` (queries, k) for the queries that are ``asked`` (queries,)."""
-    predicted = (shown >= 0) & asked[:, None]
-    rates = {NAMED_QUERIES: float(asked.mean())}
+def _rates(shown: NDArray[np.int64], has_name: Booleans, bad: Booleans) -> dict[str, float]:
+    """Return the shares of ``bad`` (queries, k) for the queries that have a name (queries,)."""
+    predicted = (shown >= 0) & has_name[:, None]
+    rates = {NAMED_QUERIES: float(has_name.mean())}
     for k in KS:
         rates[f"BMR@{k}"] = float(bad[:, :k].sum() / max(int(predicted[:, :k].sum()), 1))
     return rates

@@ -41,11 +41,11 @@ def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     rows, ads = truth.gather(np.arange(truth.num_rows))
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
     known = rows * span + ads  # ascending, because rows and the ads within a row are
-    asked = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
+    predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
     if not len(known):
         return np.zeros(topk_ad_ids.shape, dtype=bool)
-    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return (known[place] == asked) & (topk_ad_ids >= 0)
+    place = np.minimum(np.searchsorted(known, predicted), len(known) - 1)
+    return (known[place] == predicted) & (topk_ad_ids >= 0)
 
 
 def precision_at(hits: Booleans, k: int) -> Float64s:
@@ -110,12 +110,12 @@ def query_metrics(
     """
     hits = find_hits(topk_ad_ids, truth)
     num_clicks = np.diff(truth.indptr)
-    ones, asked = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
+    ones, has_clicks = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
     values: dict[str, PerQuery] = {}
     for k in ks:
         values[f"P@{k}"] = precision_at(hits, k), ones
-        values[f"N@{k}"] = ndcg_at(hits, num_clicks, k), asked
-        values[f"R@{k}"] = recall_at(hits, num_clicks, k), asked
+        values[f"N@{k}"] = ndcg_at(hits, num_clicks, k), has_clicks
+        values[f"R@{k}"] = recall_at(hits, num_clicks, k), has_clicks
         values |= propensity_scored(hits, topk_ad_ids, truth, inverse, k)
     return values
 
@@ -170,8 +170,8 @@ def group_metrics(
     for name, member in groups.items():
         group_hits = hits & member[topk_ad_ids]
         num_clicks = np.bincount(rows[member[ads]], minlength=truth.num_rows)
-        asked = (num_clicks > 0).astype(float)
+        has_clicks = (num_clicks > 0).astype(float)
         for k in ks:
             values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
-            values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), asked
+            values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), has_clicks
     return values

@@ -147,11 +147,11 @@ def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
 
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the same seen from the ads: before other queries of the batch, (b, D)."""
-    pool, asked = Pool(ADS, np.unique(ads)), encoded.batch.queries
-    clicked_Bb = encoded.positive_ads(pool, asked)[:, encoded.places(pool, ads)]
+    pool, others = Pool(ADS, np.unique(ads)), encoded.batch.queries
+    clicked_Bb = encoded.positive_ads(pool, others)[:, encoded.places(pool, ads)]
     return leads(
         encoded.vectors(ADS, ads),
         encoded.vectors(QUERIES, queries),
-        encoded.vectors(QUERIES, asked),
+        encoded.vectors(QUERIES, others),
         clicked_Bb.T,
     )

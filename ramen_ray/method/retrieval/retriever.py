@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -43,8 +42,6 @@ INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
-
-Embeddings = NDArray[np.float32]
 
 
 def write_retriever(
@@ -166,8 +163,8 @@ def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
 
 def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
     """Add all ads to ``index`` and return its recall; each ad is encoded once."""
-    asked = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
-    queries = model.embed_queries(data.queries["test"], asked)
+    rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
+    queries = model.embed_queries(data.queries["test"], rows)
     ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
 
     def add_parts() -> Iterator[Any]:

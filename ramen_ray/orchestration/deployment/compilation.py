@@ -11,7 +11,7 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever import compile_retriever
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
-from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries, time_alone
+from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve, time_alone
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -63,7 +63,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         DatasetError: the dataset that it was trained on is gone, or has changed since.
     """
     original = registry.look_up(model_uri)
-    queries = asked_queries(registry, original)
+    queries = open_test_queries(registry, original)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
         compile_retriever(folder, int8)
@@ -71,7 +71,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         changes = {"compiled": "int8" if int8 else "float32"}
         copy = log_copy(registry, original, folder, example, changes, output)
     after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
-    answers, answers_before = (ask(model, queries) for model in (after, before))
+    answers, answers_before = (retrieve(model, queries) for model in (after, before))
     ours, base = (queries.measure(topk) for topk in (answers, answers_before))
     timed = queries.texts[:TIMED_QUERIES]
     milliseconds, milliseconds_before = time_alone((after, before), timed)

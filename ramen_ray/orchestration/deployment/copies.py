@@ -25,15 +25,15 @@ def log_copy(
         original: what the copy was made from.
         folder: the changed copy.
         example: a few queries.
-        changes: parameters of the run and facts of the model that differ from the original's.
+        changes: parameters of the run and metadata of the model that differ from the original's.
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
     run = open_run(registry.uri, parameters["experiment"], "derived", output)
     with run.closing():
         run.log_parameters(parameters, {"derived_from": original.uri})
-        facts = {**original.metadata, **changes}
-        model_id = log_retriever(run, folder, example, facts)
+        metadata = {**original.metadata, **changes}
+        model_id = log_retriever(run, folder, example, metadata)
     return registry.look_up(uri_of(model_id))
 
 

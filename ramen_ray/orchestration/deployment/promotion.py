@@ -8,7 +8,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
-from ramen_ray.orchestration.evaluation.retrievers import ask, asked_queries
+from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve
 from ramen_ray.orchestration.training.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import TrackingError
@@ -131,7 +131,7 @@ def promote(
 def _mlflow_run_id(run: str) -> str:
     if not (Path(run) / RUN_FILE).is_file():
         return run
-    found = RunDirectory(Path(run)).facts.get("mlflow_run_id")
+    found = RunDirectory(Path(run)).notes.get("mlflow_run_id")
     if found is None:
         raise RegistryError(f"the run {run} has not begun yet")
     return str(found)
@@ -145,9 +145,9 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
             f"{champion_uri} was made from another version of the dataset than this retriever; "
             f"train it again on the present one"
         )
-    queries = asked_queries(registry, ours)
+    queries = open_test_queries(registry, ours)
     candidate, champion = (
-        queries.measure(ask(registry.load(one.uri), queries)) for one in (ours, base)
+        queries.measure(retrieve(registry.load(one.uri), queries)) for one in (ours, base)
     )
     return {
         "candidate": ratios(candidate),

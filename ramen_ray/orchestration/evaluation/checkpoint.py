@@ -80,7 +80,7 @@ def _best_checkpoint(folder: Path) -> Path:
     """Return the best checkpoint of a run's folder; any other folder as it is."""
     if not (folder / RUN_FILE).is_file():
         return folder
-    name = RunDirectory(folder).facts.get("best_checkpoint")
+    name = RunDirectory(folder).notes.get("best_checkpoint")
     if name is None:
         raise CheckpointError(f"the run {folder} is not finished; name one of its checkpoints")
     return folder / name

@@ -1,4 +1,4 @@
-"""Ask retrievers the test queries of the dataset that they were made from."""
+"""Retrievers on the test queries of the dataset that they were made from."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.method.metrics.answers import AskedQueries
+from ramen_ray.method.metrics.held_out import HeldOutQueries
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.retrieval.index import search_first
 from ramen_ray.method.retrieval.search import TopK
@@ -17,7 +17,7 @@ QUERIES_PER_PASS = 4096
 UNTIMED_QUERIES = 10
 
 
-def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQueries:
+def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> HeldOutQueries:
     """Open the test split of a retriever's dataset.
 
     Raises:
@@ -30,28 +30,28 @@ def asked_queries(registry: Registry, retriever: LoggedRetriever) -> AskedQuerie
             f"{dataset.path} has changed since {retriever.uri} was made from it; train again"
         )
     constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
-    return AskedQueries(dataset, Propensity(*constants))
+    return HeldOutQueries(dataset, Propensity(*constants))
 
 
-def ask(model: Any, queries: AskedQueries) -> TopK:
+def retrieve(model: Any, queries: HeldOutQueries) -> TopK:
     """Return each query's best ads of the dataset (queries, k), as many as the metrics look at.
 
-    The model's own encoder and index answer; ads that were added since are passed over.
+    The model's own encoder and index are used; ads that were added since are passed over.
 
     Args:
         model: the retriever, as MLflow loads it.
-        queries: what is asked.
+        queries: the test queries.
 
     Returns:
         ad ids int64, best first, -1 where the index finds no more, and their scores.
     """
     retriever, texts = model.unwrap_python_model(), queries.texts
-    k = min(queries.num_answers, queries.num_ads)
+    k = min(queries.num_searched, queries.num_ads)
     passes = (
         retriever.encode(texts[start : start + QUERIES_PER_PASS])
         for start in range(0, len(texts), QUERIES_PER_PASS)
     )
-    found = [search_first(retriever.index, asked, k, queries.num_ads) for asked in passes]
+    found = [search_first(retriever.index, embedded, k, queries.num_ads) for embedded in passes]
     ads, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return ads, scores
 
@@ -63,14 +63,14 @@ def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
 
     Args:
         models: retrievers, as MLflow loads them.
-        texts: queries; the first ones are asked once more before, untimed.
+        texts: queries; the first ones are answered once before, untimed.
     """
-    asked = [*texts[:UNTIMED_QUERIES], *texts]
-    seconds = np.empty((len(asked), len(models)))
-    for row, text in zip(seconds, asked, strict=True):
+    timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
+    seconds = np.empty((len(timed_texts), len(models)))
+    for row, text in zip(seconds, timed_texts, strict=True):
         for column, model in enumerate(models):
             started = time.perf_counter()
             model.predict([text])
             row[column] = time.perf_counter() - started
-    timed = seconds[len(asked) - len(texts) :]
+    timed = seconds[len(timed_texts) - len(texts) :]
     return [1000 * float(median) for median in np.median(timed, axis=0)]

@@ -44,8 +44,8 @@ MAX_LOGGED = 20
 
 logger = logging.getLogger(__name__)
 
-Counts = dict[str, int]
-Task = Callable[[], Counts | None]
+RowCounts = dict[str, int]
+ImportTask = Callable[[], RowCounts | None]
 
 
 def import_tables(tables: UserTables, output: Path, name: str | None = None) -> Dataset:
@@ -99,7 +99,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
 
 
 def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
-    tasks: list[Task] = []
+    tasks: list[ImportTask] = []
     for kind, of_kind in pieces.items():
         for part, piece in enumerate(of_kind):
             if kind == "clicks":
@@ -186,12 +186,12 @@ def _write(
     pieces: dict[str, list[Piece]], tables: UserTables, folder: Path, writer: DatasetWriter
 ) -> None:
     ads, queries = (range(len(pieces.get(kind, pieces["clicks"]))) for kind in ("ads", "queries"))
-    tasks: list[Task] = [partial(write_ads, folder, part, writer) for part in ads]
+    tasks: list[ImportTask] = [partial(write_ads, folder, part, writer) for part in ads]
     tasks += [partial(write_queries, folder, part, writer, tables) for part in queries]
     _run(tasks)
 
 
-def _run(tasks: Sequence[Task]) -> list[Counts]:
+def _run(tasks: Sequence[ImportTask]) -> list[RowCounts]:
     """Run tasks that leave their results in files, and return their counts in their order."""
     done = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
         _run_one, fn_args=(tasks,), batch_size=1
@@ -200,7 +200,7 @@ def _run(tasks: Sequence[Task]) -> list[Counts]:
 
 
 def _run_one(
-    row: dict[str, NDArray[np.int64]], tasks: Sequence[Task]
+    row: dict[str, NDArray[np.int64]], tasks: Sequence[ImportTask]
 ) -> dict[str, NDArray[np.int64]]:
     counts = tasks[row["id"][0]]() or {}
     return {**row, **{name: np.array([count]) for name, count in counts.items()}}

@@ -43,10 +43,10 @@ def finished_result(config: RunConfig) -> TrainResult | None:
     directory = finished_run(config, Dataset(config.dataset))
     if directory is None:
         return None
-    facts = directory.facts
-    encoder = directory.path / facts["best_checkpoint"] / ENCODER_FOLDER
-    run = Run(tracking_uri(Path(config.output)), facts["mlflow_run_id"])
-    return TrainResult(facts["metrics"], encoder, directory.path, run)
+    notes = directory.notes
+    encoder = directory.path / notes["best_checkpoint"] / ENCODER_FOLDER
+    run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
+    return TrainResult(notes["metrics"], encoder, directory.path, run)
 
 
 def log_results(

@@ -49,7 +49,7 @@ def fit(
     output = Path(config.output)
     with open_run_directory(config, dataset) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
-        known = directory.facts.get("mlflow_run_id")
+        known = directory.notes.get("mlflow_run_id")
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         nested = parent is not None

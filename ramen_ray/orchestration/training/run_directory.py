@@ -48,7 +48,7 @@ class RunDirectory:
         return self.path.name
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, Any]:
         """What is noted: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
@@ -69,10 +69,10 @@ class RunDirectory:
             raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
         return True
 
-    def note(self, **facts: Any) -> None:
+    def note(self, **notes: Any) -> None:
         """Add to what is noted about the run."""
         with whole_file(self.path / RUN_FILE) as aside:
-            aside.write_text(json.dumps({**self.facts, **facts}, indent=2) + "\n")
+            aside.write_text(json.dumps({**self.notes, **notes}, indent=2) + "\n")
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             reason = "is being worked on by another process"
         else:
             with held:
-                if not directory.facts.get("finished"):
+                if not directory.notes.get("finished"):
                     with _undone_if_nothing_came_of_it(directory.path, is_made_here):
                         _claim(directory, config, identity)
                         yield directory
@@ -116,7 +116,7 @@ def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
         RunError: it has another configuration or other data.
     """
     directory = RunDirectory.of(config.output, str(config.name))
-    if not directory.facts.get("finished"):
+    if not directory.notes.get("finished"):
         return None
     _refuse_another(directory, config, experiment_hash(config, dataset.fingerprint))
     return directory
@@ -161,7 +161,7 @@ def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
 
 
 def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:
-    if directory.facts.get("identity") == identity:
+    if directory.notes.get("identity") == identity:
         return
     before = deciding_settings(read_config(directory.path / CONFIG_FILE))
     changed = differences(before, deciding_settings(config))

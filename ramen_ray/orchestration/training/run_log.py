@@ -83,7 +83,7 @@ class RunLog:
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and say which result is in use from ``step`` on."""
-        self._steps.log_renewal(name, figures, step)
+        self._steps.log_background(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
             self._say(f"new {name}: {parts}", step)

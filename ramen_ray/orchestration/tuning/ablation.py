@@ -93,7 +93,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         for variant_name, variant in variants.items()
     }
     missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
-    known = directory.facts.get("mlflow_run_id")
+    known = directory.notes.get("mlflow_run_id")
     run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
     directory.note(mlflow_run_id=run.id)
     settings = {name: str(value) for name, value in ablation.model_dump().items()}
@@ -160,11 +160,11 @@ def _compare(
     variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, VariantFigures]:
     scores = {name: [_scores(run, data) for run in of_variant] for name, of_variant in runs.items()}
-    facts = {
-        name: [_directory(run).facts for run in of_variant] for name, of_variant in runs.items()
+    notes = {
+        name: [_directory(run).notes for run in of_variant] for name, of_variant in runs.items()
     }
     trained, waited = (
-        {name: np.mean([one[what] for one in of_variant]) for name, of_variant in facts.items()}
+        {name: np.mean([one[what] for one in of_variant]) for name, of_variant in notes.items()}
         for what in ("trained_seconds", "waited_seconds")
     )
     seconds = {name: trained[name] + waited[name] for name in runs}

@@ -93,7 +93,7 @@ class SweepProgress:
 
     def _mlflow_run_of(self, name: str) -> str | None:
         directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
-        return directory.facts.get("mlflow_run_id")
+        return directory.notes.get("mlflow_run_id")
 
     def command_of(self, trial: SweepTrial) -> str:
         """Return the command that trains with the settings of a trial."""
@@ -120,7 +120,7 @@ class SweepProgress:
             Run(self.run.uri, run_id).close_if_open(status)
 
 
-class LiveProgress(tune.Callback):
+class ProgressCallback(tune.Callback):
     """Shows the sweep's progress whenever a trial has ended."""
 
     def __init__(self, progress: SweepProgress) -> None:

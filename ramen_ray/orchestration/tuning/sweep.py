@@ -42,7 +42,7 @@ from ramen_ray.orchestration.training.run_directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.tuning.progress import LiveProgress, SweepProgress
+from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
     SUMMARY,
@@ -130,7 +130,7 @@ def sweep(
     with _held_directory(output / "sweeps" / name, plan) as directory:
         start_ray(show_workers=False)  # a trial that is stopped early prints a traceback
         check_resources(config.workers)
-        known = directory.facts.get("mlflow_run_id")
+        known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, name, output, known)
         directory.note(mlflow_run_id=run.id, plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
@@ -175,7 +175,7 @@ def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
     except Timeout:
         raise RunError(f"the sweep {path} is being worked on by another process") from None
     with held:
-        changed = differences(directory.facts.get("plan", plan), plan)
+        changed = differences(directory.notes.get("plan", plan), plan)
         if changed:
             raise RunError(f"{path} holds another sweep: {changed}; choose another name")
         yield directory
@@ -259,7 +259,7 @@ class RunningSweep:
             run_config=tune.RunConfig(
                 name=TUNE_FOLDER,
                 storage_path=str(self.progress.directory.path),
-                callbacks=[ends, LiveProgress(self.progress), JsonLoggerCallback()],
+                callbacks=[ends, ProgressCallback(self.progress), JsonLoggerCallback()],
                 verbose=0,
             ),
         )

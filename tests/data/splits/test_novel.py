@@ -1,6 +1,5 @@
-"""Novel splits against plain loops, and what is trained, measured and predicted on them."""
+"""Novel splits against plain loops, and what is measured on them."""
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,16 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import TOPICS
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from mlflow.tracking import MlflowClient
 from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
 
-from jobs import evaluate as evaluate_job
 from jobs import ingest
 from ramen_ray.command_line import run_job
-from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
@@ -31,16 +26,9 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import KS, Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
 
-NUM_CPUS = 4
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
-NAMES = {
-    kind: {word for topic in topics for word in TOPICS[topic]}
-    for kind, topics in {"grown": ("birds", "trees"), "made": ("ships", "tools", "dances")}.items()
-}
 
 
 def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
@@ -306,19 +294,6 @@ def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""
-    folder = tmp_path_factory.mktemp("novel")
-    handmade = Dataset(dataset_path)
-    tables = {table: handmade.read(table) for table in handmade.tables}
-    for table in ("ads", "queries/test"):
-        own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
-        tables[table] = tables[table].append_column("source_id", own)
-    parent = write_dataset(folder / "parent", tables, name="handmade")
-    return make_novel_split(parent.path, folder / "split", 0.3).path
-
-
-@pytest.fixture(scope="module")
 def split_prepared(
     split_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Prepared:
@@ -417,104 +392,3 @@ def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         (file.name, "of an earlier run")
     ]
-
-
-@pytest.fixture(scope="module")
-def trained(cluster: None, split_path: Path, small_run: RunConfig) -> TrainResult:
-    return fit(overlay(small_run, {"dataset": str(split_path), "training.epochs": 1}))
-
-
-def test_training_measures_zero_shot_too(trained: TrainResult):
-    run = MlflowClient(tracking_uri=trained.run.uri).get_run(trained.run.id)
-    for row, prefix in (("trained", ""), ("untrained", "untrained/")):
-        assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
-        logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]
-        assert logged == trained.metrics[row]["zero_shot"]["R@10"]
-
-
-def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
-    client = MlflowClient(tracking_uri=trained.run.uri)
-    file = client.download_artifacts(trained.run.id, "sample_predictions.json")
-    table = json.loads(Path(file).read_text())
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    dataset = Dataset(split_path)
-    ads = {row["source_id"]: row for row in _rows(dataset, "ads")}
-    queries = {row["source_id"]: row for row in _rows(dataset, "queries/test")}
-    assert len(rows) == 5 * len(queries)
-    for row in rows:
-        query, ad = queries[row["query_id"]], ads[row["ad_id"]]
-        assert (row["query"], row["ad"]) == (query["text"], ad["text"])
-        assert (row["hit"] == "hit") == (ad["ad_id"] in query["ad_ids"])
-
-
-def test_the_evaluation_job_does_the_same_and_writes_predictions(
-    trained: TrainResult,
-    split_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
-    written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
-    names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
-    Path("names.csv").write_text("\n".join(["kind,name", *names]))
-    monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
-    assert run_job(evaluate_job.main) == 0
-    said = capsys.readouterr().out
-    assert "predictions: predictions.parquet" in said
-    assert all(f" {kind} " in said for kind in ("grown", "made", "all"))
-    measured = json.loads(Path("metrics.json").read_text())
-    file = Path("predictions.parquet")
-    _assert_bad_matches(measured, pq.read_table(file).to_pylist())
-    trained_metrics = trained.metrics["trained"]["zero_shot"]
-    metrics = {name: measured[name] for name in trained_metrics}
-    assert metrics == pytest.approx(trained_metrics, abs=1e-12)
-    dataset = Dataset(split_path)
-    ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
-    queries = {row["source_id"]: row for row in _rows(dataset, "queries/zero_shot")}
-    rows = pq.read_table(file).to_pylist()
-    first = {row["query_id"]: ads[row["ad_id"]] for row in rows if row["rank"] == 1}
-    assert first.keys() == queries.keys()
-    hits = [ad in queries[query]["ad_ids"] for query, ad in first.items()]
-    assert metrics["P@1"] == pytest.approx(np.mean(hits))
-
-
-def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
-    shown = [(set(row["query"].split()), set(row["ad"].split()), row["rank"]) for row in rows]
-    for kind, words in NAMES.items():
-        for k in (1, 3, 5):
-            asked = [
-                (query & words, ad & words)
-                for query, ad, rank in shown
-                if rank <= k and query & words
-            ]
-            bad = sum(bool(ad) and not query & ad for query, ad in asked)
-            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(asked))
-    assert 0 < metrics["BMR@5"] < 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--names", "/no/such/names.csv"], "there is no file or folder /no/such/names.csv"),
-        (["--split", "zero_shot"], "handmade has no zero_shot split"),
-        (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
-        (["--predictions", "/tmp"], "must be a file in a folder"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_one_clear_line(
-    trained: TrainResult,
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent)]
-    monkeypatch.setattr(sys, "argv", [*command, "--dataset", str(dataset_path), *flags])
-    assert run_job(evaluate_job.main) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said

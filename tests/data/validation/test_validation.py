@@ -23,7 +23,7 @@ from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.validation import batches, validate
-from ramen_ray.data.validation.batches import Batch
+from ramen_ray.data.validation.batches import RowBatch
 from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import check_structure
@@ -836,7 +836,7 @@ def test_all_that_is_wrong_is_reported_together(copied: Path):
 @given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
 def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
     rows = pa.record_batch({"ad_id": ids, "text": ["a"] * len(ids)})
-    found = row_findings("ads", [Batch(Path("ads.parquet"), 100, rows)], {"ads": 40})
+    found = row_findings("ads", [RowBatch(Path("ads.parquet"), 100, rows)], {"ads": 40})
     outside = [(100 + row, number) for row, number in enumerate(ids) if not 0 <= number < 40]
     assert [finding.message for finding in found] == _expected("id outside 0..39", outside)
     assert [finding.row for finding in found] == [row for row, _ in outside[:1]]

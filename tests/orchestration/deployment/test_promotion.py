@@ -16,8 +16,8 @@ from stores import BLIND, Store
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.answers import AskedQueries
 from ramen_ray.method.metrics.evaluation import Propensity, evaluate
+from ramen_ray.method.metrics.held_out import HeldOutQueries
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
@@ -92,7 +92,7 @@ def test_what_is_compared_is_what_evaluation_measures(
 
 
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    asked = AskedQueries(Dataset(dataset_path), Propensity())
+    asked = HeldOutQueries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
         expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
         measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
@@ -257,7 +257,7 @@ def test_bad_input_is_one_clear_line(
 
 def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
-    asked = AskedQueries(dataset, Propensity())
+    asked = HeldOutQueries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
     first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
     found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)

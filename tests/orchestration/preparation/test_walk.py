@@ -1,4 +1,4 @@
-"""The walk against a dense matrix and a plain walk; its cache; a run on the walked graph."""
+"""The walk against a dense matrix and a plain walk; its cache."""
 
 import shutil
 import time
@@ -12,10 +12,8 @@ import pytest
 import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlflow.tracking import MlflowClient
 from support import csr_of, rows_of, wait_until
 
-from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import keyed_hash
@@ -25,14 +23,9 @@ from ramen_ray.method.graph.walk import (
     most_visited,
     visited_edges,
 )
-from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import compute_step
 from ramen_ray.orchestration.preparation import walks
 from ramen_ray.orchestration.preparation.walks import walked_edges
-from ramen_ray.orchestration.training.components import build_model, build_objective, build_sampler
-from ramen_ray.orchestration.training.run import fit
 
 Rows = list[list[int]]
 NUM_CPUS = 4
@@ -231,40 +224,3 @@ def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
     wait_until(
         lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
     )
-
-
-def test_a_run_trains_on_the_walked_graph_and_knows_its_positives(
-    cluster: None, small_run: RunConfig, tmp_path: Path
-) -> None:
-    config = overlay(
-        small_run,
-        {
-            "output": str(tmp_path),
-            "walk.enabled": True,
-            "walk.max_anchor_degree": 20,
-            "walk.top_k": 6,
-            "training.epochs": 1,
-        },
-    )
-    result = fit(config)
-    (data,) = (Prepared(path) for path in (tmp_path / "prepared").glob("[!.]*"))
-    (edges,) = (tmp_path / "walked").iterdir()
-    how = WalkSettings(400, 0.8, 20, 6)
-    assert walked_edges(data, REGULARIZERS, how, config.seed, tmp_path / "walked") == edges
-    objective = build_objective(config)
-    first = {}
-    for name, folder in (("own", None), ("walked", edges)):
-        training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
-        sampler, sources = build_sampler(config, data, training_data), Sources(training_data.graphs)
-        losses, _ = compute_step(build_model(config.encoder), sampler, sources, objective, 0)
-        first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
-    client = MlflowClient(tracking_uri=result.run.uri)
-    logged = {
-        term: min(
-            client.get_metric_history(result.run.id, f"loss/{term}"), key=lambda p: p.step
-        ).value
-        for term in objective.names
-    }
-    assert logged == pytest.approx(first["walked"], abs=1e-5)
-    assert logged != pytest.approx(first["own"], abs=1e-3)
-    assert client.get_run(result.run.id).data.params["walk.enabled"] == "True"

@@ -287,9 +287,9 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
     assert _history(unharmed, "graph/step") == [(s, s) for s in (EPOCH, 2 * EPOCH, 3 * EPOCH)]
     waited = [seconds for _, seconds in _history(unharmed, "graph/waited_s")]
     assert 0 < waited[0] < waited[1] < waited[2]
-    facts = RunDirectory(unharmed.run_directory).facts
-    assert facts["waited_seconds"] == waited[2]
-    assert facts["trained_seconds"] > 0
+    notes = RunDirectory(unharmed.run_directory).notes
+    assert notes["waited_seconds"] == waited[2]
+    assert notes["trained_seconds"] > 0
     newest = unharmed.run_directory / "graphs" / f"step_{3 * EPOCH:09d}"
     for name, value in read_report(newest).items():
         assert _history(unharmed, f"graph/{name}")[-1] == (3 * EPOCH, value)
@@ -300,7 +300,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
 
 @pytest.mark.slow
 def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
-    config: RunConfig, unharmed: TrainResult, tmp_path: Path
+    config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
 ) -> None:
     config = overlay(config, {"name": "driver-killed"})
     file = tmp_path / "config.json"
@@ -315,18 +315,17 @@ def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
     first.wait()
     result = fit(config)
     _assert_same_run(result, unharmed)
-    (data,) = (Prepared(path) for path in (Path(config.output) / "prepared").glob("[!.]*"))
     model = load_model(tmp_path)
     of_nodes = {
         side: _half(model.embed_texts(table, np.arange(len(table))))
-        for side, table in (("query", data.queries["train"]), ("ad", data.ads))
+        for side, table in (("query", prepared.queries["train"]), ("ad", prepared.ads))
     }
     for name in SETS:
-        table = data.anchors(name)
+        table = prepared.anchors(name)
         of_anchors = _half(model.embed_texts(table, np.arange(len(table))))
         for side in SIDES:
             generation = Csr.open(graphs / f"step_{3 * EPOCH:09d}" / name / side)
-            expected = _plain(data.edges(name, side), of_nodes[side], of_anchors, THRESHOLD)
+            expected = _plain(prepared.edges(name, side), of_nodes[side], of_anchors, THRESHOLD)
             _assert_same(generation, expected)
 
 

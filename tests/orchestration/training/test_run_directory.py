@@ -28,7 +28,7 @@ def test_a_run_that_was_cut_off_is_opened_again(config: RunConfig, dataset: Data
         first.note(mlflow_run_id="abc")
     with open_run_directory(config, dataset) as second:
         assert second == first
-        assert second.facts["mlflow_run_id"] == "abc"
+        assert second.notes["mlflow_run_id"] == "abc"
 
 
 def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset) -> None:
@@ -80,7 +80,7 @@ def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
     tables = {name: dataset.read(name) for name in dataset.tables}
     tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
     other = write_dataset(tmp_path / "other", tables, name="handmade")
-    with pytest.raises(RunError, match="the content of the dataset differs"):
+    with pytest.raises(RunError, match="the content of the dataset, or the version"):
         finished_run(named, other)
 
 

@@ -112,14 +112,6 @@ def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
     assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
 
 
-def test_two_workers_end_like_one(config: RunConfig, unharmed: TrainResult) -> None:
-    result = fit(overlay(config, {"name": "two-workers", "workers.num_workers": 2}))
-    for split in ("validation", "test"):
-        for name, value in unharmed.metrics["trained"][split].items():
-            assert result.metrics["trained"][split][name] == pytest.approx(value, abs=0.02), name
-    assert _losses(result.run) == pytest.approx(_losses(unharmed.run), abs=1e-4)
-
-
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     config: RunConfig, unharmed: TrainResult, run_here: RunHere, tmp_path: Path
 ) -> None:
@@ -151,11 +143,11 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
 
 
-def _losses(run: Run) -> list[float]:
+def _losses(run: Run) -> list[set[tuple[int, float]]]:
+    """Return steps with their losses, once: a kill can come before a logged step is noted."""
     client = MlflowClient(tracking_uri=run.uri)
-    names = ("loss/task", "loss/total")
-    histories = [client.get_metric_history(run.id, name) for name in names]
-    return [point.value for of in histories for point in sorted(of, key=lambda at: at.step)]
+    histories = [client.get_metric_history(run.id, name) for name in ("loss/task", "loss/total")]
+    return [{(point.step, point.value) for point in history} for history in histories]
 
 
 def _kill_worker_late(run_directory: Path, killed: list[int]) -> None:

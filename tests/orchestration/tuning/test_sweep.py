@@ -214,7 +214,7 @@ def test_a_store_that_fails_meanwhile_ends_no_trial(
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    progress.LiveProgress(shown).on_trial_error(1, [trial], trial)
+    progress.ProgressCallback(shown).on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
@@ -343,11 +343,11 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     environment = os.environ | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
     search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
-    def facts() -> dict[str, dict[str, Any]]:
+    def notes() -> dict[str, dict[str, Any]]:
         return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
 
     def checkpoints_under_way() -> set[str]:
-        of_done = {name for name, run in facts().items() if run.get("finished")}
+        of_done = {name for name, run in notes().items() if run.get("finished")}
         paths = runs.glob("*/checkpoint_0*")
         return {path.name for path in paths if of_done and path.parent.name not in of_done}
 
@@ -356,9 +356,9 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     wait_until(lambda: max(checkpoints_under_way()) > FIFTH_EPOCH, "no trial goes on")
     first.kill()
     first.wait()
-    before, known = facts(), checkpoints_under_way()
+    before, known = notes(), checkpoints_under_way()
     trained = _checkpoints_of_finished_runs(runs)
-    parent = Run(tracking_uri(tmp_path), search.facts["mlflow_run_id"])
+    parent = Run(tracking_uri(tmp_path), search.notes["mlflow_run_id"])
     name = "unknown to Tune"
     lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
     seen: set[str] = set()
@@ -375,7 +375,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     watcher.join()
     assert code == 0, said
     assert min(seen - known) > max(known)
-    after = facts()
+    after = notes()
     assert len(after) == 2
     assert all(run["finished"] for run in after.values())
     for name, one in before.items():
@@ -387,5 +387,5 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
 def _checkpoints_of_finished_runs(runs: Path) -> dict[Path, float]:
     """Return when each was written."""
     known = {file.parent: json.loads(file.read_text()) for file in runs.glob("*/run.json")}
-    finished = [run for run, facts in known.items() if facts.get("finished")]
+    finished = [run for run, notes in known.items() if notes.get("finished")]
     return {path: path.stat().st_mtime for run in finished for path in run.glob("checkpoint_0*")}

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.graphs.edge_import import Run, one_after_another, write_edge_list
+from ramen_ray.data.graphs.edge_import import RunTasks, one_after_another, write_edge_list
 from ramen_ray.data.graphs.edge_lists import Named
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
@@ -24,7 +24,7 @@ def write_edges(
     name: str,
     tables: UserTables,
     writer: DatasetWriter,
-    run: Run = one_after_another,
+    run: RunTasks = one_after_another,
 ) -> dict[str, int]:
     """Write the anchor set ``name``, in tasks that ``run`` runs.
 

@@ -1,4 +1,4 @@
-"""Measure a retriever by what it answers to the test queries."""
+"""The test queries of a dataset, on which retrievers are measured."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
 
 
-class AskedQueries:
-    """The test queries of a dataset: what to ask a retriever, and how good its answers are."""
+class HeldOutQueries:
+    """Test queries, and how good the ads are that a retriever finds for them."""
 
     def __init__(self, dataset: Dataset, propensity: Propensity) -> None:
         """Read the split; ``propensity`` has the constants of PSP and PSN."""
@@ -39,7 +39,7 @@ class AskedQueries:
         return len(self._judgement.inverse)
 
     @property
-    def num_answers(self) -> int:
+    def num_searched(self) -> int:
         """How many of the dataset's ads are looked at for each query, if there are so many."""
         return max(KS) + most_filters(self._filters)
 
@@ -49,7 +49,7 @@ class AskedQueries:
         Filter pairs are dropped, as in training's evaluation.
 
         Args:
-            topk: ad ids (queries, ``num_answers`` or all ads), best first, -1 where there is no
+            topk: ad ids (queries, ``num_searched`` or all ads), best first, -1 where there is no
                 more, and their scores, in the order of ``texts``.
         """
         ads, _ = drop_filtered(topk, self._filters, max(KS))
