@@ -102,8 +102,9 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
     assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
-    assert "pid=" not in logs, logs
-    assert len(logs.splitlines()) < 30, logs
+    ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
+    assert "pid=" not in "".join(ours), logs  # Ray's cleaner tells of other clusters beside it
+    assert len(ours) < 30, logs
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
