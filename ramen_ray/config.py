@@ -1,6 +1,5 @@
 """The configuration: one frozen tree, changed by overlays of dotted keys, written as JSON."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -323,16 +322,6 @@ def read_config(file: Path) -> RunConfig:
         return _validate(RunConfig, tree)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
-
-
-WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
-
-
-def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
-    """Hash what decides a run's result: the data's content and all settings but where it runs."""
-    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
-    content = f"{settings}{dataset_fingerprint}".encode()
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def describe(error: ValidationError) -> str:

@@ -1,5 +1,6 @@
 """A run's folder: its name, its configuration, who works on it, and whether it is finished."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ramen_ray.config import (
-    WHERE_IT_RUNS,
     RunConfig,
-    experiment_hash,
     flatten,
     read_config,
     write_config,
@@ -23,6 +22,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
+WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 
@@ -73,6 +73,13 @@ class RunDirectory:
         """Add to what is noted about the run."""
         with whole_file(self.path / RUN_FILE) as aside:
             aside.write_text(json.dumps({**self.notes, **notes}, indent=2) + "\n")
+
+
+def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
+    """Hash what decides a run's result: the data's content and all settings but where it runs."""
+    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
+    content = f"{settings}{dataset_fingerprint}".encode()
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from ramen_ray.config import RunConfig, experiment_hash, flatten, overlay, with_absolute_paths
+from ramen_ray.config import RunConfig, flatten, overlay, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import (
     NothingPropagatedError,
@@ -26,7 +26,12 @@ from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.components import build_propensity
 from ramen_ray.orchestration.training.final_evaluation import TEST_ADS_FILE
-from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError, finished_run
+from ramen_ray.orchestration.training.run_directory import (
+    RunDirectory,
+    RunError,
+    experiment_hash,
+    finished_run,
+)
 from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.orchestration.tuning.variants import AblationConfig, Variant, used_sets, variants_of
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
