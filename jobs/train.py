@@ -24,7 +24,8 @@ from ramen_ray.command_line import parse_with_run_config, run_job, training_comm
 from ramen_ray.config import Section
 from ramen_ray.orchestration.cluster.resources import start_ray
 
-SLOW_IMPORTS = ("ramen_ray.orchestration.training.run", "mlflow.tracking")
+# Two threads must not import what both need: Python stops at circular imports. Ray needs neither.
+SLOW_IMPORTS = ("torch", "transformers")
 
 
 class Output(Section):
@@ -43,8 +44,10 @@ def main() -> None:
         print(config.model_dump_json(indent=2))
         return
     print(f"command: {training_command(config)}")
-    Thread(target=_import_slow_ones).start()  # Ray takes as long to start
+    imports = Thread(target=_import_slow_ones)
+    imports.start()  # Ray takes as long to start
     start_ray()
+    imports.join()
     from ramen_ray.orchestration.training.run import fit
 
     result = fit(config)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.data import DataContext
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
@@ -60,8 +61,6 @@ def start_ray(show_workers: bool = True) -> None:
 
 def quiet_ray_data() -> None:
     """Have Ray Data, in this process, show progress to people only, and errors by raising them."""
-    from ray.data import DataContext  # takes a second, in which Ray can start
-
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
