@@ -45,7 +45,7 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
-PATIENCE_S = 300.0  # a busy machine is waited for
+PATIENCE_S = 900.0  # a busy machine is waited for
 
 
 def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:

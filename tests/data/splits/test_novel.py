@@ -249,7 +249,7 @@ def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
     [
         (["--novel-fraction", "1.0"], "must lie between 0 and 1, not be 1.0"),
         (["--novel-fraction", "-0.1"], "must lie between 0 and 1, not be -0.1"),
-        (["--novel-fraction", "nan"], "must lie between 0 and 1, not be nan"),
+        (["--novel-fraction", "nan"], "novel_fraction Input should be a finite number"),
         (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
         (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
         (["--novel-fraction", "0.97"], "has a click on a seen ad"),

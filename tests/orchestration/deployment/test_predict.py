@@ -287,7 +287,7 @@ def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path
     for one in (original, chosen):
         version = registry.register("moving", one.run_id, one.model_id)
         registry.choose(version, "champion")
-    with pytest.raises(RegistryError, match="moving@champion has moved on meanwhile, and models:/"):
+    with pytest.raises(RegistryError, match="moving@champion has moved on, and models:/"):
         take_place(registry, derived, original, "models:/moving@champion")
     assert registry.look_up("models:/moving@champion") == chosen
 
