@@ -20,6 +20,7 @@ Examples:
 
 import logging
 import sys
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,9 +44,9 @@ class Import(Section):
     output: Path
     """Dataset directory to write; must not exist."""
 
+    @abstractmethod
     def run(self) -> Dataset:
         """Write the dataset directory and open it."""
-        raise NotImplementedError
 
 
 class Tables(Import):

@@ -143,10 +143,10 @@ class Registry:
             RegistryError: no new model or alias may be called so.
         """
         if fault := naming_fault(alias, dots=False):
-            raise RegistryError(f"--name, behind the @: {fault}")
+            raise RegistryError(f"the alias: {fault}")
         fault = naming_fault(name)
         if fault and self._registered(name) is None:
-            raise RegistryError(f"--name: {fault}")
+            raise RegistryError(f"the name of the model: {fault}")
 
     def _registered(self, name: str) -> RegisteredModel | None:
         with _registry_errors(self.uri):

@@ -203,9 +203,7 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
         output.mkdir(parents=True, exist_ok=True)
         if not file.exists():
             if any(output.glob("part-*.parquet")):
-                raise ConfigError(
-                    f"--answers {output} has parts of another table; choose another folder"
-                )
+                raise ConfigError(f"{output} has parts of another table; choose another folder")
             with whole_file(file) as aside:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         before = json.loads(file.read_text(encoding="utf-8"))

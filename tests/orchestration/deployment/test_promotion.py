@@ -274,7 +274,7 @@ def test_a_new_model_or_alias_needs_a_name(
     before = store.client.search_registered_models()
     code, said = job(good, "--name", name)
     assert code == 2
-    assert re.fullmatch(r"error: --name(, behind the @)?: .* is no valid name: .*\n", said)
+    assert re.fullmatch(r"error: the (alias|name of the model): .* is no valid name: .*\n", said)
     assert store.client.search_registered_models() == before
     assert job("--restore", "--name", name)[0] == 2
 
