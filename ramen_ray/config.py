@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ramen_ray.bases import BASES, BaseName
 from ramen_ray.bases.combination import Combination, HardNegatives, Order
 from ramen_ray.errors import UserError
+from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
 
 Positive = Annotated[int, Field(gt=0)]
@@ -79,6 +80,9 @@ class RegularizationConfig(Section):
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
+    nodes: NodeChoice = "all"
+    """Which ads R_z pulls, and which queries R_x: all that have edges, clicked or not, in batches
+    of their own (all), or those of the batch, drawn by their clicks (clicked)."""
     every_steps: Positive = 1
     """Draw anchors only in every N-th step, with N times the weight; 4 cuts the graph's cost to
     about a quarter."""

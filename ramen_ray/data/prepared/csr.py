@@ -69,6 +69,10 @@ class Csr:
         """Count the entries of each of ``rows`` (n,); returns (n,) int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
+    def linked_rows(self) -> Int64s:
+        """Return the rows that have entries, ascending."""
+        return np.flatnonzero(np.diff(self.indptr))
+
     def gather(self, rows: NDArray[Any]) -> tuple[Int64s, NDArray[Any]]:
         """Return the entries of ``rows`` (n,) as (position in ``rows``, column id) pairs."""
         degrees = self.degrees(rows)

@@ -91,7 +91,8 @@ def most_visited(
 ) -> Visits:
     """Walk from each of the nodes ``start`` to ``stop`` (exclusive) and keep what it visits most.
 
-    Of equally visited anchors the lower id is kept. A node's walk depends on the graph, the
+    Of equally visited anchors those of the lower hash ``keyed_hash((seed, v), anchor)`` are kept:
+    ids are often alphabetical, and ties at the cut frequent. A node's walk depends on the graph, the
     settings, the seed and the node alone: hop h of node v takes its four 32-bit numbers from
     ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit (high half, low half).
     """
@@ -147,7 +148,7 @@ def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
             _hop(graph, numbers, active[:num_active], (leaves, reached), visits)
             num_active = _going_on(numbers, restart, active[:num_active])
         num_distinct = _count(visits, table)
-        degrees[row] = _keep_most(num_distinct, table, anchors[row], counts[row])
+        degrees[row] = _keep_most(num_distinct, table, node_seed, anchors[row], counts[row])
 
 
 @njit
@@ -241,7 +242,7 @@ def _count(visits, table):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def]
+def _keep_most(num_used, table, seed, anchors, counts):  # type: ignore[no-untyped-def]
     """Empty the table into ``anchors`` and ``counts`` (top_k,), most visited first."""
     keys, tally, used = table
     num_kept = 0
@@ -252,7 +253,7 @@ def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def
         place = num_kept
         while place and (
             counts[place - 1] < count
-            or (counts[place - 1] == count and anchors[place - 1] > anchor)
+            or (counts[place - 1] == count and _comes_later(anchors[place - 1], anchor, seed))
         ):
             place -= 1
         if place == len(anchors):
@@ -262,6 +263,12 @@ def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def
             anchors[other], counts[other] = anchors[other - 1], counts[other - 1]
         anchors[place], counts[place] = anchor, count
     return num_kept
+
+
+@njit(inline="always")
+def _comes_later(anchor, other, seed):  # type: ignore[no-untyped-def]
+    """Say whether ``anchor`` has the higher hash of two; hashes differ, for mixing is one-to-one."""
+    return _mix(np.uint64(anchor) ^ seed) > _mix(np.uint64(other) ^ seed)
 
 
 @njit(inline="always")

@@ -24,17 +24,14 @@ regularisers.
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import NodeAnchors
 from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, anchor_table, node_table
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
 LEAST_SHARE = 0.01
 
@@ -100,38 +97,45 @@ def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: T
     return (own_bD - candidates_LD[rivals_b]) * torch.isfinite(nearest_b)[:, None]
 
 
-def gain(leads_bD: Tensor, rows_bD: Tensor, anchors_bD: Tensor, mean_anchor_D: Tensor) -> Tensor:
-    """Sum up a regulariser's gains on rows (b, D) that it draws to anchors (b, D); a scalar."""
-    pulls_bD = anchors_bD - mean_anchor_D
+def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
+    """Sum up the gains of rows (b, D) that are drawn along pulls (b, D); a scalar."""
     along_b1 = (pulls_bD * rows_bD).sum(dim=1, keepdim=True)
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
 
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
-    """Return each drawn regulariser's gain, a scalar, on this worker's rows.
+    """Return the gain, a scalar, of each regulariser that drew anchors on this worker's rows.
 
-    Its nodes are the batch's queries, or the ads that these drew, row by row.
+    The rows are the batch's queries, or the ads that these drew; a regulariser draws a row to the
+    mean of its anchors in the batch, whichever node these were drawn for.
     """
-    local = encoded.local
-    queries, ads = local.queries, local.ads[:, 0]
+    queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
+    rows_of = {QUERIES: queries, ADS: ads}
     ahead = {QUERIES: _query_leads(encoded, queries, ads), ADS: _ad_leads(encoded, queries, ads)}
     gains = {}
-    for regularizer, drawn in encoded.batch.anchors.items():
-        nodes, anchors = node_table(regularizer), anchor_table(regularizer.anchor_set)
-        mine = local.anchors[regularizer]
-        rows = np.flatnonzero(_is_pair(mine))
-        mean_anchor_D = encoded.vectors(anchors, drawn.anchors[_is_pair(drawn)]).mean(dim=0)
-        gains[regularizer] = gain(
-            ahead[nodes][to_device(rows, ahead[nodes].device)],
-            encoded.vectors(nodes, mine.nodes[rows]),
-            encoded.vectors(anchors, mine.anchors[rows]),
-            mean_anchor_D,
-        )
+    for regularizer in encoded.batch.anchors:
+        table = node_table(regularizer)
+        rows = rows_of[table]
+        pulls_bD = _pulls(encoded, regularizer, rows)
+        gains[regularizer] = gain(ahead[table], encoded.vectors(table, rows), pulls_bD)
     return gains
 
 
-def _is_pair(drawn: NodeAnchors) -> NDArray[np.bool_]:
-    return (drawn.nodes >= 0) & (drawn.anchors >= 0)
+def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
+    """Return where a regulariser draws rows (b,): their anchors less the mean anchor, (b, D)."""
+    batch, table = encoded.batch, node_table(regularizer)
+    pool = encoded.anchor_pool(regularizer.anchor_set)
+    anchors_LD = encoded.vectors(pool.table, pool.ids)
+
+    def shares(some: Int64s) -> Tensor:
+        linked = encoded.positive_anchors(pool, regularizer, some).to(anchors_LD.dtype)
+        return linked / linked.sum(dim=1, keepdim=True).clamp(min=1)
+
+    shares_BL = shares({QUERIES: batch.queries, ADS: batch.ads[:, 0]}[table])
+    num_linked = shares_BL.sum().clamp(min=1)
+    mean_anchor_D = (shares_BL.sum(dim=0) / num_linked) @ anchors_LD
+    shares_bL = shares(rows)
+    return shares_bL @ anchors_LD - shares_bL.sum(dim=1, keepdim=True) * mean_anchor_D
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:

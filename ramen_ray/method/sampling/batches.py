@@ -16,9 +16,14 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
-from ramen_ray.method.sampling.draws import draw_ads, draw_anchors, draw_hard_negatives
+from ramen_ray.method.sampling.draws import (
+    draw_ads,
+    draw_anchors,
+    draw_hard_negatives,
+    draw_nodes,
+)
 from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
-from ramen_ray.method.sampling.regularizers import Graphs, Regularizer
+from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -102,6 +107,10 @@ class Sampler:
         seed: of all draws.
         clicks: what a query's ad is drawn from, by its weights; None takes ``data.clicks``.
         num_hard_negatives: H, whether there are shortlists yet or not.
+        nodes: ``all`` draws B nodes of their own for each R_z, and for each R_x if some queries
+            have no clicks, uniformly among those with edges. The paper's sums run over all ads
+            (section 3.1). ``clicked`` takes the batch's queries and ads, as its training does
+            (section 3.2), so that ads without clicks are never drawn.
     """
 
     data: TrainingData
@@ -109,28 +118,41 @@ class Sampler:
     seed: int
     clicks: Csr | None = None
     num_hard_negatives: int = 0
+    nodes: NodeChoice = "all"
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
+    _linked: dict[Regularizer, tuple[Csr, Int64s]] = field(default_factory=dict, init=False)
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of an epoch."""
-        return num_steps(len(self.data.query_ids), self.batch_size)
+        return num_steps(self.data.num_clicked, self.batch_size)
+
+    @property
+    def slots(self) -> range:
+        """This worker's places in the global batch."""
+        rank, num_workers = world()
+        share = self.batch_size // num_workers
+        return range(rank * share, (rank + 1) * share)
 
     def draw(self, step: int, sources: Sources, regularizers: Collection[Regularizer]) -> Batch:
-        """Draw a step's batch, with anchors for ``regularizers``.
-
-        R_x pulls the queries of the batch, and R_z the ads that they drew.
-        """
+        """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
         rows = self._order_of(epoch, sources.clusters)[position]
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         ads = draw_ads(self.data.clicks if self.clicks is None else self.clicks, rows, ids, key)
         anchors = {}
         for number, (regularizer, edges) in enumerate(sources.graphs.items()):
-            if regularizer in regularizers:
-                nodes = rows if regularizer.side == "query" else ads
-                drawn = draw_anchors(edges, nodes, ids, key, number)
-                anchors[regularizer] = NodeAnchors(nodes, drawn)
+            if regularizer not in regularizers:
+                continue
+            if self._draws_nodes(regularizer):
+                linked, step_key = self._linked_nodes(regularizer, edges), (self.seed, step)
+                anchors[regularizer] = NodeAnchors(
+                    *draw_nodes(edges, linked, self.slots, step_key, number)
+                )
+            else:
+                own = rows if regularizer.side == "query" else ads
+                drawn = draw_anchors(edges, own, ids, key, number)
+                anchors[regularizer] = NodeAnchors(own, drawn)
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
         if sources.shortlists is not None:
             hard_negatives = draw_hard_negatives(
@@ -138,16 +160,28 @@ class Sampler:
             )
         return Batch(rows, ads[:, None], hard_negatives, anchors)
 
+    def _draws_nodes(self, regularizer: Regularizer) -> bool:
+        """Say whether a regulariser draws nodes of its own, and not the batch's.
+
+        Where all queries have clicks, the batches pass through all of them anyway.
+        """
+        if self.nodes == "clicked":
+            return False
+        return regularizer.side == "ad" or self.data.num_clicked < len(self.data.query_ids)
+
+    def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Int64s:
+        """Return the nodes that have edges, kept as long as the graph is the same."""
+        if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
+            self._linked[regularizer] = edges, edges.linked_rows()
+        return self._linked[regularizer][1]
+
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:
         """Return the query rows (steps, b) of an epoch, kept for its other steps."""
         if self._order is None or self._order[0] != epoch or self._order[1] is not clusters:
-            rank, num_workers = world()
-            share = self.batch_size // num_workers
-            slots = range(rank * share, (rank + 1) * share)
             if clusters is None:
-                num_queries = len(self.data.query_ids)
-                rows = random_order(num_queries, self.batch_size, slots, self.seed, epoch)
+                num_queries = self.data.num_clicked
+                rows = random_order(num_queries, self.batch_size, self.slots, self.seed, epoch)
             else:
-                rows = clustered_order(clusters, self.batch_size, slots, self.seed, epoch)
+                rows = clustered_order(clusters, self.batch_size, self.slots, self.seed, epoch)
             self._order = epoch, clusters, rows
         return self._order[2]

@@ -55,7 +55,7 @@ class Curriculum:
 
     Attributes:
         clusters: those of the present epochs; None while the order is random.
-        seen: (train queries, D) float16, what the steps of this epoch showed of each query, on the
+        seen: (train queries with clicks, D) float16, what the steps of this epoch showed of each query, on the
             first worker; None in epochs that nothing is made after, and on other workers.
     """
 
@@ -73,7 +73,7 @@ class Curriculum:
         self.schedule = schedule
         self.clusters: Clusters | None = None
         self.seen: Tensor | None = None
-        self._num_queries = len(sampler.data.query_ids)
+        self._num_queries = sampler.data.num_clicked
         self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
         self._dim, self._device = dim, device
 

@@ -7,6 +7,10 @@ from typing import Literal, NamedTuple
 from ramen_ray.data.prepared.csr import Csr
 
 
+NodeChoice = Literal["all", "clicked"]
+"""Which nodes regularisers draw: all that have edges, or the batch's own queries and ads."""
+
+
 class Regularizer(NamedTuple):
     """R_x (side query) or R_z (side ad) of an anchor set: pulls nodes to their anchors."""
 

@@ -30,7 +30,8 @@ class TrainingData:
     """Texts, clicks and edges of a run.
 
     Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows.
+        query_ids: (train queries,) int64, the ids of the query rows; those without clicks, which
+            only R_x draws, come last.
         clicks: query rows x ads.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
         known_edges: per regulariser, the graphs whose edges are no negatives, drawn or not.
@@ -42,6 +43,11 @@ class TrainingData:
     graphs: Graphs
     known_edges: Mapping[Regularizer, Sequence[Csr]]
     tables: Mapping[str, TokenTable]
+
+    @property
+    def num_clicked(self) -> int:
+        """How many queries, the first ones, have clicks: what an epoch passes through."""
+        return int(np.searchsorted(self.clicks.indptr, self.clicks.indptr[-1]))
 
     @classmethod
     def from_prepared(

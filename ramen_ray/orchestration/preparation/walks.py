@@ -22,7 +22,7 @@ from ramen_ray.orchestration.cluster.resources import task_of
 
 logger = logging.getLogger(__name__)
 
-WALK_VERSION = 1
+WALK_VERSION = 2
 NODES_PER_TASK = 50_000
 SECONDS_BETWEEN_LINES = 30
 

@@ -56,6 +56,7 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
         config.seed,
         data.weighted_clicks if config.training.sampling == "clicks" else None,
         base.num_hard_negatives if has_shortlists else 0,
+        config.regularization.nodes,
     )
 
 

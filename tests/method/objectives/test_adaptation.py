@@ -86,13 +86,24 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
         ],
     }
     gains = []
-    for (name, side), (_, drawn) in batch.anchors.items():
-        anchors = vectors(f"anchors/{name}", drawn)
-        mean = np.mean([anchor for anchor in anchors if anchor is not None], axis=0)
+    for name, side in batch.anchors:
+        pool = {
+            anchor
+            for of_set in {"query", "ad"}
+            if (name, of_set) in batch.anchors
+            for anchor in batch.anchors[name, of_set].anchors.tolist()
+            if anchor >= 0
+        }
+        linked = rows_of(sampler.data.graphs[name, side])
+        rows = {"query": batch.queries, "ad": ads_drawn}[side].tolist()
+        shown = [sorted(pool & set(linked[row])) for row in rows]
+        anchors = {a: vectors(f"anchors/{name}", np.array([a]))[0] for a in sorted(pool)}
+        means = [np.mean([anchors[a] for a in some], axis=0) if some else None for some in shown]
+        overall = np.mean([mean for mean in means if mean is not None], axis=0)
         total = 0.0
-        for i, anchor in enumerate(anchors):
-            if anchor is not None:
-                row, pull = {"query": queries, "ad": ads}[side][i], anchor - mean
+        for i, mean in enumerate(means):
+            if mean is not None:
+                row, pull = {"query": queries, "ad": ads}[side][i], mean - overall
                 total += float(ahead[side][i] @ (pull - (pull @ row) * row))
         gains.append(total)
     return gains
@@ -122,8 +133,8 @@ def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
     torch.testing.assert_close(ahead[0], corners[3:] - candidates[1])
     torch.testing.assert_close(ahead[1], corners[3:] - candidates[0])
     assert not ahead[2].any(), "without a rival a row says nothing"
-    towards_own = gain(ahead[1], corners[:1], corners[3:], torch.zeros(4))
-    towards_rival = gain(ahead[1], corners[:1], candidates[:1], torch.zeros(4))
+    towards_own = gain(ahead[1], corners[:1], corners[3:])
+    towards_rival = gain(ahead[1], corners[:1], candidates[:1])
     assert (towards_own.item(), towards_rival.item()) == (1, -1)
 
 

@@ -182,8 +182,7 @@ def _naive_terms(
             norm = sum(torch.exp(s / 0.1) for s in violators)
             for s in violators:
                 weight = torch.exp(s / 0.1) / norm if loss.softmax_weighting else 1.0
-                count = min(loss.num_negatives, len(pool))
-                total = total + weight * (s - own + MARGIN) / count / len(rows)
+                total = total + weight * (s - own + MARGIN) / len(similar) / len(rows)
         return total
 
     def keys(table: str, ids: np.ndarray) -> list[tuple[str, int]]:
