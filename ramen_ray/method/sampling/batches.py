@@ -1,7 +1,7 @@
 """The batches of a run: what each step draws, by name.
 
-Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives a query, n
-nodes of a regulariser.
+Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per
+query, n nodes of a regulariser.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,7 +37,7 @@ class NodeAnchors(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step draws; ids are int64, and -1 stands for nothing drawn.
+    """What a step draws; ids are int64, and -1 means that nothing was drawn.
 
     Attributes:
         queries: (b,) rows of train queries.
@@ -79,12 +79,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sources:
-    """What batches are drawn from at present; a run replaces it as it goes.
+    """What batches are drawn from at present; replaced as the run goes on.
 
     Attributes:
-        graphs: one per regulariser.
-        clusters: of queries that come in the same batch; None stands for random order.
-        shortlists: (train queries, size) ads to draw hard negatives from; None draws none.
+        graphs: one graph per regulariser.
+        clusters: queries of a cluster come in the same batches; None for random order.
+        shortlists: (train queries, size) ads to draw hard negatives from; None to draw none.
     """
 
     graphs: Graphs
@@ -99,9 +99,9 @@ class Sampler:
     Attributes:
         data: what the run trains on.
         batch_size: B, queries of a global batch.
-        seed: of all draws.
-        clicks: what a query's ad is drawn from, by its weights; None takes ``data.clicks``.
-        num_hard_negatives: H, whether there are shortlists yet or not.
+        seed: seeds all draws.
+        clicks: the graph that a query's ad is drawn from, by its weights; None for ``data.clicks``.
+        num_hard_negatives: H; it stays the same before there are shortlists.
     """
 
     data: TrainingData
@@ -113,13 +113,13 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps in an epoch."""
         return num_steps(len(self.data.query_ids), self.batch_size)
 
     def draw(self, step: int, sources: Sources, regularizers: Collection[Regularizer]) -> Batch:
         """Draw a step's batch, with anchors for ``regularizers``.
 
-        R_x pulls the queries of the batch, and R_z the ads that they drew.
+        The nodes of R_x are the queries of the batch, and those of R_z the ads drawn for them.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
         rows = self._order_of(epoch, sources.clusters)[position]
@@ -139,7 +139,7 @@ class Sampler:
         return Batch(rows, ads[:, None], hard_negatives, anchors)
 
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:
-        """Return the query rows (steps, b) of an epoch, kept for its other steps."""
+        """Return the query rows (steps, b) of an epoch; kept until the epoch or clusters change."""
         if self._order is None or self._order[0] != epoch or self._order[1] is not clusters:
             rank, num_workers = world()
             share = self.batch_size // num_workers
