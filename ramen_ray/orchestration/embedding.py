@@ -39,7 +39,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class BlockTask:
-    """What a task that embeds a block of texts takes.
+    """What a task that embeds a batch of texts takes.
 
     Attributes:
         num_threads: CPU threads.
@@ -61,7 +61,7 @@ def embed_tables(
     task: BlockTask,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> NDArray[Any]:
-    """Embed texts into ``file``, one table after the other; memory holds a few blocks.
+    """Embed texts into ``file``, one table after the other; memory holds a few batches.
 
     Args:
         model: folder of the model, which all machines see.
@@ -74,8 +74,8 @@ def embed_tables(
         (n of all tables, D), mapped from ``file``.
     """
     quiet_ray_data()
-    blocks = _blocks(tables)
-    embedded = ray.data.from_items(blocks, override_num_blocks=len(blocks)).map(
+    batches = _batches(tables)
+    embedded = ray.data.from_items(batches, override_num_blocks=len(batches)).map(
         _Embed(model, tables, task, dtype),
         compute=ray.data.TaskPoolStrategy(None if task.num_cpus or task.num_gpus else 1),
         num_cpus=task.num_cpus,
@@ -83,8 +83,8 @@ def embed_tables(
     )
     shape = (sum(len(one.rows) for one in tables), load_model(model).dim)
     embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-    for block in embedded.iter_rows():
-        embeddings[block["first"] :][: len(block["embeddings"])] = block["embeddings"]
+    for batch in embedded.iter_rows():
+        embeddings[batch["first"] :][: len(batch["embeddings"])] = batch["embeddings"]
     return embeddings
 
 
@@ -112,15 +112,15 @@ def embed_distinct(
     return [TextEmbeddings(embeddings, part) for part in positions]
 
 
-def _blocks(tables: Sequence[TableRows]) -> list[dict[str, int]]:
-    """Cut each table's rows into blocks; ``first`` is where a block's embeddings begin."""
-    blocks, first = [], 0
+def _batches(tables: Sequence[TableRows]) -> list[dict[str, int]]:
+    """Cut each table's rows into batches; ``first`` is where a batch's embeddings begin."""
+    batches, first = [], 0
     for number, table in enumerate(tables):
         for start in range(0, len(table.rows), TEXTS_PER_BLOCK):
             stop = min(start + TEXTS_PER_BLOCK, len(table.rows))
-            blocks.append({"table": number, "start": start, "stop": stop, "first": first})
+            batches.append({"table": number, "start": start, "stop": stop, "first": first})
             first += stop - start
-    return blocks
+    return batches
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,16 @@ class _Embed:
     task: BlockTask
     dtype: type[np.floating[Any]]
 
-    def __call__(self, block: dict[str, int]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, int]) -> dict[str, Any]:
         torch.set_num_threads(self.task.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
         model = load_model(self.model).to("cuda" if has_gpu else "cpu")
-        table = self.tables[block["table"]]
-        chosen = table.rows[block["start"] : block["stop"]]
+        table = self.tables[batch["table"]]
+        chosen = table.rows[batch["start"] : batch["stop"]]
         use_bf16 = self.task.use_bf16 and has_gpu
         embed = _view(model, table.view)
         embeddings = embed(TokenTable.open(table.table), chosen, use_bf16)
-        return {"first": block["first"], "embeddings": embeddings.astype(self.dtype)}
+        return {"first": batch["first"], "embeddings": embeddings.astype(self.dtype)}
 
 
 def _view(model: DualEncoder, view: View) -> Any:

@@ -134,7 +134,7 @@ def test_the_upload_leaves_outputs_and_environments_behind() -> None:
         ),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
-        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 end before a graph"),
+        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 is too few: the graph"),
         (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
         (["tiny", "--output", "/proc/nowhere"], "cannot write"),
     ],

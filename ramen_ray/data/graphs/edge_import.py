@@ -115,7 +115,7 @@ def write_edge_list(
 ) -> WrittenEdges:
     """Write a user's edges as the tables of an anchor set, in tasks.
 
-    A task holds a block of a source, or a million edges (more where one node has
+    A task holds a batch of a source, or a million edges (more where one node has
     more), and 8 bytes for every anchor. An edge that the source has several times becomes one that
     has their weights' sum.
 
@@ -189,7 +189,7 @@ def _stage_anchors(edge_list: EdgeList, pieces: list[Piece], folder: Path, run: 
 
 
 def _refuse_no_rows(notes: Notes, edge_list: EdgeList, kind: str) -> None:
-    if not notes.num_blocks:
+    if not notes.num_batches:
         raise DatasetError(f"{edge_list.tables[kind][0]} holds no rows")
 
 

@@ -26,7 +26,7 @@ from ramen_ray.data.graphs.anchor_sets import Edges
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.hashing import hash_strings
-from ramen_ray.data.sources import Block, as_seconds, as_strings
+from ramen_ray.data.sources import RowBatch, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
 
 NO_AD = 0
@@ -118,7 +118,7 @@ class KnownNodes:
 
 
 def read_events(
-    block: Block, log: SessionLog, known: KnownNodes
+    batch: RowBatch, log: SessionLog, known: KnownNodes
 ) -> tuple[pa.Table, pa.Table, Counter[str]]:
     """Turn some rows of a log into events.
 
@@ -131,15 +131,15 @@ def read_events(
         query is a train query. Texts of the other queries: hash uint64, text. Counts of what was
         left out, by reason.
     """
-    sessions, no_session = block.cells(log.session_column, as_strings)
-    seconds, no_time = block.cells(log.time_column, as_seconds)
-    cells, no_query = block.cells(log.query_column, as_strings)
+    sessions, no_session = batch.cells(log.session_column, as_strings)
+    seconds, no_time = batch.cells(log.time_column, as_seconds)
+    cells, no_query = batch.cells(log.query_column, as_strings)
     queries = pc.utf8_trim_whitespace(cells).dictionary_encode()
     asked = queries.indices.to_numpy()
     hashes, nodes = known.queries.identify(queries.dictionary)
     held_out = known.held_out.holds(queries.dictionary, nodes)[asked]
-    ads, unknown_ad = _clicked(block, log, known.ads)
-    dropped = Counter({"unreadable lines": sum(f.severity == "error" for f in block.findings)})
+    ads, unknown_ad = _clicked(batch, log, known.ads)
+    dropped = Counter({"unreadable lines": sum(f.severity == "error" for f in batch.findings)})
     kept = np.ones(len(asked), dtype=bool)
     for reason, bad in (
         ("rows without a session", no_session),
@@ -165,12 +165,12 @@ def read_events(
     return events, texts, dropped
 
 
-def _clicked(block: Block, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Booleans]:
+def _clicked(batch: RowBatch, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Booleans]:
     """Return the text hash of the ad clicked (rows,), or NO_AD, and where the ad is unknown."""
-    num_rows = block.rows.num_rows
+    num_rows = batch.rows.num_rows
     if log.ad_column is None:
         return np.full(num_rows, NO_AD, dtype=np.uint64), np.zeros(num_rows, dtype=bool)
-    cells, no_ad = block.cells(log.ad_column, as_strings)
+    cells, no_ad = batch.cells(log.ad_column, as_strings)
     clicked = pc.utf8_trim_whitespace(cells).dictionary_encode()
     hashes, nodes = ads.identify(clicked.dictionary, by_number=True)
     row = clicked.indices.to_numpy()

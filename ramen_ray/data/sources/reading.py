@@ -1,4 +1,4 @@
-"""Read a piece block by block, whatever its format."""
+"""Read a piece batch by batch, whatever its format."""
 
 import json
 import re
@@ -24,14 +24,14 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_JSON_SAMPLE = 1 << 20
-ROWS_PER_BLOCK = 65_536
+ROWS_PER_BATCH = 65_536
 MAX_EXAMPLES = 3
 
 Converted = TypeVar("Converted")
 
 
 @dataclass
-class Block:
+class RowBatch:
     """A batch of a piece's rows.
 
     Attributes:
@@ -70,12 +70,12 @@ class Block:
         )
 
 
-def read_piece(piece: Piece) -> Iterator[Block]:
-    """Read a piece block by block.
+def read_piece(piece: Piece) -> Iterator[RowBatch]:
+    """Read a piece batch by batch.
 
     Raises:
         DatasetError: the file cannot be parsed; lines with too many or too few cells are findings
-            of their block instead.
+            of their batch instead.
     """
     try:
         match piece.format:
@@ -93,28 +93,28 @@ def read_piece(piece: Piece) -> Iterator[Block]:
 
 
 def read_cell(piece: Piece, column: str, row_number: int) -> object:
-    """Read a piece again for one cell, to show it; ``row_number`` is that of its block."""
-    for block in read_piece(piece):
-        found = np.flatnonzero(block.row_numbers == row_number)
+    """Read a piece again for one cell, to show it; ``row_number`` is that of its batch."""
+    for batch in read_piece(piece):
+        found = np.flatnonzero(batch.row_numbers == row_number)
         if len(found):
-            return block.rows[column][int(found[0])].as_py()
+            return batch.rows[column][int(found[0])].as_py()
     raise ValueError(f"{piece.path} has no row {row_number} in this piece")
 
 
-def _read_parquet(piece: Piece) -> Iterator[Block]:
+def _read_parquet(piece: Piece) -> Iterator[RowBatch]:
     with piece.filesystem.open_input_file(piece.path) as file:
         parquet = pq.ParquetFile(file)
         first_row = sum(parquet.metadata.row_group(g).num_rows for g in range(piece.start))
         batches = parquet.iter_batches(
-            ROWS_PER_BLOCK, row_groups=[piece.start], columns=list(piece.columns)
+            ROWS_PER_BATCH, row_groups=[piece.start], columns=list(piece.columns)
         )
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield Block(piece, rows, first_row + np.arange(len(batch)))
+            yield RowBatch(piece, rows, first_row + np.arange(len(batch)))
             first_row += len(batch)
 
 
-def _read_csv(piece: Piece) -> Iterator[Block]:
+def _read_csv(piece: Piece) -> Iterator[RowBatch]:
     for chunk in read_chunks(piece):
         names_columns = not piece.start and chunk.first_line == 1
         skipped: list[pa.csv.InvalidRow] = []
@@ -142,7 +142,7 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
         findings = chunk.findings + [_skipped_line(piece, row, chunk.first_line) for row in skipped]
         filled = _filled(rows)
         if filled.any() or findings:
-            yield Block(piece, rows.filter(pa.array(filled)), lines[filled], findings)
+            yield RowBatch(piece, rows.filter(pa.array(filled)), lines[filled], findings)
 
 
 def _filled(rows: pa.Table) -> Booleans:
@@ -166,14 +166,14 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
     )
 
 
-def _read_json(piece: Piece) -> Iterator[Block]:
+def _read_json(piece: Piece) -> Iterator[RowBatch]:
     for chunk in read_chunks(piece):
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
             raise _bad_line(piece, line, "is not a JSON object; write one object a line")
         rows = _parse_json(piece, chunk)
         lines = chunk.first_line + np.arange(len(rows))
-        yield Block(piece, rows.select(piece.columns), lines, chunk.findings)
+        yield RowBatch(piece, rows.select(piece.columns), lines, chunk.findings)
 
 
 def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:

@@ -149,8 +149,8 @@ def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iter
     (number,) = batch["id"].tolist()
     dropped: Counter[str] = Counter()
     new_texts = []
-    for block in read_piece(work.pieces[number]):
-        events, new, reasons = read_events(block, work.log, work.known)
+    for row_batch in read_piece(work.pieces[number]):
+        events, new, reasons = read_events(row_batch, work.log, work.known)
         dropped.update(reasons)
         new_texts.append(new)
         yield events

@@ -173,7 +173,7 @@ def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
     try:
         held = FileLock(path / ".lock").acquire(blocking=False)
     except Timeout:
-        raise RunError(f"the sweep {path} is being worked on by another process") from None
+        raise RunError(f"the sweep {path} is in use by another process") from None
     with held:
         changed = differences(directory.notes.get("plan", plan), plan)
         if changed:

@@ -136,7 +136,7 @@ Recommends: vim
 BAD_SOURCES = {
     "no_vocabulary": ("vocabulary", None, "vocabulary is missing"),
     "no_index": ("Packages", None, "no Debian package index"),
-    "empty_index": ("Packages", "", "lists no package"),
+    "empty_index": ("Packages", "", "lists no packages"),
     "no_colon": ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
     "no_description": ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'Desc"),
     "no_clicks": ("Packages", "Package: a\nDescription: a\n", "no package of the index"),

@@ -309,7 +309,7 @@ def test_zero_shot_rows_must_be_the_test_queries_with_novel_ads(
     _put_matrix(folder / "Y.tst_full", world.test_clicks, ".npz")
     novel = world.test_clicks[:, 20:]
     rows = np.flatnonzero(np.diff(novel.indptr))
-    for wrong, words in ((rows[1:], "test queries have novel ads"), (rows[::-1], "in their order")):
+    for wrong, words in ((rows[1:], "test queries have novel ads"), (rows[::-1], "the same order")):
         _put_matrix(folder / "Y.tst_zero", novel[wrong], ".npz")
         with pytest.raises(DatasetError, match=words):
             import_xc(folder, tmp_path / "out")

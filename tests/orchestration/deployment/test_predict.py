@@ -261,7 +261,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, said = run(index, model="models:/asked@champion", ads=ads)
     assert code == 2
-    assert "ads.csv, row 2, column 'ad_id': an id that is taken: 'new-1', 'new-2'" in said
+    assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in said
     assert registry.restore("asked", "champion") == ("2", "1")
 
 
@@ -297,9 +297,9 @@ def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path
     [
         ("ad_id,text\n", "holds no ads"),
         ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is taken: 'a'"),
+        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is in use: 'a'"),
         ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': no text"),
-        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is taken: '5'"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is in use: '5'"),
     ],
 )
 def test_bad_ads_are_told(

@@ -86,9 +86,9 @@ def _assert_same(found: Csr, expected: list[list[tuple[int, float]]]) -> None:
     st.sampled_from([np.float16, np.float32]),
 )
 def test_it_keeps_what_a_plain_loop_keeps(
-    rows: list[list[int]], weighted: bool, threshold: float, block: int, kind: type
+    rows: list[list[int]], weighted: bool, threshold: float, batch: int, kind: type
 ) -> None:
-    draw = np.random.default_rng(block)
+    draw = np.random.default_rng(batch)
     edges = csr_of(rows)
     if weighted and len(edges.indices):
         pairs = np.repeat(np.arange(6), np.diff(edges.indptr)), edges.indices
@@ -97,7 +97,7 @@ def test_it_keeps_what_a_plain_loop_keeps(
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(kind)
     nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "EDGES_PER_BLOCK", block)
+        patch.setattr(pruning, "EDGES_PER_BATCH", batch)
         pruned = prune(edges, nodes, anchors, threshold)
     every = np.arange(6), np.arange(5)
     kept = _plain(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)

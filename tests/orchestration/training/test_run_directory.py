@@ -87,7 +87,7 @@ def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_name_in_use_is_refused(finished: bool, config: RunConfig, dataset: Dataset) -> None:
     named = overlay(config, {"name": "mine"})
-    reason = "is finished" if finished else "is being worked on"
+    reason = "is finished" if finished else "is in use"
     with open_run_directory(named, dataset) as directory:
         directory.note(finished=finished)
         if not finished:

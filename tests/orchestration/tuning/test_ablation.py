@@ -105,7 +105,7 @@ def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
             ablate(config, ABLATION)
         (directory.path / "config.json").unlink()
     assert f"{directory.name}: " in str(failure.value)
-    assert "is being worked on by another process" in str(failure.value)
+    assert "is in use by another process" in str(failure.value)
     return _finished(config)
 
 

@@ -194,7 +194,7 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
     with (
         FileLock(directory.path / ".lock"),
-        pytest.raises(RunError, match="taken is being worked on by another process"),
+        pytest.raises(RunError, match="taken is in use by another process"),
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
