@@ -1,4 +1,4 @@
-"""What names from outside may be, and what is made of texts that are none."""
+"""Which names from outside are allowed, and what becomes of other texts."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_names_are_taken_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BAD, "é" * 51])
-def test_what_is_no_name_is_refused_in_one_line(name: str) -> None:
+def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(BadNameError, match=r"^.* is no valid name: .*$") as refused:
         checked_name(name)
     assert len(str(refused.value)) < 200
@@ -55,7 +55,7 @@ def test_a_job_refuses_it_before_it_begins(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
+def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
     dataset_path: Path, tmp_path: Path
 ) -> None:
     assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
@@ -71,7 +71,7 @@ def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
 
 @pytest.mark.parametrize("name", ["", "a/b", "../evil"])
 @pytest.mark.parametrize("importer", ["tables", "xc"])
-def test_an_import_refuses_a_name_that_is_none(
+def test_an_import_refuses_a_bad_name(
     importer: str, name: str, run_here: RunHere, tmp_path: Path
 ) -> None:
     clicks = tmp_path / "clicks.csv"

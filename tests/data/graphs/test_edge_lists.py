@@ -1,4 +1,4 @@
-"""A user's own edges, from every format; all that is wrong with them is said at once."""
+"""A user's own edges, from every format; all errors in them are reported at once."""
 
 import shutil
 from collections import defaultdict
@@ -184,7 +184,7 @@ def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> Non
     assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
 
 
-def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
+def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
         "query,anchor,w\n"

@@ -1,4 +1,4 @@
-"""XC folders: every layout in, one out, and what is said of broken ones."""
+"""XC folders: every layout imported, one exported, and the errors of broken ones."""
 
 import gzip
 import json
@@ -716,7 +716,7 @@ def test_what_cannot_be_exported(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_nothing_is_written_over(world: World, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(world: World, tmp_path: Path) -> None:
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
     dataset = import_xc(tmp_path / "xc", tmp_path / "out")
     with pytest.raises(DatasetError, match="exists already"):
@@ -729,7 +729,9 @@ def test_nothing_is_written_over(world: World, tmp_path: Path) -> None:
         import_xc(tmp_path / "nowhere", tmp_path / "new")
 
 
-def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, world: World, tmp_path: Path) -> None:
+def test_the_size_of_blocks_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, world: World, tmp_path: Path
+) -> None:
     """Files larger than a block read as small ones do."""
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
     _put_graphs(tmp_path / "xc", world, ".txt")

@@ -1,4 +1,4 @@
-"""Tables of queries in, answers out; and ads that come after training."""
+"""Tables of queries answered, and ads added after training."""
 
 import os
 from collections import Counter
@@ -68,7 +68,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
     return folder
 
 
-def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
+def test_a_table_is_answered_and_an_interrupted_call_resumes(
     cluster: None,
     store: Store,
     run: Run,
@@ -185,7 +185,7 @@ def test_parts_of_another_table_are_not_taken_for_answers(
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
 
 
-def test_a_cluster_without_room_is_told(
+def test_a_cluster_without_room_is_reported(
     cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answering, "MOMENT_S", 0.1)
@@ -302,7 +302,7 @@ def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path
         ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is in use: '5'"),
     ],
 )
-def test_bad_ads_are_told(
+def test_bad_ads_are_named(
     content: str, message: str, store: Store, run: Run, tmp_path: Path
 ) -> None:
     ads = tmp_path / "ads.csv"

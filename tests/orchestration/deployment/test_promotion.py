@@ -1,4 +1,4 @@
-"""Who becomes the champion, who does not, and how it is undone."""
+"""Which retrievers become the champion, which do not, and how to undo it."""
 
 import json
 import re

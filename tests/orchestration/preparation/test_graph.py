@@ -1,4 +1,4 @@
-"""The graph job on a real Ray: its anchor sets, what it says, and training with them."""
+"""The graph job on a real Ray: its anchor sets, its messages, and training with them."""
 
 import json
 import shlex
@@ -151,7 +151,7 @@ def test_training_learns_from_similar_texts(
     assert _share_of_loss_left(path, ["similar"], encoder_path, tmp_path) < 0.7
 
 
-def test_edges_of_ones_own(
+def test_edges_of_the_users_own(
     path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Pruning against a plain loop; its task, killed and failing; runs that prune as they train."""
+"""Pruning against a plain loop; its task, killed or failing; runs that prune as they train."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def test_each_distinct_text_is_encoded_once(
 
 
 def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
-    """A task whose checkpoints are ``folder``, and whose results are taken for shortlists."""
+    """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
@@ -172,7 +172,7 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     assert (task.result(EPOCH) / "copy").read_text() == "some"
     assert read_report(task.result(EPOCH)).keys() == {"copied", "seconds"}
     assert [path.name for path in task.folder.iterdir()] == [f"step_{EPOCH:09d}"]
-    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
+    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed at that moment
     assert _advance(_task(tmp_path, dies_first), EPOCH) == EPOCH
     assert len(list(attempts.iterdir())) == 2
 
@@ -194,7 +194,7 @@ def test_training_goes_on_when_a_task_fails_for_good(
     assert _advance(task, 2 * EPOCH) == 2 * EPOCH
 
 
-def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
+def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     cluster: None, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -231,7 +231,7 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
-def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
+def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
     def sleeps(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)
         return {}
@@ -299,7 +299,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
 
 
 @pytest.mark.slow
-def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
+def test_a_driver_killed_while_it_waits_for_pruning_resumes(
     config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
 ) -> None:
     config = overlay(config, {"name": "driver-killed"})

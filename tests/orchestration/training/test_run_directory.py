@@ -23,7 +23,7 @@ def dataset(dataset_path: Path) -> Dataset:
     return Dataset(dataset_path)
 
 
-def test_a_run_that_was_cut_off_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
+def test_an_interrupted_run_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
     with open_run_directory(config, dataset) as first:
         first.note(mlflow_run_id="abc")
     with open_run_directory(config, dataset) as second:
@@ -145,7 +145,7 @@ def test_a_run_cannot_take_the_folder_of_all_runs(
         overlay(config, {"name": name})
 
 
-def test_a_folder_that_cannot_be_made_is_told(config: RunConfig, dataset: Dataset) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(config: RunConfig, dataset: Dataset) -> None:
     runs = Path(config.output) / "runs"
     runs.mkdir()
     (runs / "mine").write_text("a file")
