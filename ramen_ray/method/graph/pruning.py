@@ -1,4 +1,4 @@
-"""Pruning: keep the edges between texts that the encoder itself finds alike (RAMEN, appendix A)."""
+"""Pruning: keep the edges whose texts the encoder itself finds similar (RAMEN, appendix A)."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ EDGES_PER_BATCH = 16_384
 
 @dataclass(frozen=True)
 class Pruned:
-    """What pruning left of a graph's side.
+    """One side of a graph after pruning.
 
     Attributes:
-        edges: nodes x anchors, the kept edges with the weights that they had.
-        share_kept: kept edges / edges; 1 where there were none.
-        num_left_bare: nodes that had edges and have none now; they bring no term to the loss.
+        edges: nodes x anchors, the kept edges with their weights.
+        share_kept: kept edges / edges; 1 if there were no edges.
+        num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
     """
 
     edges: Csr

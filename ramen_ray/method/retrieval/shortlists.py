@@ -1,6 +1,6 @@
-"""Shortlists: the ads that a model puts nearest to a query though it never led to them.
+"""Shortlists: the ads that a model ranks first for a query although it never led to them.
 
-They are ANCE's hard negatives. Ads that training must not know (novel ads) are on no shortlist.
+They are ANCE's hard negatives. Ads that training must not see (novel ads) are on no shortlist.
 """
 
 from pathlib import Path
@@ -18,10 +18,10 @@ QUERIES_PER_BLOCK = 1 << 14
 def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> None:
-    """Search the ads for every train query, a block at a time, and drop what it has clicked.
+    """Search the ads for every train query, a batch at a time, and drop the query's own ads.
 
     Writes (train queries, size) int32 ads, best first, for ``np.load``: those of the ``size``
-    nearest that are no positives of the query, then -1.
+    nearest that are not positives of the query, then -1.
     """
     queries, clicks, ads = (
         data.queries["train"],
@@ -29,7 +29,7 @@ def write_shortlists(
         data.candidates("validation"),
     )
     index = build_index(model.embed_ads(data.ads, ads, use_bf16), model.device.index)
-    ad_ids = np.append(ads, -1)  # search says -1 for no more ads
+    ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
     shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
@@ -42,5 +42,5 @@ def write_shortlists(
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :func:`write_shortlists` wrote; processes of one node share its pages."""
+    """Memory-map what :func:`write_shortlists` wrote; processes on one machine share its pages."""
     return np.asarray(np.load(file, mmap_mode="r"))

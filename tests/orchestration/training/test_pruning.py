@@ -118,7 +118,7 @@ def test_each_distinct_text_is_encoded_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
+    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]
