@@ -1,4 +1,4 @@
-"""First stage of an edge list: read a piece, check its rows, write its edges aside, sorted.
+"""First stage of an edge list: read a piece, check its rows, write its edges, sorted.
 
 Edges and anchors' names go through files of a staging folder, which tasks write and map. An Arrow
 batch of such a file has the rows of one batch of its piece, so memory holds one batch at a time.
@@ -21,13 +21,13 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
 from ramen_ray.data.graphs.nodes import contains
 from ramen_ray.data.prepared.hashing import hash_strings
-from ramen_ray.data.sources import Piece, RowBatch, as_numbers, as_strings, read_piece
+from ramen_ray.data.sources import Piece, SourceBatch, as_numbers, as_strings, read_piece
 
 ADVICE = "correct these rows, or leave them out with skip_bad_rows"
 EDGES = pa.schema([("node", pa.int64()), ("anchor", pa.uint64()), ("weight", pa.float64())])
 """Staged edges, by ascending node; an anchor is the hash of its name."""
 NAMES = pa.schema([("hash", pa.uint64()), ("text", pa.string())])
-"""Staged anchors, by ascending hash of their names; without texts where these are listed."""
+"""Staged anchors, by ascending hash of their names; no texts if there is a table of anchors."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Notes:
     """What one task found.
 
     Attributes:
-        num_batches: how many batches of rows there were.
-        num_rows: rows staged: edges, or listed anchors.
-        num_names: names staged of the edges' anchors.
-        findings: what is wrong.
-        left_out: how many rows were left out, by reason.
+        num_batches: number of batches read.
+        num_rows: number of rows staged: edges, or listed anchors.
+        num_names: number of names of the edges' anchors staged.
+        findings: what is wrong with the rows.
+        left_out: number of rows left out, by reason.
     """
 
     num_batches: int = 0
@@ -68,8 +68,8 @@ def report_repeated_anchors(
     """Report the anchors of part ``number`` whose id an earlier row has.
 
     Args:
-        piece: what the part was read from.
-        number: of the part.
+        piece: the piece that the part was read from.
+        number: the part's number.
         edge_list: where the edges are.
         folder: staging folder.
         repeated: (staged rows of the part,) which rows these are.
@@ -82,7 +82,7 @@ def report_repeated_anchors(
         marked = np.zeros(len(hashes), dtype=bool)
         marked[np.argsort(hashes, kind="stable")[repeated[start:stop]]] = True
         id_column = edge_list.tables["anchors"][1][0]
-        checks.report(rows, id_column, marked, "the anchor is there twice")
+        checks.report(rows, id_column, marked, "an earlier row has this anchor")
     _write_notes(folder, "repeated", number, checks.notes)
 
 
@@ -112,19 +112,19 @@ LISTED = "listed.npy"
 
 @dataclass
 class _Checks:
-    """Checks batches and gathers what is wrong with them.
+    """Checks batches and collects what is wrong with them.
 
     Attributes:
         edge_list: the tables and their columns.
         listed: the hashes in the table of anchors, ascending; None without one.
-        notes: what was found so far.
+        notes: what it has found so far.
     """
 
     edge_list: EdgeList
     listed: UInt64s | None = None
     notes: Notes = field(default_factory=Notes)
 
-    def anchors(self, batch: RowBatch) -> tuple[RowBatch, UInt64s, pa.StringArray]:
+    def anchors(self, batch: SourceBatch) -> tuple[SourceBatch, UInt64s, pa.StringArray]:
         """Return the rows with an id and a text, the hashes (rows,) of the ids, and the texts."""
         self._begin(batch)
         names = self.edge_list.tables["anchors"][1]
@@ -132,10 +132,10 @@ class _Checks:
         good = ~(no_id | no_text)
         kept = pa.array(good)
         ids, texts = (pc.utf8_trim_whitespace(cells.filter(kept)) for cells in (ids, texts))
-        rows = RowBatch(batch.piece, batch.rows.filter(kept), batch.row_numbers[good])
+        rows = SourceBatch(batch.piece, batch.rows.filter(kept), batch.row_numbers[good])
         return rows, hash_strings(ids), texts
 
-    def edges(self, batch: RowBatch, side: str, naming: Naming) -> tuple[pa.Table, pa.Table]:
+    def edges(self, batch: SourceBatch, side: str, naming: Naming) -> tuple[pa.Table, pa.Table]:
         """Return the edges of a batch, and the names of their anchors."""
         self._begin(batch)
         column = self.edge_list.tables[side][1][0]
@@ -157,8 +157,8 @@ class _Checks:
         names = [hashes, texts.take(pa.array(positions[row]))]
         return pa.table(columns, schema=EDGES), pa.table(names, schema=NAMES)
 
-    def _anchors_of(self, batch: RowBatch) -> tuple[UInt64s, Booleans, pa.Array]:
-        """Return the hashes of the anchors' names (rows,), which name none, and the names."""
+    def _anchors_of(self, batch: SourceBatch) -> tuple[UInt64s, Booleans, pa.Array]:
+        """Return the hashes of the anchors' names (rows,), which rows are bad, and the names."""
         column = self.edge_list.anchor_column
         cells, no_anchor = self._filled(batch, column)
         names = pc.utf8_trim_whitespace(cells)
@@ -170,8 +170,8 @@ class _Checks:
         self.report(batch, column, unknown, "there is no such anchor")
         return hashes, no_anchor | unknown, pa.nulls(len(hashes), pa.string())
 
-    def _weights(self, batch: RowBatch) -> tuple[Float64s, Booleans]:
-        """Return the weights (rows,), and which are none."""
+    def _weights(self, batch: SourceBatch) -> tuple[Float64s, Booleans]:
+        """Return the weights (rows,), and which are bad."""
         column = self.edge_list.weight_column
         if column is None:
             return np.ones(batch.rows.num_rows), np.zeros(batch.rows.num_rows, dtype=bool)
@@ -180,14 +180,14 @@ class _Checks:
         self.report(batch, column, bad, "a weight must be a number above 0")
         return weights, bad
 
-    def _filled(self, batch: RowBatch, column: str) -> tuple[pa.StringArray, Booleans]:
-        """Return the cells (rows,), and which are empty, which they should not be."""
+    def _filled(self, batch: SourceBatch, column: str) -> tuple[pa.StringArray, Booleans]:
+        """Return the cells (rows,), and which are empty; reports the empty ones."""
         cells, empty = batch.cells(column, as_strings)
         self.report(batch, column, empty, "the cell is empty")
         return cells, empty
 
-    def report(self, batch: RowBatch, column: str, bad: Booleans, message: str) -> None:
-        """Note the rows that ``bad`` (rows,) marks: as left out, or as an error."""
+    def report(self, batch: SourceBatch, column: str, bad: Booleans, message: str) -> None:
+        """Note the rows that ``bad`` (rows,) marks, as left out or as an error."""
         if not bad.any():
             return
         if self.edge_list.skip_bad_rows:
@@ -195,8 +195,8 @@ class _Checks:
         else:
             self.notes.findings.append(batch.finding(column, bad, message, ADVICE))
 
-    def _begin(self, batch: RowBatch) -> None:
-        """Note what reading found: lines that cannot be read, damaged encoding."""
+    def _begin(self, batch: SourceBatch) -> None:
+        """Note the findings of reading: unreadable lines and damaged encoding."""
         self.notes.num_batches += 1
         if self.edge_list.skip_bad_rows:
             errors = sum(finding.severity == "error" for finding in batch.findings)
@@ -218,7 +218,7 @@ def staged_batches(folder: Path, kind: str) -> Iterator[pa.RecordBatch]:
 
 
 def read_notes(folder: Path, kind: str) -> Notes:
-    """Add up the notes of all parts of a kind, in their order."""
+    """Sum the notes of all parts of a kind, in their order."""
     total = Notes()
     for file in sorted(folder.glob(f"{kind}-??????.json")):
         content: dict[str, Any] = json.loads(file.read_text())

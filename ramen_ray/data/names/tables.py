@@ -9,7 +9,7 @@ from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.names.matching import NameList, hash_phrases
 from ramen_ray.data.prepared.hashing import hash_strings, mix
-from ramen_ray.data.sources import RowBatch, as_strings, find_pieces, read_piece
+from ramen_ray.data.sources import SourceBatch, as_strings, find_pieces, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import fold
 
@@ -59,7 +59,7 @@ def read_names(source: str) -> NameList:
 class _Rows:
     """The rows of all batches together, and what is wrong with them."""
 
-    batches: list[RowBatch]
+    batches: list[SourceBatch]
     findings: list[Finding]
 
     def cells(self, column: str) -> tuple[pa.StringArray, Booleans]:

@@ -6,11 +6,11 @@ A source is cut into pieces that tasks read apart, batch by batch.
 from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.sources.lines import lines_before
 from ramen_ray.data.sources.pieces import Piece, find_pieces
-from ramen_ray.data.sources.reading import RowBatch, read_cell, read_piece
+from ramen_ray.data.sources.reading import SourceBatch, read_cell, read_piece
 
 __all__ = [
     "Piece",
-    "RowBatch",
+    "SourceBatch",
     "as_numbers",
     "as_seconds",
     "as_strings",

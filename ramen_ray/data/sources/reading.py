@@ -31,7 +31,7 @@ Converted = TypeVar("Converted")
 
 
 @dataclass
-class RowBatch:
+class SourceBatch:
     """A batch of a piece's rows.
 
     Attributes:
@@ -70,7 +70,7 @@ class RowBatch:
         )
 
 
-def read_piece(piece: Piece) -> Iterator[RowBatch]:
+def read_piece(piece: Piece) -> Iterator[SourceBatch]:
     """Read a piece batch by batch.
 
     Raises:
@@ -101,7 +101,7 @@ def read_cell(piece: Piece, column: str, row_number: int) -> object:
     raise ValueError(f"{piece.path} has no row {row_number} in this piece")
 
 
-def _read_parquet(piece: Piece) -> Iterator[RowBatch]:
+def _read_parquet(piece: Piece) -> Iterator[SourceBatch]:
     with piece.filesystem.open_input_file(piece.path) as file:
         parquet = pq.ParquetFile(file)
         first_row = sum(parquet.metadata.row_group(g).num_rows for g in range(piece.start))
@@ -110,11 +110,11 @@ def _read_parquet(piece: Piece) -> Iterator[RowBatch]:
         )
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield RowBatch(piece, rows, first_row + np.arange(len(batch)))
+            yield SourceBatch(piece, rows, first_row + np.arange(len(batch)))
             first_row += len(batch)
 
 
-def _read_csv(piece: Piece) -> Iterator[RowBatch]:
+def _read_csv(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
         names_columns = not piece.start and chunk.first_line == 1
         skipped: list[pa.csv.InvalidRow] = []
@@ -142,7 +142,7 @@ def _read_csv(piece: Piece) -> Iterator[RowBatch]:
         findings = chunk.findings + [_skipped_line(piece, row, chunk.first_line) for row in skipped]
         filled = _filled(rows)
         if filled.any() or findings:
-            yield RowBatch(piece, rows.filter(pa.array(filled)), lines[filled], findings)
+            yield SourceBatch(piece, rows.filter(pa.array(filled)), lines[filled], findings)
 
 
 def _filled(rows: pa.Table) -> Booleans:
@@ -166,14 +166,14 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
     )
 
 
-def _read_json(piece: Piece) -> Iterator[RowBatch]:
+def _read_json(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
             raise _bad_line(piece, line, "is not a JSON object; write one object a line")
         rows = _parse_json(piece, chunk)
         lines = chunk.first_line + np.arange(len(rows))
-        yield RowBatch(piece, rows.select(piece.columns), lines, chunk.findings)
+        yield SourceBatch(piece, rows.select(piece.columns), lines, chunk.findings)
 
 
 def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:

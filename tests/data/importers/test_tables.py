@@ -343,9 +343,9 @@ BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
     "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
     "no weight": (
         "q1,100,few,2026-03-01\n",
-        ["row 62", "'count'", "no positive numbers", ": 'few'"],
+        ["row 62", "'count'", "not positive numbers", ": 'few'"],
     ),
-    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "no positive", "'-1'"]),
+    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "not positive", "'-1'"]),
     "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
     "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
     "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are not times", "'today'"]),

@@ -80,7 +80,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     counts = {line[14:]: int(line[:12].replace(",", "")) for line in said if line[12:14] == "  "}
     assert counts["sessions"] == 81
     assert counts["sessions cut"] == 1
-    assert counts["events cut off"] == 2900
+    assert counts["events dropped"] == 2900
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80

@@ -17,7 +17,7 @@ from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.sources import (
     Piece,
-    RowBatch,
+    SourceBatch,
     as_numbers,
     as_seconds,
     as_strings,
@@ -108,13 +108,13 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
     return {"kept": kept, "left_out": left_out}
 
 
-def _unreadable(batch: RowBatch) -> int:
+def _unreadable(batch: SourceBatch) -> int:
     """Count the lines that could not be split into cells; each is one finding."""
     return sum(finding.severity == "error" for finding in batch.findings)
 
 
 def _click_columns(
-    batch: RowBatch, names: dict[str, str]
+    batch: SourceBatch, names: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Booleans]]:
     """Convert the columns of a batch of clicks; returns them and their bad cells, by role."""
     convert = {"query": as_strings, "ad": as_strings, "weight": as_numbers, "time": as_seconds}
@@ -164,7 +164,9 @@ _BAD_CELLS = {
 }
 
 
-def _bad_cells(batch: RowBatch, names: dict[str, str], bad: dict[str, Booleans]) -> list[Finding]:
+def _bad_cells(
+    batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans]
+) -> list[Finding]:
     """Describe the bad cells of each role; ``names`` are the roles' columns."""
     return [
         batch.finding(
