@@ -25,7 +25,7 @@ def test_names_are_taken_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BAD, "é" * 51])
 def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(BadNameError, match=r"^.* is no valid name: .*$") as refused:
+    with pytest.raises(BadNameError, match=r"^.* is not a valid name: .*$") as refused:
         checked_name(name)
     assert len(str(refused.value)) < 200
 
@@ -50,7 +50,7 @@ def test_a_job_refuses_it_before_it_begins(
     output = tmp_path / "outputs" / "deep"
     code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
     assert code == 2
-    assert re.search(rf"{flag}: .* is no valid name", said)
+    assert re.search(rf"{flag}: .* is not a valid name", said)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
@@ -61,7 +61,7 @@ def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
     assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
     assert dataset_name("mine", Path("/data/my shop (1)")) == "mine"
     for name in BAD:
-        with pytest.raises(DatasetError, match=r"name: .* is no valid name"):
+        with pytest.raises(DatasetError, match=r"name: .* is not a valid name"):
             dataset_name(name, Path("/data/shop"))
         with pytest.raises(DatasetError, match="no valid name"):
             write_dataset(tmp_path / "made", {}, name=name)
@@ -79,5 +79,5 @@ def test_an_import_refuses_a_bad_name(
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
     code, said = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
     assert code == 2
-    assert said.startswith(f"error: name: {name!r} is no valid name")
+    assert said.startswith(f"error: name: {name!r} is not a valid name")
     assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]

@@ -93,6 +93,6 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
                 take_screenshots(f"http://127.0.0.1:{port}", "first-search", pictures)
     assert "python jobs/train.py tiny" in said
     assert "dictionary@champion is version 1: the first of its name" in said
-    assert "is version 1 again, no more version 2" in said
+    assert "is version 1 again, no longer version 2" in said
     assert "2 of them new" in said
     assert '"ads": ["large language model"' in said

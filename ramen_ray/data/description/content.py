@@ -119,7 +119,7 @@ class Description:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """Shares of nodes without clicks or edges and of test clicks on rare ads, by metric name."""
+        """Shares of nodes without clicks or edges, of test clicks on rare ads, by metric name."""
         train, test = self.clicks["train"].per_ad, self.clicks["test"].per_ad
         zero, one = "ads without a train click", "ads with exactly one train click"
         found = {

@@ -19,9 +19,9 @@ ADVICE = "correct these rows"
 
 
 def read_names(source: str) -> NameList:
-    """Read a list of names: columns ``kind``, ``name`` and, if it is there, ``same_as``.
+    """Read a list of names: columns ``kind``, ``name`` and optionally ``same_as``.
 
-    ``same_as`` holds another name of the same entity, of that kind: ``place,nyc,new york``.
+    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``.
 
     Args:
         source: CSV, TSV or parquet.
@@ -49,7 +49,9 @@ def read_names(source: str) -> NameList:
     rows.report("name", phrases == 0, "a name needs a letter or a digit")
     rows.report(ALIAS_COLUMN, ~is_known, "this is not a name of the kind, or has a same_as itself")
     rows.report(
-        "name", is_known & _have_several(own, entities), "the name is there with another same_as"
+        "name",
+        is_known & _have_several(own, entities),
+        "another row has this name with another same_as",
     )
     raise_errors(f"the list of names {source}", rows.findings)
     return NameList.from_names(kinds, names, entities)
@@ -57,7 +59,7 @@ def read_names(source: str) -> NameList:
 
 @dataclass
 class _Rows:
-    """The rows of all batches together, and what is wrong with them."""
+    """All rows of the source, and what is wrong with them."""
 
     batches: list[SourceBatch]
     findings: list[Finding]

@@ -1,6 +1,6 @@
 """A user's own tables: CSV, TSV, JSON lines or parquet; files, folders or globs; any file system.
 
-A source is cut into pieces that tasks read apart, batch by batch.
+A source is cut into pieces, which tasks read independently, batch by batch.
 """
 
 from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings

@@ -35,9 +35,9 @@ class SourceBatch:
     """A batch of a piece's rows.
 
     Attributes:
-        rows: the requested columns; text files' cells are strings (CSV, TSV) or JSON's types.
-        row_numbers: (rows,) int64: in parquet within the file, from 0; in text files the line,
-            counted from 1 at the start of the piece.
+        rows: the requested columns; cells are strings in CSV and TSV, and of JSON's types in JSON.
+        row_numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line
+            of the piece, from 1.
         findings: lines that could not be read, and damaged encoding.
     """
 
@@ -50,7 +50,7 @@ class SourceBatch:
         """Convert a column by :func:`as_strings`, :func:`as_numbers` or :func:`as_seconds`.
 
         Raises:
-            DatasetError: the column is of a kind that has no such cells.
+            DatasetError: cells of the column's type cannot be converted.
         """
         try:
             return convert(self.rows[column])
@@ -93,7 +93,7 @@ def read_piece(piece: Piece) -> Iterator[SourceBatch]:
 
 
 def read_cell(piece: Piece, column: str, row_number: int) -> object:
-    """Read a piece again for one cell, to show it; ``row_number`` is that of its batch."""
+    """Read a piece again to show one cell; ``row_number`` is as in its batch."""
     for batch in read_piece(piece):
         found = np.flatnonzero(batch.row_numbers == row_number)
         if len(found):
@@ -146,7 +146,7 @@ def _read_csv(piece: Piece) -> Iterator[SourceBatch]:
 
 
 def _filled(rows: pa.Table) -> Booleans:
-    """Mark the rows that are no blank lines."""
+    """Mark the rows that are not blank lines."""
     cells = [pc.not_equal(column, "").to_numpy() for column in rows.columns]
     return np.any(cells, axis=0)
 
@@ -170,14 +170,14 @@ def _read_json(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
-            raise _bad_line(piece, line, "is not a JSON object; write one object a line")
+            raise _bad_line(piece, line, "is not a JSON object; write one object per line")
         rows = _parse_json(piece, chunk)
         lines = chunk.first_line + np.arange(len(rows))
         yield SourceBatch(piece, rows.select(piece.columns), lines, chunk.findings)
 
 
 def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
-    """Take each column as the first lines of ``chunk`` have it, or else as most of its lines do."""
+    """Parse with the column types of the first lines of ``chunk``, else with those of all lines."""
     whole = pa.json.ReadOptions(use_threads=False, block_size=len(chunk.data) + 1)
     start = chunk.data[: chunk.data.find(b"\n", BYTES_PER_JSON_SAMPLE) + 1] or chunk.data
     for sample in (start, chunk.data):
@@ -193,7 +193,7 @@ def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
 
 
 def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
-    """Take numbers as numbers and all else as text."""
+    """Read numbers as numbers and everything else as text."""
     missing = [name for name in piece.columns if name not in found.names]
     if missing:
         raise DatasetError(
@@ -207,7 +207,7 @@ def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
 
 
 def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
-    """Find the first line that is no JSON, or has a cell of another kind than the lines before."""
+    """Find the first line that is not JSON, or has a cell of another kind than earlier lines."""
     kinds: dict[str, str] = {}
     for line, content in enumerate(chunk.data.split(b"\n"), start=chunk.first_line):
         try:

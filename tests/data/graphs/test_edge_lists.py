@@ -209,7 +209,8 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
         )
     assert str(raised.value).splitlines()[1:] == [
         f"  - {anchors}, row 4, column 'text': the cell is empty: ''; {CORRECT}",
-        f"  - {anchors}, row 3, column 'anchor_id': an earlier row has this anchor: 'felt'; {CORRECT}",
+        f"  - {anchors}, row 3, column 'anchor_id': an earlier row has this anchor: 'felt'; "
+        f"{CORRECT}",
         f"  - {query_edges}, row 8: 4 cells instead of 3: 'blue hat,felt,1,2'; "
         "quote cells that hold the delimiter",
         f"  - {query_edges}, row 4, column 'query': the cell is empty: ''; {CORRECT}",

@@ -204,7 +204,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
-    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is no valid name"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is not a valid name"),
     "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give query_edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},

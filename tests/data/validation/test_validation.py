@@ -213,7 +213,7 @@ UNOPENED: dict[str, tuple[Change, list[str]]] = {
     "no name": (_json(name=None), ["dataset.json", "'name'"]),
     "name of another place": (
         _json(name="../../evil"),
-        ["dataset.json: 'name': '../../evil' is no valid name"],
+        ["dataset.json: 'name': '../../evil' is not a valid name"],
     ),
 }
 CASES: dict[str, tuple[Change, list[str]]] = {
@@ -276,8 +276,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my links.parquet: anchor set: 'my links' is "
-                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
-                "digit or '_', and has at most 100 bytes"
+                "not a valid name: use letters, digits, '_' and '-', begin with a letter, a "
+                "digit or '_', and use at most 100 bytes"
             )
         ],
     ),
@@ -286,8 +286,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my/links.parquet: anchor set: 'my/links' is "
-                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
-                "digit or '_', and has at most 100 bytes"
+                "not a valid name: use letters, digits, '_' and '-', begin with a letter, a "
+                "digit or '_', and use at most 100 bytes"
             ),
             (
                 "error: anchors/my/links.parquet: anchor set 'my/links' has no edges (no "

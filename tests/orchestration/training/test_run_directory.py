@@ -141,7 +141,7 @@ def test_a_run_cannot_take_the_folder_of_all_runs(
     with pytest.raises(KeyboardInterrupt), open_run_directory(unchecked, dataset):
         raise KeyboardInterrupt
     assert (earlier.path / "checkpoint_000000001").is_dir()
-    with pytest.raises(ConfigError, match=r"name: .* is no valid name"):
+    with pytest.raises(ConfigError, match=r"name: .* is not a valid name"):
         overlay(config, {"name": name})
 
 
