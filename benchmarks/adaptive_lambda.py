@@ -1,4 +1,4 @@
-"""What fixed and adaptive λ gain or lose on graphs that help, that hurt, and that are half noise.
+"""Gains and losses of fixed and adaptive λ on graphs that help, that hurt, and that are half noise.
 
 Three scenes: `foldoc` (the bag and the λ of the preset foldoc-ramen), `foldoc_noise` (half of its
 edges lead to the anchors of other edges, drawn at random) and `debian` (a naive graph: `depends`
@@ -74,7 +74,7 @@ def _sides(preset: RunConfig) -> dict[str, RunConfig]:
 
 
 def _with_noise(data: Prepared, folder: Path) -> Path:
-    """Write the data's graphs with a share of edges led elsewhere, by another edge's anchor."""
+    """Write the data's graphs with a share of edges moved to the anchor of a random other edge."""
     draw = np.random.default_rng(0)
     for name in data.anchor_sets:
         for side in ("query", "ad"):

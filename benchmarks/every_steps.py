@@ -1,4 +1,4 @@
-"""What drawing anchors in every 2nd, 4th or 8th step only saves, and whether it costs anything.
+"""What it saves, and costs, to draw anchors only in every 2nd, 4th or 8th step.
 
 Each preset trains without a graph (`base`) and with `regularization.every_steps` 1, 2, 4 and 8, in
 batch, without walk and pruning, in this process, without Ray, with the same seeds. P@1 and R@10 of
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure(name: str, seeds: int) -> dict[str, Any]:
-    """Train all sides of a preset in turns; returns what the test split and the clock say."""
+    """Train all sides of a preset in turns; returns test metrics and times."""
     preset = PRESETS[name]()
     data = prepared(preset.dataset, preset.encoder)
     outcomes: dict[str, list[dict[str, Outcome]]] = {}

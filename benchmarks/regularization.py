@@ -1,4 +1,4 @@
-"""What the anchor sets bring on foldoc: choices of them against the base (λ = 0).
+"""What the anchor sets gain on foldoc: several choices of sets against the base (λ = 0).
 
 The sides are the preset (links and categories), similar texts alone, and all three. They train in
 this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with

@@ -45,7 +45,7 @@ class NameList:
     def from_names(
         cls, kinds: pa.StringArray, names: pa.StringArray, entities: UInt64s
     ) -> "NameList":
-        """Build from kinds and names (names,); names with equal ``entities`` (names,) are of one."""
+        """Build from kinds and names (names,); ``entities`` (names,) number what they name."""
         encoded = kinds.dictionary_encode()
         _, first, entity_of = np.unique(entities, return_index=True, return_inverse=True)
         phrases, prefixes = hash_phrases(names)

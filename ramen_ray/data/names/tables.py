@@ -51,7 +51,7 @@ def read_names(source: str) -> NameList:
     rows.report(
         "name",
         is_known & _have_several(own, entities),
-        "another row has this name with another same_as",
+        "the same name has another same_as",
     )
     raise_errors(f"the list of names {source}", rows.findings)
     return NameList.from_names(kinds, names, entities)

@@ -149,7 +149,7 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(
     assert errors[1] == errors[4] == "the query is empty"
     assert errors[2] == "the query is missing"
     assert errors[3] == "the query is int, not a text"
-    assert errors[5] == "the query has 10001 characters; at most 10000 are taken"
+    assert errors[5] == "the query has 10001 characters; at most 10000 are allowed"
     assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
     expected = model.predict([queries[1]])["ad_ids"][0]
     assert answers["ad_ids"][7] == expected
