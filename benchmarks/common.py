@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks: rounds, prepared data, fresh processes and the JSON line at the end."""
+"""Helpers of the benchmarks: rounds, prepared data, fresh processes, the JSON line at the end."""
 
 import json
 import multiprocessing

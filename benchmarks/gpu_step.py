@@ -1,8 +1,8 @@
 """The training step on a GPU: tokens/s, share of the bf16 matmul rate, memory. Needs no Ray.
 
-A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two anchor
-sets, bf16 autocast. The step's useful operations (6 per token and encoder weight, plus attention)
-per second are compared with a large bf16 matrix product, measured in turns with it: `ratio`.
+A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two
+anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
+weight, plus attention) per second with those of a large bf16 matrix product, measured in turns.
 
     python -m benchmarks.gpu_step [--rounds 3] [--steps 20]
 """

@@ -3,7 +3,7 @@
 The queries are debian's, repeated with a number after each, in a parquet file of ten row groups;
 the retriever is one of debian's ads (flat, torch). In turns, `here` calls the loaded model in a
 process, and `job` answers with Ray Data's actors, from parquet to parquet, including the start of
-Ray and the loading of the model; `once_started` counts from the first written partition to the last.
+Ray and of the model; `once_started` counts from the first written partition to the last.
 All on two threads. `ratio` is the job's queries per second over those of the process.
 
     python -m benchmarks.predict [--queries 50000] [--layers 6] [--rounds 2]
