@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import NUM_THREADS, finish, prepared
-from benchmarks.regularization import SPLITS, Outcome, figures_of, shown, train
+from benchmarks.regularization import SPLITS, SplitMetrics, figures_of, shown, train
 from ramen_ray.config import RegularizationConfig, RunConfig
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -44,17 +44,18 @@ def main() -> None:
 def _measure(scene: str, seeds: int) -> dict[str, Any]:
     preset = debian() if scene == "debian" else foldoc_ramen()
     data = prepared(preset.dataset, preset.encoder)
-    outcomes: dict[str, list[dict[str, Outcome]]] = {}
+    all_metrics: dict[str, list[dict[str, SplitMetrics]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         edges = _with_noise(data, Path(folder)) if scene == "foldoc_noise" else None
         for seed in range(seeds):
             for side, config in _sides(preset).items():
-                outcome, seconds = train(config, data, seed, edges)
-                outcomes.setdefault(side, []).append(outcome)
-                told = {split: shown(outcome[split]) for split in SPLITS}
-                print(f"{scene} seed {seed} {side} ({seconds:.0f} s): {told}", flush=True)
+                metrics, seconds = train(config, data, seed, edges)
+                all_metrics.setdefault(side, []).append(metrics)
+                printed = {split: shown(metrics[split]) for split in SPLITS}
+                print(f"{scene} seed {seed} {side} ({seconds:.0f} s): {printed}", flush=True)
     return {
-        split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
+        split: {side: figures_of(all_metrics, side, split) for side in all_metrics}
+        for split in SPLITS
     }
 
 

@@ -101,8 +101,8 @@ def compare(
         here, plain = found[f"{base} {name}"], found[f"{base} base"]
         ratio = here["seconds_per_step"] / plain["seconds_per_step"]
         token_ratio = here["tokens_per_step"] / plain["tokens_per_step"]
-        told = here if name == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
-        figures[base] |= {f"{name}_{what}": value for what, value in told.items()}
+        row = here if name == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
+        figures[base] |= {f"{name}_{what}": value for what, value in row.items()}
     return figures
 
 

@@ -2,7 +2,7 @@
 
 Clicks (0.1M, 1M, 10M rows of query id, ad id and count) over a fifth as many queries and a tenth as
 many ads, all generated as parquet, are imported with Ray on this machine's cores, each size in a
-process of its own. Memory is sampled meanwhile: of the driver, of its Ray processes (without what
+process of its own. Memory is sampled: of the driver, of its Ray processes (without what
 they share), and of /dev/shm, where Ray's object store lies.
 With ``--edges`` as many edges of a fifth as many queries are added to a dataset directory instead,
 weighted, with half as many anchors, named by their texts.

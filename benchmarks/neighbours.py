@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train(data: Prepared, side: str, seed: int, share: float = 1.0) -> DualEncoder:
-    """Train on the first ``share`` of the train queries, which lie in shuffled order."""
+    """Train on the first ``share`` of the train queries, which are in shuffled order."""
     lambda_x, lambda_z = SIDES[side]
     changes = {
         "base.kind": "in_batch",

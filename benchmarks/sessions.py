@@ -4,7 +4,7 @@ Logs of 0.1M and 1M events (CSV; sessions of about 6 events around one topic, qu
 Zipf's law, a third of them unknown to the dataset, clicks on half of the events, and one session
 that holds a hundredth of all events) are made into the anchor sets of a dataset with a tenth as
 many train queries and a twentieth as many ads, each size in a process of its own, on a Ray that
-runs already. Memory is sampled meanwhile: of the driver, of its Ray processes (without what they
+is running already. Memory is sampled: of the driver, of its Ray processes (without what they
 share), and of /dev/shm, where Ray's object store lies.
 `ratio` is the seconds per row at the largest size over those at the size before it.
 
