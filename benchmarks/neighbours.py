@@ -1,7 +1,8 @@
-"""Why the graph moves R@10 and not P@1 on foldoc, and what it brings where clicks are few.
+"""Why the graph changes R@10 and not P@1 on foldoc, and what it gains when clicks are few.
 
-An entry's links are cut into clicks and edges, so a query's other links are no answers. They are
-known for test queries that are ads too: the anchors of that ad. By side, with the bag and the λ on
+An entry's links are split into clicks and edges, so a query's other links count as wrong answers.
+They are known for test queries that are also ads: the anchors of that ad.
+By side, with the bag and the λ on
 `links` named: P@1, the share of queries whose first prediction is such a link, and P@1 and R@10
 when links are dropped from the predictions. Then R@10 over the base's with a share of the train
 queries. In batch, in this process, without Ray, walk and pruning, with seeds 0, 1, 2; intervals are
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def train(data: Prepared, side: str, seed: int, share: float = 1.0) -> DualEncoder:
-    """Train on the first ``share`` of the train queries, which lie in shuffled order."""
+    """Train on the first ``share`` of the train queries, which are in shuffled order."""
     lambda_x, lambda_z = SIDES[side]
     changes = {
         "base.kind": "in_batch",

@@ -1,4 +1,4 @@
-r"""Bring data into a dataset directory.
+r"""Import data into a dataset directory.
 
 Examples:
     python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
@@ -50,11 +50,11 @@ class Import(Section):
 
 
 class Tables(Import):
-    """Import your own tables: clicks, and where you have them queries and ads."""
+    """Import your own tables: clicks and, if you have them, queries and ads."""
 
     tables: Annotated[UserTables, tyro.conf.arg(name="")]
     name: str | None = None
-    """Name of the dataset; default the folder's name."""
+    """Name of the dataset; by default that of the folder."""
 
     def run(self) -> Dataset:
         """Import the tables with Ray Data."""
@@ -62,7 +62,7 @@ class Tables(Import):
 
 
 class Xc(Import):
-    """Import a folder of the XC repository, in any of its layouts, with the graphs beside it."""
+    """Import a folder of the XC repository, in any of its layouts, with its graphs."""
 
     source: Path
     """Folder with the data set's files."""
@@ -73,7 +73,7 @@ class Xc(Import):
     validation_fraction: float = 0.1
     """Share of the train queries to hold out, in (0, 1)."""
     seed: int = 0
-    """Seed of that choice."""
+    """Seed of the choice of held-out queries."""
 
     def run(self) -> Dataset:
         """Import the folder."""
@@ -83,7 +83,7 @@ class Xc(Import):
 
 
 class Novel(Import):
-    """Make some ads of a dataset novel: not clicked in training, asked for in the test."""
+    """Make some ads of a dataset novel: they have no clicks in training, only in the test."""
 
     dataset: Path
     """Dataset directory to split."""
@@ -92,7 +92,7 @@ class Novel(Import):
     one_shot: bool = False
     """Leave each novel ad one of its train clicks, drawn uniformly, if it has any."""
     seed: int = 0
-    """Another seed draws other ads."""
+    """Seed of the draws."""
 
     def run(self) -> Dataset:
         """Split the dataset."""
@@ -128,8 +128,8 @@ class Debian(Import):
     """Rebuild the built-in package archive from Packages and vocabulary."""
 
     source: Path
-    """Folder with an index Packages (plain, .xz or .gz), the file vocabulary of Debian's debtags
-    and, to record suite and date, InRelease."""
+    """Folder with a package index (Packages, plain, .xz or .gz), the file vocabulary of Debian's
+    debtags and, to record suite and date, InRelease."""
 
     def run(self) -> Dataset:
         """Rebuild it."""

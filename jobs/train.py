@@ -10,7 +10,7 @@ Examples:
     python jobs/train.py debian --print-config            every setting, and no training
     ray job submit --working-dir . -- python jobs/train.py foldoc --output $PWD/outputs
 
-Run the same command again to resume a run that was interrupted.
+Run the same command again to resume an interrupted run.
 """
 
 import logging
@@ -29,14 +29,14 @@ SLOW_IMPORTS = ("torch", "transformers")
 
 
 class Output(Section):
-    """What the job shows."""
+    """What the job prints."""
 
     print_config: bool = False
-    """Print the whole configuration as JSON, and do nothing else."""
+    """Print the whole configuration as JSON and exit."""
 
 
 def main() -> None:
-    """Parse, train, and say what was learned and where to see it."""
+    """Parse, train, and print the results and where to find them."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
     shown, config = parse_with_run_config(Output(), __doc__ or "")

@@ -1,4 +1,4 @@
-"""Settings that are worth a name; each is a function that returns a whole configuration."""
+"""Presets: functions that each return a whole configuration."""
 
 from collections.abc import Callable
 
@@ -89,7 +89,7 @@ def debian_ramen() -> RunConfig:
 
 
 def tiny() -> RunConfig:
-    """A run of a minute on the dictionary, for tests and for looking around."""
+    """A run of a minute on the dictionary, for tests and a first look."""
     weights = {"links": 0.1, "categories": 0.1}
     return RunConfig(
         dataset="datasets/foldoc",
@@ -140,8 +140,8 @@ def ramen_ngame() -> RunConfig:
     """The public benchmark with batches of similar queries: RAMEN (NGAME).
 
     Table 10: clusters are made every 5 epochs and doubled after every 25. It gives neither first
-    nor last size; from 2 at epoch 10 up to 512 at epoch 200 is where OAK's code begins and NGAME's
-    ends, and keeps clusters smaller than batches.
+    nor last size; they grow here from 2 at epoch 10, as in OAK's code, to 512 at epoch 200, as in
+    NGAME's, so that clusters stay smaller than batches.
     """
     changes = {
         "base.kind": "ngame",

@@ -174,7 +174,7 @@ def test_a_written_file_reads_back_the_same(preset: str, tmp_path: Path):
         ("[]", ["dictionary"]),
         (json.dumps({"optimizer": {"lrr": 1}}), ["optimizer.lrr"]),
         (json.dumps({"training": {"epochs": "many"}}), ["training.epochs"]),
-        (json.dumps({"name": ".."}), ["config.json: name: '..' is no valid name"]),
+        (json.dumps({"name": ".."}), ["config.json: name: '..' is not a valid name"]),
     ],
 )
 def test_a_bad_file_is_refused(content: str | None, fragments: list[str], tmp_path: Path):

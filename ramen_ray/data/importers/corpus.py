@@ -35,7 +35,7 @@ def hash_fraction(*strings: str) -> float:
 
 
 def split_by_hash(name: str, test_fraction: float = 0.2, validation_fraction: float = 0.1) -> str:
-    """Assign a name to a split; ``validation_fraction`` is of what the test split leaves."""
+    """Assign a name to a split; ``validation_fraction`` is a share of what is not test."""
     if hash_fraction("test", name) < test_fraction:
         return "test"
     return "validation" if hash_fraction("validation", name) < validation_fraction else "train"
@@ -44,8 +44,8 @@ def split_by_hash(name: str, test_fraction: float = 0.2, validation_fraction: fl
 def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
     """Number queries, ads and anchors densely and build all tables.
 
-    Queries without ads and anchors without edges are left out. An edge is dropped on either side
-    when it joins the two texts of a held-out click, in whichever direction.
+    Queries without ads and anchors without edges are left out. An edge of either side
+    is dropped if it joins the two texts of a held-out click, in either direction.
     """
     clicks = {query: sorted(set(ads)) for query, ads in sorted(corpus.clicks.items())}
     clicks = {query: ads for query, ads in clicks.items() if ads}

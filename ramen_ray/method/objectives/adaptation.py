@@ -1,22 +1,22 @@
-"""Regulariser weights that are moved online, by how far each regulariser agrees with the task.
+"""Regulariser weights that are adapted during training, by how well each one serves the task.
 
 RAMEN says that reliance on the graph is adjusted during training by the confidence in its links
 (section 1.1), and gives each "bandit" a learning rate of 0.01 (appendix A); it says no more. Our
 reading:
 
 - One weight per (side, anchor set), because a graph can be right for queries and wrong for ads.
-- The task ranks a query's own ad above its rival, the nearest ad of the step that the query never
-  led to; and, seen from the ad, its own query above the nearest query that never led to it. A
-  regulariser draws a query (or ad) to its anchor. Its *gain* on a row is by how much that widens
-  the lead: (own - rival) · (anchor - mean anchor of the step), where the second loses what runs
-  along the query (or ad), which no update can follow. Shuffled anchors would be the mean anchor on
-  average, so that a random graph gains nothing, whatever all texts have in common.
-- The nearest rival, and not all that the loss counts, since to be drawn towards the own topic is
-  good against most ads and can be bad against those that the ranking is lost to.
+- The task ranks a query's own ad above its rival: the nearest ad of the step that the query never
+  led to. Seen from the ad, it ranks the ad's own query above the nearest query that never led to
+  it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much this
+  pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor is
+  projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
+  are the mean anchor on average, so a random graph gains nothing, whatever all texts share.
+- Only the nearest rival counts, not every negative of the loss: a pull towards the query's own
+  topic helps against most ads, but it can hurt against the few that outrank the right one.
 - Each row is one pull of its bandits: a step adds 0.01 times the sum of its rows' gains to the
-  logarithm of a weight. So the pace is the evidence's, and not the number of steps.
-- The weight that a run starts from is also the bound: it is the reliance that was asked for, which
-  evidence takes away and gives back. A hundredth of it is always left, so that it can come back.
+  logarithm of a weight. So the pace depends on the evidence and not on the number of steps.
+- The weight that a run starts from is also the upper bound: it is the reliance that the user chose.
+  Evidence lowers it and raises it again. It never falls below a hundredth, so it can recover.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
 regularisers.
@@ -40,7 +40,8 @@ class AdaptiveWeights:
     """The weights of a run's terms, the same on every worker.
 
     Attributes:
-        weights: (terms,) float32, in the objective's order; terms without a regulariser stay.
+        weights: (terms,) float32, in the objective's order; those of terms without a regulariser
+            never move.
     """
 
     def __init__(self, objective: Objective, step_size: float, device: torch.device) -> None:
@@ -75,22 +76,22 @@ class AdaptiveWeights:
         return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
     def load_state_dict(self, content: dict[str, float]) -> None:
-        """Put back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         weights = [content[name] for name in self.objective.names]
         self.weights = torch.tensor(weights, device=self.bounds.device)
 
 
 def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: Tensor) -> Tensor:
-    """Return the directions in which rows move to put their own candidate before its rival.
+    """Return the direction in which each row moves to rank its own candidate above the rival.
 
     Args:
         rows_bD: (b, D) embeddings of queries, or ads.
-        own_bD: (b, D) those of the ads, or queries, that they are paired with.
-        candidates_LD: (L, D) those that they are ranked among.
-        positive_bL: (b, L) bool, the candidates that are no rivals of a row.
+        own_bD: (b, D) embeddings of the ads, or queries, that they are paired with.
+        candidates_LD: (L, D) embeddings of all candidates that are ranked.
+        positive_bL: (b, L) bool, the candidates that are not rivals of a row.
 
     Returns:
-        (b, D) own embedding - that of the nearest rival; zero where a row has no rival.
+        (b, D) own embedding minus that of the nearest rival; zero where a row has no rival.
     """
     scores_bL = (rows_bD @ candidates_LD.T).masked_fill(positive_bL, -torch.inf)
     nearest_b, rivals_b = scores_bL.max(dim=1)
@@ -98,16 +99,16 @@ def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: T
 
 
 def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
-    """Sum up the gains of rows (b, D) that are drawn along pulls (b, D); a scalar."""
+    """Sum the gains of rows (b, D) that are pulled along pulls (b, D); a scalar."""
     along_b1 = (pulls_bD * rows_bD).sum(dim=1, keepdim=True)
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
 
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
-    """Return the gain, a scalar, of each regulariser that drew anchors on this worker's rows.
+    """Return each drawn regulariser's gain, a scalar, on this worker's rows.
 
-    The rows are the batch's queries, or the ads that these drew; a regulariser draws a row to the
-    mean of its anchors in the batch, whichever node these were drawn for.
+    The rows are the batch's queries, or the ads drawn for them, which need not be the regulariser's
+    nodes: each row is pulled to the mean of those of its anchors that the batch has.
     """
     queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
     rows_of = {QUERIES: queries, ADS: ads}
@@ -122,7 +123,7 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
 
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
-    """Return where a regulariser draws rows (b,): their anchors less the mean anchor, (b, D)."""
+    """Return the pulls (b, D) on rows (b,): the mean of a row's anchors less the mean anchor."""
     batch, table = encoded.batch, node_table(regularizer)
     pool = encoded.anchor_pool(regularizer.anchor_set)
     anchors_LD = encoded.vectors(pool.table, pool.ids)
@@ -139,7 +140,7 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Ten
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return by how far queries (b,) have their own ads (b,) before their rivals, (b, D)."""
+    """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
     pool = encoded.ad_pool()
     return leads(
         encoded.vectors(QUERIES, queries),
@@ -150,7 +151,7 @@ def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
 
 
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return the same seen from the ads: before other queries of the batch, (b, D)."""
+    """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
     pool, others = Pool(ADS, np.unique(ads)), encoded.batch.queries
     clicked_Bb = encoded.positive_ads(pool, others)[:, encoded.places(pool, ads)]
     return leads(

@@ -1,4 +1,4 @@
-"""Losses: how far rows are from having their positives before everything else in a pool.
+"""Losses: how far rows are from ranking their positives above everything else in a pool.
 
 Each is called as ``loss(similarity_BL, positives_BP, is_positive_BL)`` and returns (B,) floats, so
 that one can stand in for another.
@@ -23,11 +23,11 @@ class TripletLoss:
     """Hinge of each row's positive against its hardest in-batch negatives.
 
     RAMEN section 3.1: [s(row, negative) - s(row, positive) + margin]_+, over the
-    ``num_negatives`` most similar candidates that are no known positive of the row.
+    ``num_negatives`` most similar candidates that are not known positives of the row.
 
     Attributes:
         margin: the hinge's margin γ.
-        num_negatives: K; rows with fewer negatives use what there is.
+        num_negatives: K; rows with fewer negatives use all they have.
         softmax_weighting: weight a row's violations by softmax(similarity / 0.1), as NGAME does.
     """
 

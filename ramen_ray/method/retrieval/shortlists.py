@@ -1,7 +1,7 @@
-"""Shortlists: the ads that a model puts nearest to a query though it never led to them.
+"""Shortlists: the ads that a model ranks first for a query although it never led to them.
 
-They are ANCE's hard negatives. An ad with the query's own text is on no shortlist: no training
-pushes it away, for both have one embedding. Nor are ads that training must not know (novel ads).
+They are ANCE's hard negatives. Left out are ads with the query's own text, which training cannot
+push away because both have the same embedding, and ads that training must not see (novel ads).
 """
 
 from pathlib import Path
@@ -20,10 +20,10 @@ QUERIES_PER_BLOCK = 1 << 14
 def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> None:
-    """Search the ads for every train query, a block at a time; drop its clicks and its own text.
+    """Search the ads for every train query, a batch at a time; drop its ads and its own text.
 
-    Writes (train queries, size) int32 ads, best first, for ``np.load``: those of the ``size``
-    nearest that are left, then -1.
+    Writes (train queries, size) int32 ads, best first, for ``np.load``: what is left of the
+    ``size`` nearest, then -1.
     """
     queries, clicks, ads = (
         data.queries["train"],
@@ -32,7 +32,7 @@ def write_shortlists(
     )
     index = build_index(model.embed_ads(data.ads, ads, use_bf16), model.device.index)
     same_text = HashIndex.from_hashes(data.ads.hashes)
-    ad_ids = np.append(ads, -1)  # search says -1 for no more ads
+    ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
     shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
@@ -46,5 +46,5 @@ def write_shortlists(
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :func:`write_shortlists` wrote; processes of one node share its pages."""
+    """Memory-map what :func:`write_shortlists` wrote; processes on one machine share its pages."""
     return np.asarray(np.load(file, mmap_mode="r"))

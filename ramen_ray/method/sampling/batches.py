@@ -1,7 +1,7 @@
 """The batches of a run: what each step draws, by name.
 
-Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives a query, n
-nodes of a regulariser.
+Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per
+query, n nodes of a regulariser.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,7 +42,7 @@ class NodeAnchors(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step draws; ids are int64, and -1 stands for nothing drawn.
+    """What a step draws; ids are int64, and -1 means that nothing was drawn.
 
     Attributes:
         queries: (b,) rows of train queries.
@@ -84,12 +84,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sources:
-    """What batches are drawn from at present; a run replaces it as it goes.
+    """What batches are drawn from at present; replaced as the run goes on.
 
     Attributes:
-        graphs: one per regulariser.
-        clusters: of queries that come in the same batch; None stands for random order.
-        shortlists: (train queries, size) ads to draw hard negatives from; None draws none.
+        graphs: one graph per regulariser.
+        clusters: queries of a cluster come in the same batches; None for random order.
+        shortlists: (train queries, size) ads to draw hard negatives from; None to draw none.
     """
 
     graphs: Graphs
@@ -104,13 +104,13 @@ class Sampler:
     Attributes:
         data: what the run trains on.
         batch_size: B, queries of a global batch.
-        seed: of all draws.
-        clicks: what a query's ad is drawn from, by its weights; None takes ``data.clicks``.
-        num_hard_negatives: H, whether there are shortlists yet or not.
-        nodes: ``all`` draws B nodes of their own for each R_z, and for each R_x if some queries
-            have no clicks, uniformly among those with edges. The paper's sums run over all ads
-            (section 3.1). ``clicked`` takes the batch's queries and ads, as its training does
-            (section 3.2), so that ads without clicks are never drawn.
+        seed: seeds all draws.
+        clicks: the graph that a query's ad is drawn from, by its weights; None for ``data.clicks``.
+        num_hard_negatives: H; it stays the same before there are shortlists.
+        nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
+            uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
+            ``clicked`` takes the batch's queries and ads, as the paper's training does (section
+            3.2); ads without clicks are then never drawn.
     """
 
     data: TrainingData
@@ -124,7 +124,7 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps in an epoch."""
         return num_steps(self.data.num_clicked, self.batch_size)
 
     @property
@@ -161,22 +161,22 @@ class Sampler:
         return Batch(rows, ads[:, None], hard_negatives, anchors)
 
     def _draws_nodes(self, regularizer: Regularizer) -> bool:
-        """Say whether a regulariser draws nodes of its own, and not the batch's.
+        """Whether a regulariser draws its own nodes instead of taking the batch's.
 
-        Where all queries have clicks, the batches pass through all of them anyway.
+        If all queries have clicks, an epoch passes through all of them anyway.
         """
         if self.nodes == "clicked":
             return False
         return regularizer.side == "ad" or self.data.num_clicked < len(self.data.query_ids)
 
     def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Int64s:
-        """Return the nodes that have edges, kept as long as the graph is the same."""
+        """Return the nodes that have edges; kept until the graph changes."""
         if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
             self._linked[regularizer] = edges, edges.linked_rows()
         return self._linked[regularizer][1]
 
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:
-        """Return the query rows (steps, b) of an epoch, kept for its other steps."""
+        """Return the query rows (steps, b) of an epoch; kept until the epoch or clusters change."""
         if self._order is None or self._order[0] != epoch or self._order[1] is not clusters:
             if clusters is None:
                 num_queries = self.data.num_clicked

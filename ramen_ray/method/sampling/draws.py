@@ -1,4 +1,4 @@
-"""What is drawn for queries and nodes: pure functions of (seed, epoch, query)."""
+"""Random draws for queries and nodes: pure functions of (seed, epoch, query)."""
 
 from enum import IntEnum
 from typing import Any
@@ -12,7 +12,7 @@ from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 
 
 class Stream(IntEnum):
-    """Keeps the random numbers of different draws apart; the values are part of every run."""
+    """Keeps the random numbers of different draws apart; other values would change all runs."""
 
     ORDER = 0
     AD = 1
@@ -26,7 +26,7 @@ class Stream(IntEnum):
 def draw_ads(
     clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int]
 ) -> Int64s:
-    """Draw an ad of each query, by the weights of ``clicks`` if it has any.
+    """Draw one ad for each query, by the weights of ``clicks`` if it has any.
 
     Args:
         clicks: query rows x ads.
@@ -43,7 +43,7 @@ def draw_ads(
 def draw_anchors(
     edges: Csr, nodes: Int64s, query_ids: NDArray[Any], key: tuple[int, int], number: int
 ) -> Int64s:
-    """Draw an anchor of each node, by the edges' weights.
+    """Draw one anchor for each node, by the edges' weights.
 
     Args:
         edges: nodes x anchors.

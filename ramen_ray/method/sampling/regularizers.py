@@ -24,7 +24,7 @@ class Regularizer(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where its edges lie in a folder of graphs."""
+        """Where its edges are in a folder of graphs."""
         return f"{self.anchor_set}/{self.side}"
 
 
@@ -33,5 +33,5 @@ Graphs = Mapping[Regularizer, Csr]
 
 
 def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
-    """Map the graphs that lie in the folder ``edges`` as SET/{query,ad}."""
+    """Map the graphs in the folder ``edges``, stored as SET/{query,ad}."""
     return {one: Csr.open(edges / one.path) for one in regularizers}

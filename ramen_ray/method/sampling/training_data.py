@@ -1,4 +1,4 @@
-"""What a run trains on, and what stays the same while it does."""
+"""What a run trains on; it stays the same during the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class TrainingData:
             only R_x draws, come last.
         clicks: query rows x ads.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
-        known_edges: per regulariser, the graphs whose edges are no negatives, drawn or not.
+        known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
         tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
     """
 
@@ -57,8 +57,9 @@ class TrainingData:
 
         Args:
             data: the dataset.
-            regularizers: those of the run.
-            edges: a folder of graphs to draw from in place of the dataset's own, which stay known.
+            regularizers: the run's.
+            edges: a folder of graphs to draw from instead of the dataset's own, which still count
+                as known edges.
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)

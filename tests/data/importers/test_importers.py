@@ -1,4 +1,4 @@
-"""The importers: hand-worked sources, refusals, and the promises of the shipped data sets."""
+"""The importers: sources worked by hand, errors, and the properties of the shipped data sets."""
 
 import gzip
 import lzma
@@ -136,7 +136,7 @@ Recommends: vim
 BAD_SOURCES = {
     "no_vocabulary": ("vocabulary", None, "vocabulary is missing"),
     "no_index": ("Packages", None, "no Debian package index"),
-    "empty_index": ("Packages", "", "lists no package"),
+    "empty_index": ("Packages", "", "lists no packages"),
     "no_colon": ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
     "no_description": ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'Desc"),
     "no_clicks": ("Packages", "Package: a\nDescription: a\n", "no package of the index"),
@@ -180,7 +180,7 @@ def _clicks(dataset: Dataset, split: str) -> dict[str, list[str]]:
 
 
 def _pairs(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
-    """Spell out a table of id pairs in the texts of the tables ``left`` and ``right``."""
+    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``."""
     left_texts, right_texts = _column(dataset, left), _column(dataset, right)
     columns = dataset.read(table).columns
     pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
@@ -290,7 +290,7 @@ def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_p
 
 @pytest.mark.parametrize("case", BAD_SOURCES)
 def test_debian_refuses(case: str, tmp_path: Path) -> None:
-    """A broken source is refused with its place, and nothing is left behind."""
+    """A broken source is refused by file and line, and no files are left."""
     file, text, message = BAD_SOURCES[case]
     source = _write_debian(tmp_path / "source")
     (source / file).unlink()
@@ -302,7 +302,7 @@ def test_debian_refuses(case: str, tmp_path: Path) -> None:
 
 
 def test_foldoc_refuses(tmp_path: Path) -> None:
-    """A missing dictionary file is named, and nothing is left behind."""
+    """A missing dictionary file is named, and no files are left."""
     source = _write_foldoc(tmp_path / "source")
     (source / "foldoc.index").unlink()
     with pytest.raises(DatasetError, match=r"foldoc\.index is missing"):
@@ -318,7 +318,7 @@ def test_import_repeats(importer: Callable[[Path], Dataset], tmp_path: Path) -> 
 
 
 def test_import_keeps_existing_output(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
-    """An output that exists is refused and left as it is, with no half-written folder beside."""
+    """An output that exists is refused and left as it is, with no half-written folder beside it."""
     output = tmp_path / "output"
     output.mkdir()
     (output / "notes").write_text("mine", encoding="utf-8")
@@ -405,7 +405,7 @@ def test_shipped_filters(shipped: Dataset, split: str) -> None:
 
 
 def test_shipped_tables_are_whole(shipped: Dataset) -> None:
-    """Row counts are as the description says, ids are dense, and the folder is small."""
+    """Row counts are those of the description, ids are dense, and the folder is small."""
     counts = {table: shipped.num_rows(table) for table in shipped.tables}
     assert counts == shipped.metadata["num_rows"]
     for table in shipped.tables:
@@ -434,7 +434,7 @@ def test_shipped_debian_siblings_share_a_split() -> None:
 
 
 def test_ingest_job(tmp_path: Path) -> None:
-    """The job says where the result is; refused, it prints one line and exits with 2."""
+    """The job prints where the result is; on an error it prints one line and exits with 2."""
     source = _write_debian(tmp_path / "source")
     output = tmp_path / "output"
     command = [sys.executable, "jobs/ingest.py", "debian"]

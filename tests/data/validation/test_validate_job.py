@@ -1,4 +1,4 @@
-"""Findings as people meet them: in jobs/validate.py, and in the log of a job that trains."""
+"""Findings as people see them: in jobs/validate.py, and in the log of a training job."""
 
 import json
 import logging
@@ -110,7 +110,7 @@ def _prepare(path: Path, encoder: Path) -> Prepared:
     return pipeline.prepare(Dataset(path), path.parent / "cache", tokenizer)
 
 
-def test_a_job_says_each_time_what_is_doubtful(
+def test_a_job_logs_the_warnings_each_time(
     cluster: None, copied: Path, encoder_path: Path, caplog, monkeypatch
 ):
     _change(copied, "queries/test", "text", 0, "an old\ufffd heron")

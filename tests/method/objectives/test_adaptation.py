@@ -138,7 +138,7 @@ def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
     assert (towards_own.item(), towards_rival.item()) == (1, -1)
 
 
-def test_a_weight_stays_between_its_bounds_and_comes_back() -> None:
+def test_a_weight_stays_between_its_bounds_and_recovers() -> None:
     objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
     adaptive = AdaptiveWeights(objective, STEP_SIZE, torch.device("cpu"))
     adaptive.move(torch.tensor([0.0, -1e4, 1e4]))

@@ -240,7 +240,7 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
     _assert_shares(drawn[:, 3], {0: 1, 2: 1, 5: 1})
 
 
-def test_ads_are_drawn_in_proportion_to_their_clicks_where_that_is_asked_for():
+def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     data = _made(csr_of([[0, 1, 4]]), {})
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
@@ -250,7 +250,9 @@ def test_ads_are_drawn_in_proportion_to_their_clicks_where_that_is_asked_for():
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
     edges = csr_of([[0, 1, 2, 3]] * 10)
-    drawn = _epochs(_made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)), nodes="clicked")
+    drawn = _epochs(
+        _made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)), nodes="clicked"
+    )
     for one, other in combinations(range(1, 6), 2):
         table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
         assert stats.chi2_contingency(table).pvalue > 0.001

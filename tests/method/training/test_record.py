@@ -1,4 +1,4 @@
-"""Short runs of every kind, on one and two workers, give what was recorded.
+"""Short runs of every kind, on one and two workers, give the recorded results.
 
 The record holds losses, gradients and final metrics to the bit. They repeat on the kind of CPU that
 the record was made on, which it names; on other kinds they are compared within rounding. After a
@@ -50,7 +50,7 @@ LAMBDAS = ({"links": 0.3, "topics": 0.2}, {"links": 0.2, "topics": 0.1})
 
 @dataclass(frozen=True)
 class Case:
-    """What a recorded run is made of."""
+    """The parts of a recorded run."""
 
     base: str = "in_batch"
     kind: str = "bag"
@@ -73,7 +73,7 @@ CASES = {
 
 
 class RecordedRun:
-    """One recorded run on this worker; files that workers share lie in ``folder``."""
+    """One recorded run on this worker; ``folder`` has the files that workers share."""
 
     def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
         self.case, self.folder = case, folder
@@ -191,7 +191,7 @@ def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -
 
 
 def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, Any]:
-    """Return what every run gives, by number of workers and case."""
+    """Return the results of every run, by number of workers and case."""
     two = folder / "two"
     two.mkdir()
     multiprocessing.spawn(_worker, (two, encoder, prepared), nprocs=2)
@@ -205,7 +205,7 @@ def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, 
 
 
 def _cpu() -> str:
-    """Name the kind of CPU, which decides how sums are rounded."""
+    """Name the kind of CPU, on which the rounding of sums depends."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -219,7 +219,7 @@ def found(
     encoder_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """What every run gives now; ``--record`` makes that the record."""
+    """The present results of every run; ``--record`` makes them the record."""
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
     runs = _found(tmp_path_factory.mktemp("record"), encoder_path, paths)
     if request.config.getoption("--record"):

@@ -82,7 +82,7 @@ def data(request: pytest.FixtureRequest, kind: str) -> Prepared:
 
 
 class Recorder(nn.Module):
-    """Stands in for an encoder and remembers the texts that it was given."""
+    """Takes the place of an encoder and remembers the texts that it was given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ def two_workers(
     encoder_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The folder in which each of two processes left what its three steps gave."""
+    """The folder where each of two processes wrote the results of its three steps."""
     folder = tmp_path_factory.mktemp("workers")
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
     multiprocessing.spawn(_two_workers, (folder, encoder_path, paths), nprocs=2)
