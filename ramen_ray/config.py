@@ -81,14 +81,16 @@ class RegularizationConfig(Section):
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
     nodes: NodeChoice = "all"
-    """Which ads R_z pulls, and which queries R_x: all that have edges, clicked or not, in batches
-    of their own (all), or those of the batch, drawn by their clicks (clicked)."""
+    """Nodes that are pulled: all that have edges, clicked or not (all), or the queries and ads of
+    the batch, so that ads without clicks are left out (clicked)."""
     every_steps: Positive = 1
     """Draw anchors only in every N-th step, with N times the weight; 4 cuts the graph's cost to
     about a quarter."""
     adaptive: bool = False
-    """Lower each weight while its graph pushes ads behind their nearest rivals; raise it again, at
-    most to the λ given above, while it pushes them ahead."""
+    """Let each weight grow while its graph pushes ads ahead of their nearest rivals, and shrink
+    while it pushes them behind. λ then only says which regularisers there are."""
+    adaptive_max: PositiveFloat = 0.3
+    """Highest adaptive weight. All start at a twentieth of it, and keep at least a hundredth."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 

@@ -15,8 +15,9 @@ reading:
   topic helps against most ads, but it can hurt against the few that outrank the right one.
 - Each row is one pull of its bandits: a step adds 0.01 times the sum of its rows' gains to the
   logarithm of a weight. So the pace depends on the evidence and not on the number of steps.
-- The weight that a run starts from is also the upper bound: it is the reliance that the user chose.
-  Evidence lowers it and raises it again. It never falls below a hundredth, so it can recover.
+- Reliance is earned: a weight starts at a twentieth of the highest one, whatever λ is. A graph that
+  serves the task has all of it within the first epochs, and one that does not never gets far enough
+  to do harm. A weight never falls below a hundredth of the highest, so it can recover.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
 regularisers.
@@ -33,6 +34,7 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
+START_SHARE = 0.05
 LEAST_SHARE = 0.01
 
 
@@ -44,19 +46,31 @@ class AdaptiveWeights:
             never move.
     """
 
-    def __init__(self, objective: Objective, step_size: float, device: torch.device) -> None:
-        """Start from the objective's weights, which are also the upper bounds."""
+    def __init__(
+        self, objective: Objective, max_weight: float, step_size: float, device: torch.device
+    ) -> None:
+        """Start all regularisers of the objective alike.
+
+        Args:
+            objective: its terms; the weight of a regulariser does not count.
+            max_weight: highest weight of a regulariser.
+            step_size: how far a gain of 1 moves the logarithm of a weight.
+            device: where the weights are.
+        """
         self.objective = objective
-        self.bounds = torch.tensor(objective.weights, device=device)
         self.step_size = step_size
-        self.weights = self.bounds
+        self._max_weight = max_weight
+        is_moved = [term.regularizer is not None for term in objective.terms]
+        self._is_moved = torch.tensor(is_moved, device=device)
+        own = torch.tensor(objective.weights, device=device)
+        self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
 
     def observe(self, encoded: EncodedBatch) -> None:
         """Move the weights by the gains of a step; steps without anchors move nothing."""
         if not encoded.batch.anchors:
             return
         gains = regularizer_gains(encoded.detached())
-        nothing = self.bounds.new_zeros(())
+        nothing = self.weights.new_zeros(())
         gains_of_terms = torch.stack(
             [
                 term.every_steps * gains[term.regularizer] if term.regularizer in gains else nothing
@@ -68,8 +82,9 @@ class AdaptiveWeights:
     def move(self, gains: Tensor) -> None:
         """Move the weights by the gains (terms,) of this worker's rows in a step."""
         factors = torch.exp(self.step_size * sum_over_workers(gains))
-        moved = torch.maximum(self.weights * factors, LEAST_SHARE * self.bounds)
-        self.weights = torch.minimum(moved, self.bounds)
+        highest = self._max_weight
+        moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
+        self.weights = torch.where(self._is_moved, moved, self.weights)
 
     def state_dict(self) -> dict[str, float]:
         """Return what a checkpoint keeps: the weights by the terms' names."""
@@ -78,7 +93,7 @@ class AdaptiveWeights:
     def load_state_dict(self, content: dict[str, float]) -> None:
         """Restore what :meth:`state_dict` returned."""
         weights = [content[name] for name in self.objective.names]
-        self.weights = torch.tensor(weights, device=self.bounds.device)
+        self.weights = torch.tensor(weights, device=self.weights.device)
 
 
 def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 from ramen_ray.data.prepared.csr import Csr
 
-
 NodeChoice = Literal["all", "clicked"]
 """Which nodes regularisers draw: all that have edges, or the batch's own queries and ads."""
 

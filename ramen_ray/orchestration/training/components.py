@@ -90,7 +90,9 @@ def build_state(
     state = TrainState(trained, optimizer, schedule, Sources(sampler.data.graphs))
     if regularization.adaptive:
         objective = build_objective(config)
-        state.adaptive = AdaptiveWeights(objective, regularization.adaptive_step, device)
+        state.adaptive = AdaptiveWeights(
+            objective, regularization.adaptive_max, regularization.adaptive_step, device
+        )
     if config.base.parts.order == "clustered":
         state.curriculum = Curriculum(cluster_schedule(config), sampler, model.dim, device)
     return state

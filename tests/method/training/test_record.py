@@ -35,7 +35,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.regularizers import open_graphs
+from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
@@ -59,16 +59,18 @@ class Case:
     softmax_weighting: bool = False
     every_steps: int = 1
     adaptive: bool = False
+    nodes: NodeChoice = "clicked"
 
 
 CASES = {
     "in_batch": Case(),
+    "all_nodes": Case(nodes="all"),
     "transformer": Case(kind="transformer", softmax_weighting=True),
     "ance": Case(base="ance"),
     "ngame": Case(base="ngame", softmax_weighting=True),
     "walked": Case(walked=True),
     "pruned": Case(walked=True, pruned=True),
-    "adaptive": Case(base="ance", every_steps=2, adaptive=True),
+    "adaptive": Case(base="ance", every_steps=2, adaptive=True, nodes="all"),
 }
 
 
@@ -86,7 +88,9 @@ class RecordedRun:
         regularizers = self.objective.regularizers
         training_data = TrainingData.from_prepared(self.data, regularizers, self.edges)
         num_hard_negatives = 2 if case.base == "ance" else 0
-        self.sampler = Sampler(training_data, BATCH_SIZE, 3, None, num_hard_negatives)
+        self.sampler = Sampler(
+            training_data, BATCH_SIZE, 3, None, num_hard_negatives, nodes=case.nodes
+        )
         optimizer = build_optimizer(self.model.encoder, 2e-2, 0.01, 5e-2)
         schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
         trained: nn.Module = self.model
@@ -94,7 +98,7 @@ class RecordedRun:
             trained = nn.parallel.DistributedDataParallel(trained)
         self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
         if case.adaptive:
-            self.state.adaptive = AdaptiveWeights(self.objective, 0.5, self.model.device)
+            self.state.adaptive = AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)
         if case.base == "ngame":
             clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
             self.state.curriculum = Curriculum(
