@@ -3,7 +3,8 @@
 Two protocols say which edges training may see of the texts of held-out queries. *Strict*: no edge,
 of either side, joins a held-out query's text to one of its answers. *As published*: edges as the
 source has them, except that a held-out click is no edge of the query side. Each anchor set follows
-the strict one; where the two differ, a second set with the suffix ``_published`` has the other.
+the strict one; where the two differ, a second set with the suffix ``_published`` follows the other.
+Texts that differ only in case, white space or Unicode form count as one text.
 """
 
 import hashlib
@@ -12,13 +13,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ramen_ray.data.store.schemas import SPLITS, schema_of
-
-PUBLISHED = "_published"
+from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, schema_of
+from ramen_ray.data.store.texts import fold
 
 Pairs = set[tuple[str, str]]
 Nodes = Mapping[str, Mapping[str, str]]
-"""By side, in the order of their ids: each node's text by name."""
+"""By side, in the order of their ids: each node's folded text by name."""
 Edges = Mapping[str, set[tuple[int, str]]]
 """By side: each edge's node id and anchor's name."""
 
@@ -84,15 +84,16 @@ def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
         )
         if split != "train":
             tables[f"filters/{split}"] = _own_text_filters(names, split, ad_ids)
+    query_texts, ad_texts = _folded(corpus.query_texts), _folded(corpus.ad_texts)
     held_out = {
-        (corpus.query_texts[query], corpus.ad_texts[ad])
+        (query_texts[query], ad_texts[ad])
         for split in ("validation", "test")
         for query in queries[split]
         for ad in clicks[query]
     }
     nodes = {
-        "query": {query: corpus.query_texts[query] for query in queries["train"]},
-        "ad": {ad: corpus.ad_texts[ad] for ad in ads},
+        "query": {query: query_texts[query] for query in queries["train"]},
+        "ad": {ad: ad_texts[ad] for ad in ads},
     }
     for name, anchor_set in corpus.anchor_sets.items():
         strict = _strict_edges(anchor_set, nodes, held_out)
@@ -114,6 +115,10 @@ def _own_text_filters(names: list[str], split: str, ad_ids: Mapping[str, int]) -
     return pa.table(columns, schema=schema_of(f"filters/{split}"))
 
 
+def _folded(texts: Mapping[str, str]) -> dict[str, str]:
+    return dict(zip(texts, fold(pa.array(texts.values(), pa.string())).to_pylist(), strict=True))
+
+
 def _strict_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Edges:
     leaks = held_out | {(ad, query) for query, ad in held_out}
     return {side: _edges(anchor_set, names, leaks) for side, names in nodes.items()}
@@ -127,11 +132,12 @@ def _published_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Ed
 
 
 def _edges(anchor_set: AnchorSet, text_of: Mapping[str, str], leaks: Pairs) -> set[tuple[int, str]]:
+    anchor_texts = _folded(anchor_set.texts)
     return {
         (row, anchor)
         for row, (name, text) in enumerate(text_of.items())
         for anchor in anchor_set.anchors_of.get(name, ())
-        if (text, anchor_set.texts[anchor]) not in leaks
+        if (text, anchor_texts[anchor]) not in leaks
     }
 
 

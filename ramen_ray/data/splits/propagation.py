@@ -46,7 +46,8 @@ class PropagationSettings:
     Attributes:
         via: What an anchor leads to: ad-edges, the ads that have an edge to it (the paper's words);
             or clicks, the ads of the train queries that have an edge to it.
-        anchor_sets: Anchor sets whose anchors count; default all.
+        anchor_sets: Anchor sets whose anchors count; default all, of those with a second set as
+            published the strict one.
         max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
         top_k: How many ads a query gets at most: those it shares most anchors with, each weighted
             by the product of its two edges' weights (with clicks: summed over the queries between).
@@ -121,7 +122,7 @@ class _Graph:
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
         """Read the chosen anchor sets, without hubs."""
-        chosen = settings.anchor_sets or parent.anchor_sets
+        chosen = settings.anchor_sets or parent.strict_anchor_sets
         if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
             raise DatasetError(
                 f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "
