@@ -63,7 +63,10 @@ def import_rdocs(source: str | Path, output: str | Path) -> Dataset:
 
 
 def read_topics(source: Path) -> list[Topic]:
-    """Read the topics in file order: one a line, columns by tabs, lists by semicolons."""
+    """Read the topics: one a line, columns by tabs, lists by semicolons.
+
+    Whatever the order of the lines, they come by package and page.
+    """
     files = [source / name for name in TOPIC_FILES] if source.is_dir() else [source]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -71,7 +74,7 @@ def read_topics(source: Path) -> list[Topic]:
     topics = [_parse_topic(line, f"{file}, line {row}") for row, line in _read_lines(file)]
     if not any(topic.see_also for topic in topics):
         raise DatasetError(f"{file} lists no topic with a see-also link")
-    return topics
+    return sorted(topics, key=lambda topic: (topic.package.casefold(), topic.package, topic.name))
 
 
 def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
