@@ -11,6 +11,7 @@ Examples:
     python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
+    python jobs/ingest.py rdocs --source sources/rdocs.tsv --output datasets/rdocs
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
     python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated
@@ -30,6 +31,7 @@ from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.novel import make_novel_split
@@ -136,6 +138,18 @@ class Debian(Import):
         return import_debian(self.source, self.output)
 
 
+class Rdocs(Import):
+    """Rebuild the built-in help topics of R from a list of topics."""
+
+    source: Path
+    """The list that ramen_ray/data/importers/rdocs.R writes (plain or .xz), or a folder with it as
+    rdocs.tsv or rdocs.tsv.xz."""
+
+    def run(self) -> Dataset:
+        """Rebuild it."""
+        return import_rdocs(self.source, self.output)
+
+
 IMPORTS: dict[str, type[Import]] = {
     "tables": Tables,
     "xc": Xc,
@@ -143,6 +157,7 @@ IMPORTS: dict[str, type[Import]] = {
     "propagate": Propagate,
     "foldoc": Foldoc,
     "debian": Debian,
+    "rdocs": Rdocs,
 }
 
 

@@ -232,10 +232,12 @@ def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
     path = parser.parse_known_args(arguments)[0].dataset
     if path is None:
         return config
-    anchor_sets = Dataset(path).anchor_sets
+    dataset = Dataset(path)
+    off = dict.fromkeys(dataset.anchor_sets, 0.0)
+    default = off | dict.fromkeys(dataset.strict_anchor_sets, DEFAULT_LAMBDA)
     given = config.regularization
     weights = {
-        side: {name: known.get(name, DEFAULT_LAMBDA) for name in anchor_sets}
+        side: {name: known.get(name, weight) for name, weight in default.items()}
         for side, known in (("lambda_x", given.lambda_x), ("lambda_z", given.lambda_z))
     }
     regularization = given.model_copy(update=weights)

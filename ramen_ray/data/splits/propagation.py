@@ -44,9 +44,10 @@ class PropagationSettings:
     """Which ads are added to a query.
 
     Attributes:
-        via: What an anchor leads to: ad-edges, the ads with an edge to it (as in the paper); or
-            clicks, the ads of the train queries with an edge to it.
-        anchor_sets: Anchor sets to use; default all.
+        via: What an anchor leads to: ad-edges, the ads that have an edge to it (the paper's words);
+            or clicks, the ads of the train queries that have an edge to it.
+        anchor_sets: Anchor sets whose anchors count; default all, of those with a second set as
+            published the strict one.
         max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
         top_k: Largest number of ads that a query gets: those it shares most anchors with, each
             weighted by the product of its two edges' weights (with clicks: summed over queries).
@@ -121,7 +122,7 @@ class _Graph:
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
         """Read the chosen anchor sets, without hubs."""
-        chosen = settings.anchor_sets or parent.anchor_sets
+        chosen = settings.anchor_sets or parent.strict_anchor_sets
         if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
             raise DatasetError(
                 f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
@@ -66,6 +66,15 @@ class Dataset:
         return [
             name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")
         ]
+
+    @property
+    def strict_anchor_sets(self) -> list[str]:
+        """Names of the anchor sets without those that are a set as published beside a strict one.
+
+        They are what is used where nobody names sets.
+        """
+        published = {name + PUBLISHED for name in self.anchor_sets}
+        return [name for name in self.anchor_sets if name not in published]
 
     def has(self, table: str) -> bool:
         """Return whether the directory has ``table``."""

@@ -153,6 +153,21 @@ def test_a_dataset_records_how_it_was_made(tmp_path: Path):
     }
 
 
+def test_sets_as_published_take_part_only_if_they_are_named(tmp_path: Path):
+    parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
+    tables = {name: parent.read(name) for name in parent.tables}
+    strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
+    both = write_dataset(tmp_path / "both", strict, name="random")
+    made = {
+        sets: propagate_clicks(
+            both.path, tmp_path / "-".join(("made", *sets)), PropagationSettings(anchor_sets=sets)
+        ).read("queries/train")
+        for sets in ((), ("both", "left"), ("both", "both_published", "left"))
+    }
+    assert made[()].equals(made["both", "left"])
+    assert not made[()].equals(made["both", "both_published", "left"])
+
+
 def _star(path: Path, num_queries: int, num_ads: int) -> Path:
     """One anchor that links all queries to all ads alike; each query has an ad of its own."""
     ads = text_table("ad_id", [f"ad {a}" for a in range(num_ads + num_queries)])

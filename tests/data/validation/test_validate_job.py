@@ -98,7 +98,7 @@ def test_it_runs_as_a_command_without_ray():
     assert "python jobs/validate.py datasets/foldoc" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["foldoc", "debian"])
+@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
 def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(ROOT / "datasets" / name))
     assert code == 0
