@@ -19,7 +19,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.presets import PRESETS
 
-DEFAULT_PRESET = "foldoc"
+DEFAULT_PRESET = "rdocs"
 DEFAULT_LAMBDA = 0.1
 Settings = TypeVar("Settings", bound=Section)
 

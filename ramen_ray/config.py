@@ -91,7 +91,7 @@ class RegularizationConfig(Section):
     while it pushes them behind. λ then only says which regularisers there are."""
     adaptive_max: PositiveFloat = 0.3
     """Highest adaptive weight. All start at a twentieth of it, and keep at least a hundredth."""
-    adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
 
