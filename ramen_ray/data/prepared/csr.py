@@ -65,13 +65,14 @@ class Csr:
         """Number of rows."""
         return len(self.indptr) - 1
 
+    @property
+    def filled_rows(self) -> Int64s:
+        """(filled rows,) int64, the rows that have entries, ascending."""
+        return np.flatnonzero(np.diff(self.indptr))
+
     def degrees(self, rows: NDArray[Any]) -> Int64s:
         """Count the entries of each of ``rows`` (n,); returns (n,) int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
-
-    def linked_rows(self) -> Int64s:
-        """Return the rows that have entries, ascending."""
-        return np.flatnonzero(np.diff(self.indptr))
 
     def gather(self, rows: NDArray[Any]) -> tuple[Int64s, NDArray[Any]]:
         """Return the entries of ``rows`` (n,) as (position in ``rows``, column id) pairs."""

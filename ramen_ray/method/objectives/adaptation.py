@@ -15,8 +15,8 @@ reading:
   topic helps against most ads, but it can hurt against the few that outrank the right one.
 - Each row is one pull of its bandits: a step adds the learning rate times the sum of its rows'
   gains to the logarithm of a weight. So the pace depends on the evidence and not on the number of
-  steps. In runs of minutes, 0.01 is too slow to reach the weights that serve best; we use 0.05.
-- Reliance is earned: a weight starts at a twentieth of the highest one, whatever λ is. A graph that
+  steps. In runs of minutes 0.01 is too slow; we use 0.02.
+- Reliance is earned: a weight starts at a tenth of the highest one, whatever λ is. A graph that
   serves the task has all of it within the first epochs, and one that does not never gets far enough
   to do harm. A weight never falls below a hundredth of the highest, so it can recover.
 
@@ -35,7 +35,7 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
-START_SHARE = 0.05
+START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
 

@@ -125,7 +125,7 @@ class Sampler:
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in an epoch."""
-        return num_steps(self.data.num_clicked, self.batch_size)
+        return num_steps(len(self.data.clicked_rows), self.batch_size)
 
     @property
     def slots(self) -> range:
@@ -167,21 +167,22 @@ class Sampler:
         """
         if self.nodes == "clicked":
             return False
-        return regularizer.side == "ad" or self.data.num_clicked < len(self.data.query_ids)
+        has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
+        return regularizer.side == "ad" or not has_all
 
     def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Int64s:
         """Return the nodes that have edges; kept until the graph changes."""
         if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
-            self._linked[regularizer] = edges, edges.linked_rows()
+            self._linked[regularizer] = edges, edges.filled_rows
         return self._linked[regularizer][1]
 
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:
         """Return the query rows (steps, b) of an epoch; kept until the epoch or clusters change."""
         if self._order is None or self._order[0] != epoch or self._order[1] is not clusters:
             if clusters is None:
-                num_queries = self.data.num_clicked
-                rows = random_order(num_queries, self.batch_size, self.slots, self.seed, epoch)
+                num_queries = len(self.data.clicked_rows)
+                places = random_order(num_queries, self.batch_size, self.slots, self.seed, epoch)
             else:
-                rows = clustered_order(clusters, self.batch_size, self.slots, self.seed, epoch)
-            self._order = epoch, clusters, rows
+                places = clustered_order(clusters, self.batch_size, self.slots, self.seed, epoch)
+            self._order = epoch, clusters, self.data.clicked_rows[places]
         return self._order[2]

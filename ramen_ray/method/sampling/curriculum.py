@@ -74,7 +74,8 @@ class Curriculum:
         self.schedule = schedule
         self.clusters: Clusters | None = None
         self.seen: Tensor | None = None
-        self._num_queries = sampler.data.num_clicked
+        self._rows = sampler.data.clicked_rows
+        self._num_queries = len(self._rows)
         self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
         self._dim, self._device = dim, device
 
@@ -84,7 +85,7 @@ class Curriculum:
             return
         queries = encoded.batch.queries
         kept = encoded.detached().vectors(QUERIES, queries).to(self.seen.dtype)
-        self.seen[to_device(queries, self._device)] = kept
+        self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
     def advance(self, step: int) -> None:
         """Make new clusters if they are due after ``step``, and start collecting embeddings.

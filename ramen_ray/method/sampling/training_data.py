@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -30,8 +32,8 @@ class TrainingData:
     """Texts, clicks and edges of a run.
 
     Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows; those without clicks, which
-            only R_x draws, come last.
+        query_ids: (train queries,) int64, the ids of the query rows. Queries without clicks take
+            part in R_x only.
         clicks: query rows x ads.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
         known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
@@ -44,10 +46,10 @@ class TrainingData:
     known_edges: Mapping[Regularizer, Sequence[Csr]]
     tables: Mapping[str, TokenTable]
 
-    @property
-    def num_clicked(self) -> int:
-        """How many queries, the first ones, have clicks: what an epoch passes through."""
-        return int(np.searchsorted(self.clicks.indptr, self.clicks.indptr[-1]))
+    @cached_property
+    def clicked_rows(self) -> Int64s:
+        """(clicked queries,) int64, rows of the queries with clicks: what an epoch passes over."""
+        return self.clicks.filled_rows
 
     @classmethod
     def from_prepared(
