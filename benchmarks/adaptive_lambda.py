@@ -1,4 +1,4 @@
-"""What fixed and adaptive λ gain or lose on graphs that help, that hurt, and that are half noise.
+"""Gains and losses of fixed and adaptive λ on graphs that help, that hurt, and that are half noise.
 
 Three scenes: `foldoc` (the bag and the λ of the preset foldoc-ramen), `foldoc_noise` (half of its
 edges lead to the anchors of other edges, drawn at random) and `debian` (a naive graph: `depends`
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import NUM_THREADS, finish, prepared
-from benchmarks.regularization import SPLITS, Outcome, figures_of, shown, train
+from benchmarks.regularization import SPLITS, SplitMetrics, figures_of, shown, train
 from ramen_ray.config import RegularizationConfig, RunConfig
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -44,17 +44,18 @@ def main() -> None:
 def _measure(scene: str, seeds: int) -> dict[str, Any]:
     preset = debian() if scene == "debian" else foldoc_ramen()
     data = prepared(preset.dataset, preset.encoder)
-    outcomes: dict[str, list[dict[str, Outcome]]] = {}
+    all_metrics: dict[str, list[dict[str, SplitMetrics]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         edges = _with_noise(data, Path(folder)) if scene == "foldoc_noise" else None
         for seed in range(seeds):
             for side, config in _sides(preset).items():
-                outcome, seconds = train(config, data, seed, edges)
-                outcomes.setdefault(side, []).append(outcome)
-                told = {split: shown(outcome[split]) for split in SPLITS}
-                print(f"{scene} seed {seed} {side} ({seconds:.0f} s): {told}", flush=True)
+                metrics, seconds = train(config, data, seed, edges)
+                all_metrics.setdefault(side, []).append(metrics)
+                printed = {split: shown(metrics[split]) for split in SPLITS}
+                print(f"{scene} seed {seed} {side} ({seconds:.0f} s): {printed}", flush=True)
     return {
-        split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
+        split: {side: figures_of(all_metrics, side, split) for side in all_metrics}
+        for split in SPLITS
     }
 
 
@@ -74,7 +75,7 @@ def _sides(preset: RunConfig) -> dict[str, RunConfig]:
 
 
 def _with_noise(data: Prepared, folder: Path) -> Path:
-    """Write the data's graphs with a share of edges led elsewhere, by another edge's anchor."""
+    """Write the data's graphs with a share of edges moved to the anchor of a random other edge."""
     draw = np.random.default_rng(0)
     for name in data.anchor_sets:
         for side in ("query", "ad"):

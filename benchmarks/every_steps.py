@@ -1,4 +1,4 @@
-"""What drawing anchors in every 2nd, 4th or 8th step only saves, and whether it costs anything.
+"""What it saves, and costs, to draw anchors only in every 2nd, 4th or 8th step.
 
 Each preset trains without a graph (`base`) and with `regularization.every_steps` 1, 2, 4 and 8, in
 batch, without walk and pruning, in this process, without Ray, with the same seeds. P@1 and R@10 of
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import NUM_THREADS, finish, prepared
-from benchmarks.regularization import MEASURED, Outcome, figures_of, shown, train
+from benchmarks.regularization import MEASURED, SplitMetrics, figures_of, shown, train
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.presets import PRESETS
@@ -38,23 +38,23 @@ def main() -> None:
 
 
 def measure(name: str, seeds: int) -> dict[str, Any]:
-    """Train all sides of a preset in turns; returns what the test split and the clock say."""
+    """Train all sides of a preset in turns; returns test metrics and times."""
     preset = PRESETS[name]()
     data = prepared(preset.dataset, preset.encoder)
-    outcomes: dict[str, list[dict[str, Outcome]]] = {}
+    all_metrics: dict[str, list[dict[str, SplitMetrics]]] = {}
     seconds: dict[str, list[float]] = {}
     for seed in range(seeds):
         for side, config in sides(preset).items():
-            outcome, took = train(config, data, seed)
-            outcomes.setdefault(side, []).append(outcome)
+            metrics, took = train(config, data, seed)
+            all_metrics.setdefault(side, []).append(metrics)
             seconds.setdefault(side, []).append(took)
-            print(f"{name} seed {seed} {side} ({took:.0f} s): {shown(outcome['test'])}", flush=True)
-    figures = {side: figures_of(outcomes, side, "test") for side in outcomes}
-    whole = [run["test"] for run in outcomes["1"]]
+            print(f"{name} seed {seed} {side} ({took:.0f} s): {shown(metrics['test'])}", flush=True)
+    figures = {side: figures_of(all_metrics, side, "test") for side in all_metrics}
+    whole = [run["test"] for run in all_metrics["1"]]
     for side, figure in figures.items():
         figure["seconds"] = float(np.median(np.divide(seconds[side], seconds["base"])))
         if side not in ("base", "1"):
-            ours = [run["test"] for run in outcomes[side]]
+            ours = [run["test"] for run in all_metrics[side]]
             less = paired_differences_over_seeds(ours, whole)
             figure |= {f"{one} less 1": [100 * bound for bound in less[one]] for one in MEASURED}
     return figures

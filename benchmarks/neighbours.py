@@ -1,8 +1,9 @@
-"""Why the graph moves R@10 and not P@1 on foldoc, and what it brings where clicks are few.
+"""Why the graph changes R@10 and not P@1 on foldoc, and what it gains when clicks are few.
 
-An entry's links are cut into clicks and edges, so a query's other links are no answers. They are
-known for test queries that are ads too: the anchors of that ad. By side, with the bag and the λ on
-`links` named: P@1, the share of queries whose first prediction is such a link, and P@1 and R@10
+An entry's links are split into clicks and edges, so a query's other links count as wrong answers.
+They are known for test queries that are also ads: the anchors of that ad. With R_z over clicked
+ads, by side, with the bag and the λ on `links` named: P@1, the share of queries whose first
+prediction is such a link, and P@1 and R@10
 when links are dropped from the predictions. Then R@10 over the base's with a share of the train
 queries. In batch, in this process, without Ray, walk and pruning, with seeds 0, 1, 2; intervals are
 a bootstrap over queries and seeds. `ratio` is R@10 over the base's with a tenth of the queries.
@@ -11,30 +12,21 @@ a bootstrap over queries and seeds. `ratio` is R@10 over the base's with a tenth
 """
 
 import argparse
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import NUM_THREADS, finish, prepared
+from benchmarks.common import CACHE, NUM_THREADS, finish, prepared
+from benchmarks.in_process import first_queries, train, with_occurring_tokens
 from ramen_ray.config import overlay
-from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK, search_parts
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.training.components import (
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-)
 from ramen_ray.presets import foldoc_ramen
 
 ANCHOR_SET = "links"
@@ -49,15 +41,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     seeds = range(parser.parse_args().seeds)
     torch.set_num_threads(NUM_THREADS)
-    data = prepared(foldoc_ramen().dataset, foldoc_ramen().encoder)
+    prepared_data = prepared(foldoc_ramen().dataset, foldoc_ramen().encoder)
+    data = with_occurring_tokens(prepared_data, CACHE / f"tokens_{prepared_data.path.name}")
     links = links_of(data, "test")
-    found = {side: [look(train(data, side, seed), data, links) for seed in seeds] for side in SIDES}
+    found = {
+        side: [look(trained(data, side, seed), data, links) for seed in seeds] for side in SIDES
+    }
     figures: dict[str, Any] = {
         side: {name: mean(runs, name) for name in runs[0]} for side, runs in found.items()
     }
     for share in SHARES:
         ours, base = (
-            [measured(train(data, side, seed, share), data) for seed in seeds]
+            [measured(trained(data, side, seed, share), data) for seed in seeds]
             for side in ("both 0.3", "base")
         )
         bounds = [100 * bound for bound in paired_differences_over_seeds(ours, base)["R@10"]]
@@ -69,45 +64,21 @@ def main() -> None:
     finish(rate / base_rate, figures)
 
 
-def train(data: Prepared, side: str, seed: int, share: float = 1.0) -> DualEncoder:
-    """Train on the first ``share`` of the train queries, which lie in shuffled order."""
+def trained(data: Prepared, side: str, seed: int, share: float = 1.0) -> DualEncoder:
+    """Train on the first ``share`` of the train queries."""
     lambda_x, lambda_z = SIDES[side]
     changes = {
         "base.kind": "in_batch",
+        "walk.enabled": False,
+        "pruning.mode": "never",
+        "regularization.adaptive": False,
+        "regularization.nodes": "clicked",
         "regularization.lambda_x": {ANCHOR_SET: lambda_x},
         "regularization.lambda_z": {ANCHOR_SET: lambda_z},
         "seed": seed,
         "training.global_batch_size": BATCH,
     }
-    config = overlay(foldoc_ramen(), changes)
-    objective, model = build_objective(config), build_model(config.encoder)
-    whole = TrainingData.from_prepared(data, objective.regularizers)
-    sampler = build_sampler(config, data, first_queries(whole, round(share * len(whole.query_ids))))
-    steps = sampler.steps_per_epoch * config.training.epochs
-    list(train_steps(build_state(config, model, model, sampler), sampler, objective, steps))
-    return model
-
-
-def first_queries(whole: TrainingData, count: int) -> TrainingData:
-    """Return the training data without all but the first ``count`` queries."""
-    graphs = {
-        one: prefix(edges, count) if one.side == "query" else edges
-        for one, edges in whole.graphs.items()
-    }
-    return replace(
-        whole,
-        query_ids=whole.query_ids[:count],
-        clicks=prefix(whole.clicks, count),
-        graphs=graphs,
-        known_edges={one: [edges] for one, edges in graphs.items()},
-    )
-
-
-def prefix(csr: Csr, num_rows: int) -> Csr:
-    """Return the first rows."""
-    end, weights = csr.indptr[num_rows], csr.cumulative_weights
-    kept = None if weights is None else weights[: end + 1]
-    return Csr(csr.indptr[: num_rows + 1], csr.indices[:end], kept)
+    return train(overlay(foldoc_ramen(), changes), data, first_queries(share))
 
 
 def links_of(data: Prepared, split: str) -> NDArray[np.int64]:

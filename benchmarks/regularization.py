@@ -1,4 +1,4 @@
-"""What the anchor sets bring on foldoc: choices of them against the base (λ = 0).
+"""What the anchor sets gain on foldoc: several choices of sets against the base (λ = 0).
 
 The sides are the preset (links and categories), similar texts alone, and all three. They train in
 this process, without Ray, with seeds 0, 1, 2 in turns; each query's R@10 and P@1 are compared with
@@ -55,31 +55,32 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
     data = prepared(preset.dataset, preset.encoder)
-    outcomes: dict[str, list[dict[str, Outcome]]] = {side: [] for side in arguments.sides}
+    all_metrics: dict[str, list[dict[str, SplitMetrics]]] = {side: [] for side in arguments.sides}
     for seed in range(arguments.seeds):
         for side in arguments.sides:
             weights = {"regularization.lambda_x": lambda_x[side], "regularization.lambda_z": {}}
-            outcome, seconds = train(overlay(preset, weights), data, seed)
-            outcomes[side].append(outcome)
-            print(f"seed {seed} {side} ({seconds:.0f} s): {shown(outcome['test'])}", flush=True)
+            metrics, seconds = train(overlay(preset, weights), data, seed)
+            all_metrics[side].append(metrics)
+            print(f"seed {seed} {side} ({seconds:.0f} s): {shown(metrics['test'])}", flush=True)
     figures = {
-        split: {side: figures_of(outcomes, side, split) for side in outcomes} for split in SPLITS
+        split: {side: figures_of(all_metrics, side, split) for side in all_metrics}
+        for split in SPLITS
     }
     test = figures["test"]
     finish(test["preset"]["R@10"] / test["base"]["R@10"], figures)
 
 
-Outcome = dict[str, PerQuery]
+SplitMetrics = dict[str, PerQuery]
 
 
 def figures_of(
-    outcomes: dict[str, list[dict[str, Outcome]]], side: str, split: str
+    all_metrics: dict[str, list[dict[str, SplitMetrics]]], side: str, split: str
 ) -> dict[str, Any]:
     """Return a side's means over the seeds, and its differences to the base with intervals."""
-    runs = {name: [run[split] for run in of] for name, of in outcomes.items()}
+    runs = {name: [run[split] for run in of] for name, of in all_metrics.items()}
     mean = mean_over_seeds(runs[side])
     means = {name: 100 * ratio(mean[name]) for name in SHOWN}
-    if side == "base" or "base" not in outcomes:
+    if side == "base" or "base" not in all_metrics:
         return means
     differences = paired_differences_over_seeds(runs[side], runs["base"])
     return means | {
@@ -89,11 +90,11 @@ def figures_of(
 
 def train(
     config: RunConfig, data: Prepared, seed: int, edges: Path | None = None
-) -> tuple[dict[str, Outcome], float]:
+) -> tuple[dict[str, SplitMetrics], float]:
     """Train in batch, without Ray, on another graph if ``edges`` has one.
 
     Returns:
-        The outcome by split, and the seconds that the steps took.
+        The metrics by split, and the seconds that the steps took.
     """
     config = overlay(config, {"base.kind": "in_batch", "seed": seed})
     objective, model = build_objective(config), build_model(config.encoder)
@@ -110,14 +111,14 @@ def train(
     return {split: _evaluate(model, data, split) for split in SPLITS}, seconds
 
 
-def _evaluate(model: DualEncoder, data: Prepared, split: str) -> Outcome:
+def _evaluate(model: DualEncoder, data: Prepared, split: str) -> SplitMetrics:
     _, (ads, _) = evaluate(model, data, split, Propensity())
     return Judgement.from_prepared(data, split, Propensity()).by_query(ads)
 
 
-def shown(outcome: Outcome) -> dict[str, float]:
-    """Return an outcome's metrics in per cent."""
-    return {name: round(100 * ratio(outcome[name]), 2) for name in SHOWN}
+def shown(metrics: SplitMetrics) -> dict[str, float]:
+    """Return metrics in per cent."""
+    return {name: round(100 * ratio(metrics[name]), 2) for name in SHOWN}
 
 
 if __name__ == "__main__":

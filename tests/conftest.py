@@ -1,4 +1,4 @@
-"""The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
+"""Shared fixtures: a small learnable dataset and a tiny encoder, both prepared."""
 
 import os
 import shutil
@@ -12,18 +12,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ["RAY_ADDRESS"] = "local"  # never the cluster of another test or of the machine
+os.environ["RAY_ADDRESS"] = "local"  # never use the cluster of another test or of the machine
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
-os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray spells it so
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else whatever runs beside starves them
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray's spelling
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # more would wait for each other wherever others run, too
-# MLflow finds the server of a model by name, as in an activated environment
+os.environ["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a busy machine
+# MLflow looks for a model's server on the path
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 import hypothesis
@@ -97,7 +97,7 @@ def _make_links(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--record`` makes test_record.py write down what it finds."""
+    """``--record`` makes test_record.py record what it finds."""
     parser.addoption("--record", action="store_true")
 
 
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ray_folder() -> Iterator[None]:
-    """A folder of this process's own for Ray, which takes the newest cluster there for its own."""
+    """Give this process its own Ray folder: Ray connects to the newest cluster in its folder."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         yield
@@ -209,7 +209,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs put the data that they prepare, and find what an earlier one has prepared."""
+    """Where runs put prepared data, and find what earlier runs prepared."""
     return tmp_path_factory.mktemp("prepared_by_runs")
 
 
@@ -221,7 +221,7 @@ def small_run(
     prepared_by_runs: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> RunConfig:
-    """A run of seconds on the handmade dataset, in a folder of the module's own."""
+    """A run of a few seconds on the handmade dataset, in a folder of the module's own."""
     output = tmp_path_factory.mktemp("outputs")
     shutil.copy(empty_store, output)
     (output / "prepared").symlink_to(prepared_by_runs)
@@ -243,9 +243,9 @@ def small_run(
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> None:
-    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says.
+    """A Ray cluster in this process with the module's NUM_CPUS as its number of CPUs.
 
-    It stays for the next module, whose tasks then find processes with their libraries loaded.
+    The next module uses it too, and finds processes that have loaded their libraries.
     """
     num_cpus = request.module.NUM_CPUS
     if not ray.is_initialized() or ray.cluster_resources()["CPU"] != num_cpus:
@@ -266,7 +266,7 @@ RunHere = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
-    """Runs a job in this process with the given arguments: its exit code, and what it said."""
+    """Runs a job in this process with arguments; returns its exit code and what it printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def call(job: ModuleType, *arguments: object) -> tuple[int, str]:
@@ -287,7 +287,7 @@ class Head:
 
 
 def free_port() -> int:
-    """Find a port below those that the system hands out: Ray takes many of these."""
+    """Find a port below the ephemeral ones, many of which Ray uses."""
     while True:
         port = 20_000 + int.from_bytes(os.urandom(2)) % 12_000
         with socket.socket() as listening:

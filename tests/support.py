@@ -1,4 +1,4 @@
-"""What several tests build from: tables, truths, and preparation without Ray."""
+"""Helpers of several tests: tables, clicks, and preparation without Ray."""
 
 import json
 import os
@@ -45,11 +45,11 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
-PATIENCE_S = 900.0  # a busy machine is waited for
+PATIENCE_S = 900.0  # enough for a busy machine
 
 
 def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
-    """Wait until ``holds()`` is true; ``what`` says what did not come about if it never is."""
+    """Wait until ``holds()`` is true; ``what`` says what failed to happen if it never is."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > deadline:
@@ -58,7 +58,7 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
 
 
 def answers(url: str) -> bool:
-    """Tell whether a server answers at ``url``."""
+    """Return whether a server answers at ``url``."""
     try:
         urllib.request.urlopen(url, timeout=5).close()
     except OSError:
@@ -68,7 +68,7 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def running(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server with all its processes meanwhile; ``log`` gets what it says."""
+    """Run a server and its child processes until the block ends; its output goes to ``log``."""
     with log.open("wb") as output:
         server = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, **options
@@ -129,7 +129,7 @@ def prepare_in_process(
     num_blocks: int = 1,
     vocab_size: int | None = None,
 ) -> Prepared:
-    """Do what the data pipeline does, without Ray.
+    """Prepare a dataset as the data pipeline does, without Ray.
 
     The sorted rows of all tables are cut into ``num_blocks`` blocks that are written last to first,
     as tasks may finish in any order.

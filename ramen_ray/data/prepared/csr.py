@@ -18,7 +18,7 @@ class Csr:
         indptr: (rows + 1,) int64, where each row starts in ``indices``.
         indices: (entries,) int32 or int64 column ids.
         cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
-            leading zero; None where all entries weigh the same.
+            leading zero; None if all weights are equal.
     """
 
     indptr: NDArray[Any]
@@ -62,8 +62,13 @@ class Csr:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.indptr) - 1
+
+    @property
+    def filled_rows(self) -> Int64s:
+        """(filled rows,) int64, the rows that have entries, ascending."""
+        return np.flatnonzero(np.diff(self.indptr))
 
     def degrees(self, rows: NDArray[Any]) -> Int64s:
         """Count the entries of each of ``rows`` (n,); returns (n,) int64."""

@@ -200,12 +200,12 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test_fraction is 0"),
     "times without column": (
         {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
-        "needs the column of times: columns.clicks_time",
+        "needs a column of times: set columns.clicks_time",
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
-    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is no valid name"),
-    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is not a valid name"),
+    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give query_edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
         "is not before splits.test_from",
@@ -343,12 +343,12 @@ BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
     "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
     "no weight": (
         "q1,100,few,2026-03-01\n",
-        ["row 62", "'count'", "no positive numbers", ": 'few'"],
+        ["row 62", "'count'", "not positive numbers", ": 'few'"],
     ),
-    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "no positive", "'-1'"]),
+    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "not positive", "'-1'"]),
     "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
     "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
-    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are no times", "'today'"]),
+    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are not times", "'today'"]),
     "unknown ad": (
         "q1,777,1,2026-03-01\n",
         ["row 62", "'ad_id'", "1 clicks name an ad that", "'777'"],

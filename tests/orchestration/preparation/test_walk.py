@@ -75,7 +75,8 @@ def _plain(
         else:
             here = there
             visits[visited] += 1
-    most = sorted(visits.items(), key=lambda item: (-item[1], item[0]))[: how.top_k]
+    ranks = keyed_hash((seed, node), np.arange(len(backward))).tolist()
+    most = sorted(visits.items(), key=lambda item: (-item[1], ranks[item[0]]))[: how.top_k]
     return dict(sorted(most))
 
 

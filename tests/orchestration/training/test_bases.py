@@ -1,4 +1,4 @@
-"""The bases: what each needs of a configuration, and whole runs of each."""
+"""The bases: what each needs in a configuration, and whole runs of each."""
 
 import threading
 from contextlib import suppress
@@ -132,7 +132,7 @@ def test_bases_train_alike_until_they_have_seen_the_encoder(
         assert result.metrics["trained"]["validation"]["P@1"] > 0
 
 
-def test_ance_renews_its_shortlists_at_epochs(ance: TrainResult) -> None:
+def test_ance_refreshes_its_shortlists_at_epochs(ance: TrainResult) -> None:
     made = {path.name for path in (ance.run_directory / "shortlists").iterdir()}
     assert made == {"step_000000028"}, "only those in use are left"
     history = MlflowClient(tracking_uri=ance.run.uri).get_metric_history

@@ -1,4 +1,4 @@
-"""How far a run is, as its folder says it and as a terminal and a log show it."""
+"""A run's progress in its folder, on a terminal and in a log."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ with shown_progress(folder):
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
-    """Gives the lines logged so far, of a watch that looks often."""
+    """Returns the lines logged so far, by a watcher that looks often."""
     monkeypatch.setattr(live_progress, "SECONDS_BETWEEN_LOOKS", 0.01)
     caplog.set_level(logging.INFO)
     return lambda: caplog.messages
@@ -53,7 +53,7 @@ def test_a_log_gets_a_line_for_each_message_with_the_time_left(tmp_path: Path, l
     assert all(" left  epoch" in line for line in log()[1:])
 
 
-def test_a_long_epoch_is_heard_of_too(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_epoch_is_logged_too(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live_progress, "SECONDS_BETWEEN_LINES", 0)
     with shown_progress(tmp_path):
         for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Pruning against a plain loop; its task, killed and failing; runs that prune as they train."""
+"""Pruning against a plain loop; its task, killed or failing; runs that prune as they train."""
 
 import json
 import os
@@ -86,9 +86,9 @@ def _assert_same(found: Csr, expected: list[list[tuple[int, float]]]) -> None:
     st.sampled_from([np.float16, np.float32]),
 )
 def test_it_keeps_what_a_plain_loop_keeps(
-    rows: list[list[int]], weighted: bool, threshold: float, block: int, kind: type
+    rows: list[list[int]], weighted: bool, threshold: float, batch: int, kind: type
 ) -> None:
-    draw = np.random.default_rng(block)
+    draw = np.random.default_rng(batch)
     edges = csr_of(rows)
     if weighted and len(edges.indices):
         pairs = np.repeat(np.arange(6), np.diff(edges.indptr)), edges.indices
@@ -97,7 +97,7 @@ def test_it_keeps_what_a_plain_loop_keeps(
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(kind)
     nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "EDGES_PER_BLOCK", block)
+        patch.setattr(pruning, "EDGES_PER_BATCH", batch)
         pruned = prune(edges, nodes, anchors, threshold)
     every = np.arange(6), np.arange(5)
     kept = _plain(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
@@ -118,7 +118,7 @@ def test_each_distinct_text_is_encoded_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
+    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]
@@ -134,7 +134,7 @@ def test_each_distinct_text_is_encoded_once(
 
 
 def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
-    """A task whose checkpoints are ``folder``, and whose results are taken for shortlists."""
+    """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
@@ -172,7 +172,7 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     assert (task.result(EPOCH) / "copy").read_text() == "some"
     assert read_report(task.result(EPOCH)).keys() == {"copied", "seconds"}
     assert [path.name for path in task.folder.iterdir()] == [f"step_{EPOCH:09d}"]
-    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
+    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed at that moment
     assert _advance(_task(tmp_path, dies_first), EPOCH) == EPOCH
     assert len(list(attempts.iterdir())) == 2
 
@@ -194,7 +194,7 @@ def test_training_goes_on_when_a_task_fails_for_good(
     assert _advance(task, 2 * EPOCH) == 2 * EPOCH
 
 
-def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
+def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     cluster: None, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -231,7 +231,7 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
-def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
+def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
     def sleeps(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)
         return {}
@@ -299,7 +299,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
 
 
 @pytest.mark.slow
-def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
+def test_a_driver_killed_while_it_waits_for_pruning_resumes(
     config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
 ) -> None:
     config = overlay(config, {"name": "driver-killed"})

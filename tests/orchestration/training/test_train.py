@@ -1,4 +1,4 @@
-"""Whole runs on a real Ray: what they leave, and that a killed one ends like an unharmed one."""
+"""Whole runs on a real Ray: their results, and that a killed run ends like an undisturbed one."""
 
 import json
 import signal
@@ -144,14 +144,14 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
 
 
 def _losses(run: Run) -> list[set[tuple[int, float]]]:
-    """Return steps with their losses, once: a kill can come before a logged step is noted."""
+    """Return each step's losses once: a kill can come before a logged step is noted."""
     client = MlflowClient(tracking_uri=run.uri)
     histories = [client.get_metric_history(run.id, name) for name in ("loss/task", "loss/total")]
     return [{(point.step, point.value) for point in history} for history in histories]
 
 
 def _kill_worker_late(run_directory: Path, killed: list[int]) -> None:
-    """Kill the worker amid the third epoch, or the fourth if the driver's death came as late."""
+    """Kill the worker in the third epoch, or in the fourth if the driver died that late."""
     late = [run_directory / f"checkpoint_{step:09d}" for step in (18, 24)]
 
     def kill() -> bool:

@@ -1,4 +1,4 @@
-"""A run on walked graphs and a zero-shot split: what it trains on, measures and predicts."""
+"""A run on walked graphs and a zero-shot split: its data, metrics and predictions."""
 
 import json
 import sys

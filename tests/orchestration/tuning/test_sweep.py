@@ -41,7 +41,7 @@ NUM_CPUS = 4
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> Path:
-    """A dataset that every preset can train on: it has enough queries and all anchor sets."""
+    """A dataset that every preset can train on, with enough queries and all anchor sets."""
     configs = [preset() for preset in PRESETS.values()]
     num_queries = max(config.training.global_batch_size for config in configs)
     tables = {"ads": text_table("ad_id", ["an ad"])}
@@ -194,7 +194,7 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
     with (
         FileLock(directory.path / ".lock"),
-        pytest.raises(RunError, match="taken is being worked on by another process"),
+        pytest.raises(RunError, match="taken is in use by another process"),
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
@@ -204,7 +204,7 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
         sweep(mine, SETTINGS, space, training_command)
 
 
-def test_a_store_that_fails_meanwhile_ends_no_trial(
+def test_a_failing_store_does_not_end_trials(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*arguments: Any) -> None:
@@ -225,12 +225,12 @@ SETTINGS = SweepConfig(space="own", num_samples=6, search="random", grace_epochs
 
 
 def missing_dataset(config: RunConfig) -> str:
-    """Return where there is no dataset at first."""
+    """Return a path where there is no dataset at first."""
     return str(Path(config.output) / "nowhere")
 
 
 def search(config: RunConfig) -> SweepResult:
-    """Search with samplers by which some trials cannot find their dataset."""
+    """Search with samplers that give some trials a missing dataset."""
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
     space["dataset"] = tune.choice([config.dataset, missing_dataset(config)])
     return sweep(overlay(config, {"seed": 2}), SETTINGS, space, training_command)
@@ -238,7 +238,7 @@ def search(config: RunConfig) -> SweepResult:
 
 @pytest.fixture(scope="module")
 def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
-    """The first search, of a process that has another MLflow store than the cluster's."""
+    """The first search, by a process whose MLflow store is not the cluster's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
         yield search(config)
@@ -285,7 +285,7 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
         history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
         reached = [point.value for point in history]
         assert trial.value in [pytest.approx(value) for value in reached]
-        if trial.end != STOPPED_EARLY:  # one that is ended may validate once more meanwhile
+        if trial.end != STOPPED_EARLY:  # a trial that is ended may still validate once
             assert max(reached) == pytest.approx(trial.value)
     assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
     names = {file.path for file in client.list_artifacts(result.run.id)}
@@ -331,7 +331,7 @@ def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepRes
 
 
 @pytest.mark.timeout(1800)
-def test_a_killed_sweep_goes_on_with_the_same_command(
+def test_a_killed_sweep_resumes_with_the_same_command(
     cluster: None, config: RunConfig, run_here: RunHere, empty_store: Path, tmp_path: Path
 ) -> None:
     shutil.copy(empty_store, tmp_path)

@@ -26,13 +26,13 @@ def write_edges(
     writer: DatasetWriter,
     run: RunTasks = one_after_another,
 ) -> dict[str, int]:
-    """Write the anchor set ``name``, in tasks that ``run`` runs.
+    """Write the anchor set ``name``; ``run`` runs the tasks.
 
     Returns:
-        Row counts of what was written, and edges left out or joined.
+        Counts of the rows written, and of the edges left out or merged.
 
     Raises:
-        DatasetError: names every row that is wrong, or no edge is left.
+        DatasetError: rows are wrong (names each), or no edge is left.
     """
     edge_list = tables.edge_lists[name]
     namings = {
@@ -66,7 +66,7 @@ def _name_ads(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
 def _numbers(
     cells: pa.StringArray, kind: str, folder: Path, tables: UserTables
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of cells that name ``queries`` or ``ads`` at all, and their numbers."""
+    """Return which cells name a known query or ad (``kind``), and the numbers of these."""
     by_text = getattr(tables, kind) is None
     names = normalized(cells) if by_text and tables.normalize_texts else cells
     numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))

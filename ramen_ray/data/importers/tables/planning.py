@@ -1,4 +1,4 @@
-"""Third stage: which queries and ads stay, in which split, under which ids."""
+"""Third stage: decide which queries and ads are kept, in which split, with which ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Plan:
     """Splits and final ids, by the numbers of queries and ads.
 
     Attributes:
-        query_periods: (queries,) int8, the period whose clicks of a query count.
-        query_splits: (queries,) int8, place in SPLITS; -1 for queries that are left out.
+        query_periods: (queries,) int8, the period in which a query's clicks count.
+        query_splits: (queries,) int8, index into SPLITS; -1 for queries that are left out.
         query_ids: (queries,) int64, ids within the split.
         ad_ids: (ads,) int64; -1 for ads that are left out.
     """
@@ -47,17 +47,17 @@ class Plan:
 
 
 def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int]:
-    """Decide what stays and where, and write the :class:`Plan`.
+    """Decide what is kept and in which split, and write the :class:`Plan`.
 
     Queries whose texts differ only in case and white space share a split. With a split by time a
-    query belongs to the period of its first click, and only its clicks in that period count: what
-    happened after training's time is not trained on.
+    query belongs to the period of its first click, and only its clicks in that period count, so
+    that training never sees a later click.
 
     Returns:
-        how many ads and queries are left out for having too few clicks.
+        how many ads and queries are left out because they have too few clicks.
 
     Raises:
-        DatasetError: nothing is left of a split.
+        DatasetError: a split would be empty.
     """
     queries, ads = Numbering.open(folder, "queries"), Numbering.open(folder, "ads")
     num_queries = int(queries.id_numbers.max(initial=-1)) + 1
@@ -97,7 +97,7 @@ _ADVICE = {
 
 
 def _folded_hashes(folder: Path, queries: Numbering, num_parts: int) -> UInt64s:
-    """Return each query's (queries,) hash of its text without case and white space."""
+    """Return the hash (queries,) of each query's text, folded in case and white space."""
     parts = [np.empty(0, dtype=np.uint64)]
     for part in range(num_parts):
         hashes = read_part(folder, "queries", part)["folded_hash"].to_numpy()
@@ -106,7 +106,7 @@ def _folded_hashes(folder: Path, queries: Numbering, num_parts: int) -> UInt64s:
 
 
 def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
-    """Return each query's (queries,) first period, together with the queries of its folded text."""
+    """Return the first period (queries,) in which any query of the same folded text is clicked."""
     first = np.full(len(folded), _NOT_CLICKED, dtype=np.int8)
     for clicks in _summed(folder):
         np.minimum.at(first, clicks["query"].to_numpy(), clicks["period"].to_numpy())
@@ -117,7 +117,7 @@ def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
 
 
 def _splits(periods: Int8s, folded: UInt64s, splits: Splits) -> Int8s:
-    """Assign queries to splits by their period; those before the first bound also at random."""
+    """Assign queries to splits by their period; those of the first period at random."""
     drawn = uniforms((splits.seed, _KEY), folded)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction

@@ -29,7 +29,7 @@ def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTa
     numbers = Numbering.open(folder, "queries").part_rows(part)
     nodes = read_part(folder, "queries", part).filter(pa.array(numbers >= 0))
     numbers = numbers[numbers >= 0]
-    if not part_file(folder, "summed", part).exists():  # nobody clicked for any of these
+    if not part_file(folder, "summed", part).exists():  # none of its queries has clicks
         return
     clicks = read_part(folder, "summed", part)
     query, ad = clicks["query"].to_numpy(), plan.ad_ids[clicks["ad"].to_numpy()]
@@ -51,7 +51,7 @@ def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTa
 
 
 def _named(nodes: pa.Table, id_column: str, ids: Int64s) -> pa.Table:
-    """Keep a table of nodes' texts, and the user's ids if there are some."""
+    """Give nodes their ids and keep their texts, and the user's own ids if there are any."""
     rows = pa.table({id_column: ids, "text": nodes["text"]})
     if nodes["source_id"].null_count == len(nodes):
         return rows
