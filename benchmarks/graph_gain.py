@@ -93,6 +93,7 @@ def arms(config: RunConfig) -> dict[str, Arm]:
         "both sides": Arm(both, "base"),
         "both sides, fixed λ, clicked nodes": Arm({**both, **FIXED, **CLICKED}, "base"),
         "query graph only": Arm(queries, "base"),
+        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
         "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
         "shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
         "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
