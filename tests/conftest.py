@@ -34,7 +34,15 @@ import pytest
 import ray
 import torch
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
+from support import (
+    MAX_LENGTH,
+    NUM_CPUS,
+    PATIENCE_S,
+    node_edges,
+    prepare_in_process,
+    query_table,
+    text_table,
+)
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
@@ -58,6 +66,7 @@ TOPICS = {
     "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
+LONGEST = ("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs")
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -102,8 +111,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that need Ray go first: they take the longest."""
-    items.sort(key=lambda item: not {"ray", "NUM_CPUS"} & vars(item.module).keys())
+    """Files that take longest go first, so that two processes end together."""
+    with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        return ranks.get(item.path.stem, len(ranks)), item.path not in with_ray
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -209,8 +224,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs put the data that they prepare, and find what an earlier one has prepared."""
-    return tmp_path_factory.mktemp("prepared_by_runs")
+    """Where runs put the data that they prepare, and find what an earlier one has prepared.
+
+    Processes that share the tests share it too.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "prepared_by_runs"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +263,19 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> None:
-    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says.
+def cluster() -> None:
+    """A Ray cluster in this process.
 
-    It stays for the next module, whose tasks then find processes with their libraries loaded.
+    It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
-    num_cpus = request.module.NUM_CPUS
-    if not ray.is_initialized() or ray.cluster_resources()["CPU"] != num_cpus:
-        ray.shutdown()
-        ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=NUM_CPUS, log_to_driver=False, include_dashboard=False)
+
+
+@pytest.fixture
+def joining(cluster: None) -> dict[str, str]:
+    """The environment of a process that joins this process's cluster."""
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -45,6 +46,7 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
+NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
 PATIENCE_S = 900.0  # a busy machine is waited for
 
 
@@ -55,6 +57,16 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
         if time.monotonic() > deadline:
             raise TimeoutError(what if isinstance(what, str) else what())
         time.sleep(0.02)
+
+
+def kill_train_worker() -> bool:
+    """Kill a worker of Ray Train below this process; says whether there was one."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                process.kill()
+                return True
+    return False
 
 
 def answers(url: str) -> bool:

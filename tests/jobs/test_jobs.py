@@ -26,8 +26,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry, uri_of
 
-NUM_CPUS = 4
-
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
     """Train on little, and so slowly that the second validation is no better than the first."""

@@ -16,6 +16,7 @@ import ray
 from conftest import RunHere
 from mlflow.exceptions import MlflowException
 from stores import Store
+from support import NUM_CPUS
 
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
@@ -25,7 +26,6 @@ from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
-NUM_CPUS = 4
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
