@@ -1,6 +1,7 @@
 """What several tests build from: tables, truths, and preparation without Ray."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch.multiprocessing import start_processes
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -67,6 +69,12 @@ def kill_train_worker() -> bool:
                 process.kill()
                 return True
     return False
+
+
+def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
+    """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
+    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
 def answers(url: str) -> bool:
