@@ -43,6 +43,7 @@ from support import (
     prepare_in_process,
     query_table,
     text_table,
+    wait_until,
 )
 from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -269,8 +270,19 @@ def cluster() -> None:
 
     It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
-    if not ray.is_initialized():
+    wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
+
+
+def _start_ray() -> bool:
+    """Start Ray, which gives its processes 30 s; says whether they took less."""
+    try:
         ray.init(address="local", num_cpus=NUM_CPUS, log_to_driver=False, include_dashboard=False)
+    except Exception as error:
+        ray.shutdown()
+        if "timed out during startup" not in str(error):
+            raise
+        return False
+    return True
 
 
 @pytest.fixture
