@@ -82,8 +82,7 @@ def _shares(description: Description) -> ReportTable:
             [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
             for share in description.shares.values()
         ],
-        note="Training draws ads by their clicks: it never sees one without a train click, nor its "
-        "edges.",
+        note="Batches are drawn by clicks: what has no train click is learnt from its edges alone.",
     )
 
 

@@ -120,9 +120,11 @@ class Description:
     @property
     def shares(self) -> dict[str, Share]:
         """What has no click or no edge, by metric name, and how novel the test split's ads are."""
+        queries = self.clicks["train"].per_query
         train, test = self.clicks["train"].per_ad, self.clicks["test"].per_ad
         zero, one = "ads without a train click", "ads with exactly one train click"
         found = {
+            "queries_without_click": _share("train queries without a click", queries == 0),
             "ads_without_click": _share(zero, train == 0),
             "ads_with_one_click": _share(one, train == 1),
             "test_clicks_on_ads_without_click": _share(f"test clicks on {zero}", train == 0, test),

@@ -28,6 +28,7 @@ from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.sources import Block, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.validation.leaks import Protocol
 
 NO_AD = 0
 PAIRS_AT_ONCE = 1 << 22
@@ -85,6 +86,8 @@ class SessionSettings:
             all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only what is above 0 counts.
         query_set: Name of the anchor set of queries asked in the same sessions.
         ad_set: Name of the anchor set of ads clicked in the same sessions.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps them.
     """
 
     min_support: int = 2
@@ -95,6 +98,7 @@ class SessionSettings:
     weight: Weight = "cosine"
     query_set: str = "co_session"
     ad_set: str = "co_click"
+    protocol: Protocol = "strict"
 
     def __post_init__(self) -> None:
         """Refuse settings that would leave no edges."""

@@ -65,6 +65,11 @@ class Csr:
         """How many rows there are."""
         return len(self.indptr) - 1
 
+    @property
+    def filled_rows(self) -> Int64s:
+        """(filled rows,) int64, the rows that have entries, ascending."""
+        return np.flatnonzero(np.diff(self.indptr))
+
     def degrees(self, rows: NDArray[Any]) -> Int64s:
         """Count the entries of each of ``rows`` (n,); returns (n,) int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
