@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description.content import Description, Share, quantiles
+from ramen_ray.reports.graph_signal import signal_tables
 from ramen_ray.reports.page import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
@@ -23,6 +24,7 @@ def dataset_tables(description: Description) -> list[ReportTable]:
         _popularity(description),
         _distributions(description),
         _hubs(description),
+        *signal_tables(description.signals),
         _tokens(description),
         _samples(description),
     ]

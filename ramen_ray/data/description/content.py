@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.description.graph_signal import GraphSignal
 from ramen_ray.data.description.samples import SampleQuery
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -88,6 +89,7 @@ class Description:
         max_length: texts with more tokens are cut in training.
         tokenizer: the encoder whose tokenizer counted.
         samples: a few train queries.
+        signals: what each anchor set could bring.
     """
 
     metadata: Mapping[str, Any]
@@ -100,6 +102,7 @@ class Description:
     max_length: int
     tokenizer: str
     samples: list[SampleQuery]
+    signals: Mapping[str, GraphSignal]
 
     @property
     def distributions(self) -> dict[str, Distribution]:
@@ -180,6 +183,8 @@ class Description:
             summary = quantiles(tokens.lengths)
             found |= {f"tokens/{table}/{key}": value for key, value in summary.items()}
             found[f"tokens/{table}/share_too_long"] = self.share_too_long(table).value
+        for name, signal in self.signals.items():
+            found |= {f"signal/{name}/{key}": value for key, value in signal.metrics.items()}
         return found
 
 

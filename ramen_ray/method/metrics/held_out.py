@@ -25,7 +25,7 @@ class HeldOutQueries:
         clicked = self._queries["ad_ids"].combine_chunks()
         rows = pc.list_parent_indices(clicked).to_numpy()
         truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
-        num_queries = np.count_nonzero(train.per_query)
+        num_queries = int((train.per_query > 0).sum())
         self._judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity)
 
     @property

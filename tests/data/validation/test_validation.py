@@ -278,7 +278,12 @@ CASES: dict[str, tuple[Change, list[str]]] = {
                 "error: anchors/my links.parquet: anchor set: 'my links' is "
                 "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
                 "digit or '_', and has at most 100 bytes"
-            )
+            ),
+            (
+                "warning: edges/my links/ad.parquet, row 71, column 'anchor_id': edge that joins a "
+                "held-out query to its answer (1 of 84, 1.2%): ad 'gneiss chert shale northern' "
+                "anchor 'gneiss shale'"
+            ),
         ],
     ),
     "anchor set in a folder": (
@@ -640,12 +645,12 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             "error: queries/train.parquet: no train query has a click",
             (
-                "warning: ads.parquet, row 0, column 'ad_id': ad without a train click (36 of 40, "
-                "90.0%): 0, 1 (row 1), 2 (row 2) and 33 more"
-            ),
-            (
                 "warning: queries/train.parquet, row 0, column 'ad_ids': train query without a "
                 "click (60 of 60, 100.0%): 0, 1 (row 1), 2 (row 2) and 57 more"
+            ),
+            (
+                "warning: ads.parquet, row 0, column 'ad_id': ad without a train click (36 of 40, "
+                "90.0%): 0, 1 (row 1), 2 (row 2) and 33 more"
             ),
         ],
     ),
