@@ -11,10 +11,13 @@ import pytest
 from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
 from transformers import AutoTokenizer
 
+from ramen_ray.config import overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.orchestration.training.checks import check_clicks
+from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")
 
@@ -284,3 +287,6 @@ def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
     assert whole.clicked_queries.tolist() == list(range(60))
     drawn = found.weighted_clicks.draw(np.arange(60), np.full(60, 0.999))
     assert drawn.tolist() == [max(ads, default=-1) for ads in expected]
+    check_clicks(overlay(tiny(), {"training.global_batch_size": 56}), found)
+    with pytest.raises(DatasetError, match="56 train queries with clicks, fewer than"):
+        check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)

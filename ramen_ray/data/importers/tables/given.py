@@ -64,16 +64,20 @@ def stage_filters(piece: Piece, number: int, tables: UserTables, folder: Path) -
     write_findings(folder, f"filters-{number:06d}", found.findings)
 
 
-def given_splits(folder: Path, tables: UserTables, folded: UInt64s) -> NDArray[np.int8]:
+def given_splits(
+    folder: Path, tables: UserTables, folded: UInt64s, clicked: Booleans
+) -> NDArray[np.int8]:
     """Return the split (queries,) of each query as the staged tables give it.
 
     Queries whose texts differ only in case and white space share a split; those without one are in
-    the train split. Where no validation query is given, train queries are held out by their hash.
+    the train split. Where no validation query is given, clicked train queries are held out by their
+    hash.
 
     Args:
         folder: staging folder.
         tables: with ``skip_bad_rows``, -1 marks the queries that are given two splits.
         folded: (queries,) hashes of their folded texts.
+        clicked: (queries,) whether anybody clicked for a query of that text.
 
     Raises:
         DatasetError: queries are given two splits.
@@ -92,8 +96,8 @@ def given_splits(folder: Path, tables: UserTables, folded: UInt64s) -> NDArray[n
     splits = np.where(highest < 0, _TRAIN, highest)[group]
     if not (splits == _VALIDATION).any():
         drawn = uniforms((tables.splits.seed, _KEY), folded)
-        is_held_out = (splits == _TRAIN) & (drawn < tables.splits.validation_fraction)
-        splits[is_held_out] = _VALIDATION
+        is_held_out = clicked & (drawn < tables.splits.validation_fraction)
+        splits[is_held_out & (splits == _TRAIN)] = _VALIDATION
     splits[in_two] = -1
     return splits.astype(np.int8)
 

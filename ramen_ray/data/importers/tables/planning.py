@@ -75,7 +75,7 @@ def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
         ads_of_query += np.bincount(query[ad_stays[ad]], minlength=num_queries)
     splits = _splits(periods, folded, tables.splits)
     if tables.given_splits:
-        splits = given_splits(folder, tables, folded)
+        splits = given_splits(folder, tables, folded, periods != _NOT_CLICKED)
     unclicked = ads_of_query == 0
     stays = ads_of_query >= max(tables.fewest_ads, 1)
     if not tables.fewest_ads:
@@ -100,8 +100,9 @@ def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
 _ADVICE = {
     "train": "ask for fewer test and validation queries, check splits.test_from and"
     " splits.validation_from, or lower the minimum counts",
-    "validation": "raise splits.validation_fraction, or check splits.validation_from",
-    "test": "raise splits.test_fraction, or check splits.test_from",
+    "validation": "raise splits.validation_fraction, or check splits.validation_from or the given"
+    " splits",
+    "test": "raise splits.test_fraction, or check splits.test_from or the given splits",
 }
 
 
