@@ -74,7 +74,7 @@ class Shop:
                 dropped = {ADS[ad] for query, ad in self.filters if query == number} | own
                 if split != "train":
                     filters[split] |= {(text, ad) for ad in dropped}
-        return queries, dict(filters)
+        return queries, {split: pairs for split, pairs in filters.items() if pairs}
 
 
 def _contents(dataset: Dataset) -> tuple[Any, Any]:
