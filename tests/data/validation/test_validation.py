@@ -649,6 +649,10 @@ CASES: dict[str, tuple[Change, list[str]]] = {
                 "click (60 of 60, 100.0%): 0, 1 (row 1), 2 (row 2) and 57 more"
             ),
             (
+                "warning: queries/train.parquet, row 59, column 'query_id': train query without a "
+                "click or an edge (1 of 60, 1.7%): 59"
+            ),
+            (
                 "warning: ads.parquet, row 0, column 'ad_id': ad without a train click (36 of 40, "
                 "90.0%): 0, 1 (row 1), 2 (row 2) and 33 more"
             ),
