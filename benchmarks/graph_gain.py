@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from benchmarks.in_process import (
     train,
     with_occurring_tokens,
 )
-from ramen_ray.config import RunConfig, flatten, overlay
+from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
@@ -50,7 +51,7 @@ STORE = CACHE / "graph_gain"
 VERSION = 1
 """Change it with what a run computes, so that kept runs are not taken for new ones."""
 OVERALL = ("P@1", "P@5", "N@5", "PSP@5", "R@10")
-NO_GRAPH = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
 PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"}
 FIXED = {"regularization.adaptive": False}
 CLICKED = {"regularization.nodes": "clicked"}
@@ -79,33 +80,43 @@ class Arm:
 
 
 def arms(config: RunConfig) -> dict[str, Arm]:
-    """Return the arms of a dataset by name."""
-    clicked = {**PLAIN, **FIXED, "regularization.nodes": "clicked"}
-    without_queries, without_ads = ({**PLAIN, f"regularization.lambda_{side}": {}} for side in "xz")
+    """Return the arms of a dataset by name; "RAMEN" is its preset."""
+    used = {name: w for name, w in config.regularization.lambda_z.items() if w}
+    both = {**PLAIN, "regularization.lambda_x": used}
+    queries = {**both, "regularization.lambda_z": {}}
     unpruned = {"walk.enabled": False, "pruning.mode": "never"}
     found = {
         "base": Arm({**PLAIN, **NO_GRAPH}, None),
         "RAMEN": Arm(PLAIN, "base"),
-        "RAMEN, fixed λ": Arm({**PLAIN, **FIXED}, "base"),
-        "RAMEN, fixed λ, clicked nodes": Arm(clicked, "base"),
-        "RAMEN, query graph only": Arm(without_ads, "base"),
-        "RAMEN, ad graph only": Arm(without_queries, "base"),
-        "RAMEN, walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
-        "RAMEN, shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
-        "RAMEN, half-random graph": Arm(PLAIN, "base", random_edges=0.5),
-        "fixed λ, shuffled graph": Arm({**PLAIN, **FIXED}, "base", random_edges=1.0),
+        "fixed λ": Arm({**PLAIN, **FIXED}, "base"),
+        "fixed λ, clicked nodes": Arm({**PLAIN, **FIXED, **CLICKED}, "base"),
+        "both sides": Arm(both, "base"),
+        "both sides, fixed λ, clicked nodes": Arm({**both, **FIXED, **CLICKED}, "base"),
+        "query graph only": Arm(queries, "base"),
+        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
+        "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
+        "shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
+        "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
+        "shuffled graph, fixed λ": Arm({**PLAIN, **FIXED}, "base", random_edges=1.0),
         "AugGT": Arm({**PLAIN, **NO_GRAPH}, "base", propagated=True),
         "quarter of the clicks: base": Arm({**PLAIN, **NO_GRAPH}, None, share=0.25),
         "quarter of the clicks: RAMEN": Arm(PLAIN, "quarter of the clicks: base", share=0.25),
         "ance": Arm({**unpruned, **NO_GRAPH}, None),
-        "ance, RAMEN": Arm(unpruned, "ance"),
-        "ance, RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+        "ance: RAMEN": Arm(unpruned, "ance"),
+        "ance: RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
     }
-    if published_sets(config) != config:
+    for name in Dataset(config.dataset).strict_anchor_sets:
+        if name not in used:
+            other = {**PLAIN, **NO_GRAPH, "regularization.lambda_z": {name: 0.3}}
+            found[f"`{name}` alone"] = Arm(other, "base")
+            found[f"`{name}` alone, fixed λ"] = Arm({**other, **FIXED}, "base")
+    if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
         found |= {
             "as published: RAMEN": Arm(PLAIN, "base", published=True),
-            "as published: RAMEN, fixed λ": Arm({**PLAIN, **FIXED}, "base", published=True),
-            "as published: RAMEN, fixed λ, clicked nodes": Arm(clicked, "base", published=True),
+            "as published: both sides, fixed λ": Arm({**both, **FIXED}, "base", published=True),
+            "as published: both sides, fixed λ, clicked nodes": Arm(
+                {**both, **FIXED, **CLICKED}, "base", published=True
+            ),
         }
     return found
 
@@ -118,6 +129,7 @@ def published_sets(config: RunConfig) -> RunConfig:
         return {
             name + PUBLISHED if name + PUBLISHED in known else name: weight
             for name, weight in weights.items()
+            if weight
         }
 
     used = config.regularization
@@ -156,7 +168,7 @@ def measured(preset: RunConfig, arm: Arm, seed: int, split: str) -> dict[str, Pe
         config = published_sets(config)
     if arm.propagated:
         config = overlay(config, {"dataset": str(propagated(preset))})
-    data = dataset_of(config)
+    data = dataset_of(config.dataset, config.encoder)
     content = [VERSION, flatten(config), data.path.name, arm.share, arm.random_edges, split]
     key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
     file = STORE / f"{key}.npz"
@@ -168,20 +180,23 @@ def measured(preset: RunConfig, arm: Arm, seed: int, split: str) -> dict[str, Pe
         found = judged(evaluate(model, data, split, Propensity())[1][0], data, split)
         STORE.mkdir(parents=True, exist_ok=True)
         np.savez(file, **{name: np.stack(values) for name, values in found.items()})
-        print(f"{data.path.name} {arm} seed {seed}: {time.monotonic() - started:.0f} s", flush=True)
+        seconds = time.monotonic() - started
+        print(f"{config.dataset} seed {seed} {dict(arm.changes)}: {seconds:.0f} s", flush=True)
     stored = np.load(file)
     return {name: (stored[name][0], stored[name][1]) for name in stored.files}
 
 
-def dataset_of(config: RunConfig) -> Prepared:
-    """Return a run's dataset, prepared once, with the tokens that occur in it."""
-    data = prepared(config.dataset, config.encoder)
+@cache
+def dataset_of(dataset: str, encoder: EncoderConfig) -> Prepared:
+    """Return a dataset, prepared once, with the tokens that occur in it."""
+    data = prepared(dataset, encoder)
     return with_occurring_tokens(data, CACHE / f"tokens_{data.path.name}")
 
 
 def propagated(config: RunConfig) -> Path:
     """Write the dataset with clicks propagated over the graphs of a run (AugGT)."""
-    sets = tuple(sorted({*config.regularization.lambda_x, *config.regularization.lambda_z}))
+    weights = config.regularization.lambda_z
+    sets = tuple(sorted(name for name, weight in weights.items() if weight))
     folder = CACHE / f"auggt_{Path(config.dataset).name}"
     if not folder.exists():
         propagate_clicks(Path(config.dataset), folder, PropagationSettings(anchor_sets=sets))

@@ -132,8 +132,10 @@ def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs
         tables = [nodes, data.anchors(one.anchor_set)]
         rows, positions = number_distinct(tables)
         embedded = [model.embed_texts(table, of) for table, of in zip(tables, rows, strict=True)]
-        found = [TextEmbeddings(np.concatenate(embedded), part) for part in positions]
-        kept[one] = prune(edges, *found, config.pruning.prune_threshold).edges
+        of_nodes, of_anchors = (
+            TextEmbeddings(np.concatenate(embedded), part) for part in positions
+        )
+        kept[one] = prune(edges, of_nodes, of_anchors, config.pruning.prune_threshold).edges
     return kept
 
 

@@ -16,6 +16,7 @@ os.environ["RAY_ADDRESS"] = "local"  # never use the cluster of another test or 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine is waited for
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
 os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
@@ -34,7 +35,16 @@ import pytest
 import ray
 import torch
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
+from support import (
+    MAX_LENGTH,
+    NUM_CPUS,
+    PATIENCE_S,
+    node_edges,
+    prepare_in_process,
+    query_table,
+    text_table,
+    wait_until,
+)
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
@@ -58,6 +68,7 @@ TOPICS = {
     "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
+LONGEST = ("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs")
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -102,8 +113,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that need Ray go first: they take the longest."""
-    items.sort(key=lambda item: not {"ray", "NUM_CPUS"} & vars(item.module).keys())
+    """Files that take longest go first, so that two processes end together."""
+    with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        return ranks.get(item.path.stem, len(ranks)), item.path not in with_ray
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -209,8 +226,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs put prepared data, and find what earlier runs prepared."""
-    return tmp_path_factory.mktemp("prepared_by_runs")
+    """Where runs put the data that they prepare, and find what an earlier one has prepared.
+
+    Processes that share the tests share it too.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "prepared_by_runs"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +265,30 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> None:
-    """A Ray cluster in this process with the module's NUM_CPUS as its number of CPUs.
+def cluster() -> None:
+    """A Ray cluster in this process.
 
-    The next module uses it too, and finds processes that have loaded their libraries.
+    It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
-    num_cpus = request.module.NUM_CPUS
-    if not ray.is_initialized() or ray.cluster_resources()["CPU"] != num_cpus:
+    wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
+
+
+def _start_ray() -> bool:
+    """Start Ray, which gives its processes 30 s; says whether they took less."""
+    try:
+        ray.init(address="local", num_cpus=NUM_CPUS, log_to_driver=False, include_dashboard=False)
+    except Exception as error:
         ray.shutdown()
-        ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
+        if "timed out during startup" not in str(error):
+            raise
+        return False
+    return True
+
+
+@pytest.fixture
+def joining(cluster: None) -> dict[str, str]:
+    """The environment of a process that joins this process's cluster."""
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Helpers of several tests: tables, clicks, and preparation without Ray."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch.multiprocessing import start_processes
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -45,7 +48,8 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
-PATIENCE_S = 900.0  # enough for a busy machine
+NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
+PATIENCE_S = 900.0  # a busy machine is waited for
 
 
 def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
@@ -55,6 +59,22 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
         if time.monotonic() > deadline:
             raise TimeoutError(what if isinstance(what, str) else what())
         time.sleep(0.02)
+
+
+def kill_train_worker() -> bool:
+    """Kill a worker of Ray Train below this process; says whether there was one."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                process.kill()
+                return True
+    return False
+
+
+def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
+    """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
+    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
 def answers(url: str) -> bool:

@@ -1,6 +1,6 @@
 """Embeddings of the texts of tables, streamed through Ray Data into one file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
 
 TEXTS_PER_BATCH = 65_536
+FEW_TEXTS = 500  # embedding them on a CPU takes less than the start of a task's process
 
 View = Literal["queries", "ads", "texts"]
 """Which method of the model embeds a text: ``embed_queries``, ``embed_ads`` or ``embed_texts``."""
@@ -63,6 +64,8 @@ def embed_tables(
 ) -> NDArray[Any]:
     """Embed texts into ``file``, one table after another; memory holds a few batches.
 
+    Few texts are embedded in this process, unless tasks would have a GPU.
+
     Args:
         model: folder of the model, which all machines can reach.
         tables: the texts.
@@ -73,17 +76,11 @@ def embed_tables(
     Returns:
         (texts of all tables, D), mapped from ``file``.
     """
-    quiet_ray_data()
-    batches = _batches(tables)
-    embedded = ray.data.from_items(batches, override_num_blocks=len(batches)).map(
-        _Embed(model, tables, resources, dtype),
-        compute=ray.data.TaskPoolStrategy(None if resources.num_cpus or resources.num_gpus else 1),
-        num_cpus=resources.num_cpus,
-        num_gpus=resources.num_gpus,
-    )
     shape = (sum(len(one.rows) for one in tables), load_model(model).dim)
     embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-    for batch in embedded.iter_rows():
+    batches, embed = _batches(tables), _Embed(model, tables, resources, dtype)
+    is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
+    for batch in map(embed, batches) if is_small else _stream(batches, embed):
         embeddings[batch["first"] :][: len(batch["embeddings"])] = batch["embeddings"]
     return embeddings
 
@@ -140,6 +137,19 @@ class _Embed:
         embed = _view(model, table.view)
         embeddings = embed(TokenTable.open(table.table), chosen, use_bf16)
         return {"first": batch["first"], "embeddings": embeddings.astype(self.dtype)}
+
+
+def _stream(batches: list[dict[str, int]], embed: _Embed) -> Iterator[dict[str, Any]]:
+    """Embed batches in tasks of Ray Data; they come in any order."""
+    quiet_ray_data()
+    resources = embed.resources
+    embedded = ray.data.from_items(batches, override_num_blocks=len(batches)).map(
+        embed,
+        compute=ray.data.TaskPoolStrategy(None if resources.num_cpus or resources.num_gpus else 1),
+        num_cpus=resources.num_cpus,
+        num_gpus=resources.num_gpus,
+    )
+    yield from embedded.iter_rows()
 
 
 def _view(model: DualEncoder, view: View) -> Any:

@@ -26,8 +26,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry, uri_of
 
-NUM_CPUS = 4
-
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
     """Train on little data, so slowly that the second validation is no better than the first."""
@@ -101,6 +99,8 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
+    assert not [name for name in run.data.metrics if name.startswith("graph/")]
+    assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
     assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine

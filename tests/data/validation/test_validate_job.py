@@ -19,8 +19,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation import pipeline
 
-NUM_CPUS = 4
-
 
 @pytest.fixture
 def copied(dataset_path: Path, tmp_path: Path) -> Path:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import csr_of, rows_of
-from torch import Tensor, distributed, multiprocessing, nn
+from support import csr_of, rows_of, run_in_two_processes
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
@@ -246,7 +246,7 @@ def test_two_workers_move_the_weights_as_one(
 ) -> None:
     sampler = _sampler(prepared_bag)
     expected = _weights(_state(_bag(encoder_path), sampler), sampler, 6)
-    multiprocessing.spawn(_two_workers, (tmp_path, encoder_path, prepared_bag.path), nprocs=2)
+    run_in_two_processes(_two_workers, tmp_path, encoder_path, prepared_bag.path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0] == found[1]
     assert np.array(found[0]) == pytest.approx(np.array(expected), rel=1e-4)

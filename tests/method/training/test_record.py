@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from support import run_in_two_processes
+from torch import distributed, nn
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -198,7 +199,7 @@ def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, 
     """Return the results of every run, by number of workers and case."""
     two = folder / "two"
     two.mkdir()
-    multiprocessing.spawn(_worker, (two, encoder, prepared), nprocs=2)
+    run_in_two_processes(_worker, two, encoder, prepared)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

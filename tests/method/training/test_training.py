@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import csr_of, rows_of
-from torch import Tensor, distributed, multiprocessing, nn
+from support import csr_of, rows_of, run_in_two_processes
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -398,7 +398,7 @@ def two_workers(
     """The folder where each of two processes wrote the results of its three steps."""
     folder = tmp_path_factory.mktemp("workers")
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
-    multiprocessing.spawn(_two_workers, (folder, encoder_path, paths), nprocs=2)
+    run_in_two_processes(_two_workers, folder, encoder_path, paths)
     return folder
 
 

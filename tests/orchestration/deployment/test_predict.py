@@ -16,6 +16,7 @@ import ray
 from conftest import RunHere
 from mlflow.exceptions import MlflowException
 from stores import Store
+from support import NUM_CPUS
 
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
@@ -25,7 +26,6 @@ from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
-NUM_CPUS = 4
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
@@ -115,63 +115,48 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
-def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
-    cluster: None, run: Run, tmp_path: Path
+def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
+    cluster: None, store: Store, run: Run, tmp_path: Path
 ) -> None:
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
-    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
-    assert run(predict, **flags)[0] == 0
-    pq.write_table(pa.table({"text": ["tango", "waltz"]}), queries)
-    code, said = run(predict, **flags)
-    assert code == 2
-    assert "has predictions of a different call (queries differ); choose another folder" in said
-
-
-def test_queries_are_told_apart_by_what_they_say_not_by_size_and_time(
-    cluster: None, run: Run, tmp_path: Path
-) -> None:
-    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+    flags = {"model": "models:/asked/1", "queries": queries, "answers": answers}
 
     def write(*texts: str) -> int:
         pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
-        os.utime(queries, ns=(10**18, 10**18))
         return queries.stat().st_size
 
+    def assert_refused(differs: str) -> None:
+        code, said = run(predict, **flags)
+        assert code == 2
+        other = f"has predictions of another call ({differs} differ); choose another folder"
+        assert other in said
+
+    def set_time() -> None:
+        os.utime(queries, ns=(10**18, 10**18))
+
     size = write("robin", "heron")
+    set_time()
     assert run(predict, **flags)[0] == 0
     os.utime(queries)
     code, said = run(predict, **flags)  # another time, the same queries
     assert code == 0, said
+    write("tango", "waltz", "polka")
+    assert_refused("queries")
     assert write("tango", "waltz") == size
-    code, said = run(predict, **flags)
-    assert code == 2
-    assert "has predictions of a different call (queries differ); choose another folder" in said
+    set_time()
+    assert_refused("queries")
 
-
-def test_a_retriever_whose_files_have_changed_is_another_one(
-    cluster: None, store: Store, run: Run, tmp_path: Path
-) -> None:
-    queries = tmp_path / "queries.parquet"
-    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
-    registry = Registry(store.uri)
-    retriever = registry.look_up("models:/asked/1")
-    artifacts = Path(
-        store.client.get_logged_model(retriever.model_id).artifact_location.removeprefix("file://")
-    )
-    weights = next(artifacts.rglob("*.safetensors"))
+    write("robin", "heron")
+    retriever = Registry(store.uri).look_up("models:/asked/1")
+    location = store.client.get_logged_model(retriever.model_id).artifact_location
+    weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     before, stamp = weights.read_bytes(), weights.stat()
-    flags = {"model": "models:/asked/1", "queries": queries, "answers": tmp_path / "answers"}
-    assert run(predict, **flags)[0] == 0
     try:
         weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        code, said = run(predict, **flags)
+        assert_refused("model_content")
     finally:
         weights.write_bytes(before)
-    assert code == 2
-    assert "has predictions of a different call (model_content differ)" in said
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(

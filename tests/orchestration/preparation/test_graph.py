@@ -26,8 +26,6 @@ from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 
-NUM_CPUS = 4
-
 
 @pytest.fixture
 def path(dataset_path: Path, tmp_path: Path) -> Path:

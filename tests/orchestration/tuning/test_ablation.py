@@ -20,7 +20,6 @@ from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, prop
 from ramen_ray.orchestration.tuning.variants import AblationConfig, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
-NUM_CPUS = 3
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
