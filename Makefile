@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: train lint test test-all clean
 
 train: $(INSTALLED)
-	$(VENV)/bin/python jobs/train.py foldoc
+	$(VENV)/bin/python jobs/train.py rdocs --with-base
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

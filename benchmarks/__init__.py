@@ -1,1 +1,1 @@
-"""Measurements of both sides of a comparison in one run; the last line of each is JSON."""
+"""Benchmarks: each measures both sides of a comparison in one run; its last line is JSON."""

@@ -1,13 +1,13 @@
-"""How much of a run's training waits for pruning and for new shortlists, and what the graph costs.
+"""How long training waits for pruning and for new shortlists, and what the graph costs.
 
-Three runs of the preset foldoc with the base ance train through Ray, one after the other, each with
+Three runs of the preset foldoc with the base ance train through Ray, one after another, each with
 one CPU for the worker, so that a background task has the other: `base` without a graph, `ramen`
 with the preset's graph, pruned, and `synchronous`, which is `ramen` but waits for each pruning and
-each making of shortlists. Of ten epochs, shortlists are due after 3 and 6, where training waits
-after 9 too, and pruning after 4 and 7, as the preset says. `share_waited` is the time in which
-training stood still for them at the start of epochs, over that and the seconds of training
-(validations and checkpoints are in neither); `task_s` is what one pruning and one making took last.
-`ratio` is `ramen` over `base` in seconds trained and waited.
+each making of shortlists. In ten epochs, shortlists are due after 3 and 6 (and after 9 if training
+waits), and pruning after 4 and 7, as the preset says. `share_waited` is the time for which
+training waited at the start of epochs, as a share of training and waiting (without validations and
+checkpoints); `task_s` is the time of the last pruning and of the last making of shortlists. `ratio`
+is `ramen` over `base` in seconds of training and waiting.
 
     python -m benchmarks.background_tasks [--rounds 1]
 """

@@ -1,4 +1,4 @@
-"""The hand-written side of `epoch_overhead`: a plain PyTorch loop over batches held in memory.
+"""The hand-written side of `epoch_overhead`: a plain PyTorch loop over batches in memory.
 
 It imports neither Ray nor MLflow. The token ids, positions and positive masks of every step are in
 memory before the clock starts. Draws, pools, model, loss and optimiser are the project's, so that
@@ -82,7 +82,7 @@ def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
     batch = sampler.draw(step, Sources(data.graphs), objective.regularizers)
     texts = DistinctTexts.from_batch(batch, data.tables)
     tokens = gather_tokens(texts.tables, texts.rows, list(data.tables.values()))
-    # A text's place stands for its embedding, so that "vectors" are where to find them.
+    # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
     places = EncodedBatch(data, batch, batch, texts, torch.arange(len(texts.rows)))
     comparisons = []
     for term in objective.terms:

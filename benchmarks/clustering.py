@@ -1,7 +1,7 @@
-"""Speed of the balanced clusters that NGAME's batches are made of, against faiss's k-means.
+"""Speed of balanced clustering, which NGAME's batches need, against faiss's k-means.
 
-Rows of 384 numbers around centres that themselves lie around centres, in clusters of at most 128.
-The other side does what the project would do with faiss: halve every cluster by its Kmeans with two
+Rows of 384 numbers, drawn around two levels of centres, in clusters of at most 128. The other side
+does what the project would do with faiss: halve every cluster by its Kmeans with two
 centres (spherical, on a sample of 512 rows, its default) and cut in the middle. Both use one thread
 and are measured in processor time, so that other work on the machine matters little. `cosine` is
 the mean similarity of two rows of a cluster, `random_cosine` that of random clusters of the same
@@ -94,7 +94,7 @@ def make_rows(num_rows: int) -> Tensor:
 
 
 def halve_with_faiss(embeddings: NDArray[np.float32], cluster_size: int) -> Clusters:
-    """Halve the clusters one after the other, with faiss's centres."""
+    """Halve the clusters one after another, with faiss's centres."""
     rows = np.arange(len(embeddings))
     num_levels = count_levels(len(rows), cluster_size)
     for level in range(num_levels):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds, prepared data, fresh processes and the closing JSON line."""
+"""Helpers of the benchmarks: rounds, prepared data, fresh processes, the JSON line at the end."""
 
 import json
 import multiprocessing
@@ -42,7 +42,7 @@ _LOAD_BEFORE = os.getloadavg()[0]
 
 
 def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """Run the sides one after the other, ``rounds`` times (A B A B ...); returns what they gave."""
+    """Run the sides in turns, ``rounds`` times (A B A B ...); returns their results."""
     results: dict[str, list[T]] = {side: [] for side in sides}
     for number in range(1, rounds + 1):
         for side, run in sides.items():
@@ -68,7 +68,7 @@ def finish(ratio: float, figures: Mapping[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine: processor, cores, memory, load beforehand, and versions that matter."""
+    """Describe the machine: processor, cores, memory, load, and versions of main packages."""
     import torch
 
     names = [line for line in _cpuinfo() if line.startswith("model name")]
@@ -93,7 +93,7 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
 
 @contextmanager
 def sampled_memory() -> Iterator[dict[str, int]]:
-    """Sample the peak bytes of this process, of those below it, and of Ray's object store."""
+    """Sample the peak memory of this process, of its children, and of Ray's object store."""
     peaks = {"driver": 0, "below": 0, "object_store": 0}
     stored_before = shutil.disk_usage("/dev/shm").used
     stop = threading.Event()

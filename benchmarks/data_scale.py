@@ -1,9 +1,9 @@
 """Memory of the driver while the data pipeline prepares ever larger data.
 
-Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks a query, one anchor set with
-5 edges a query and an ad, texts of 3 to 8 words) are generated and prepared, each in a process of
-its own; its memory is sampled meanwhile, and so are that of its Ray processes (without what they
-share) and the growth of /dev/shm, where Ray's object store lies.
+Datasets of 10K, 100K and 1M train queries (half as many ads, 2 clicks per query, one anchor set
+with 5 edges per query and ad, texts of 3 to 8 words) are generated and prepared, each in a process
+of its own. Its memory is sampled, and so are that of its Ray processes (without what they share)
+and the growth of /dev/shm, where Ray's object store is.
 `ratio` is the driver's peak at 1M over that at 10K.
 
     python -m benchmarks.data_scale [--sizes 10000 100000 1000000]
@@ -87,7 +87,7 @@ def _edges(draw: np.random.Generator, id_column: str, num_nodes: int, num_anchor
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Prepare ``folder/dataset`` and sample the memory of this process and of those below it."""
+    """Prepare ``folder/dataset`` and sample the memory of this process and its children."""
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.pipeline import prepare
     from ramen_ray.orchestration.training.components import encoder_tokenizer

@@ -1,4 +1,4 @@
-"""What Ray, MLflow and memory-mapped data cost an epoch, over a bare loop with all in memory.
+"""What Ray, MLflow and memory-mapped data cost per epoch, against a bare loop in memory.
 
 One side is the whole project: `python jobs/train.py foldoc` with all-MiniLM cut to two layers and
 both anchor sets, batches of 256, one Ray Train worker of two threads, a fresh output folder, every
@@ -34,7 +34,7 @@ def main() -> None:
     """Alternate the two sides and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2, help="two at least")
+    parser.add_argument("--epochs", type=int, default=2, help="at least two")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), options.epochs)

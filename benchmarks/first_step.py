@@ -1,4 +1,4 @@
-"""Seconds from the command to the end of the first training step, and where they go.
+"""Seconds from the command to the end of the first training step, part by part.
 
 `python jobs/train.py tiny` runs once with an empty cache and once with the prepared data there; a
 bare script (import torch and transformers, load the same encoder, tokenise the queries and ads, do

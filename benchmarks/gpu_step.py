@@ -1,8 +1,8 @@
 """The training step on a GPU: tokens/s, share of the bf16 matmul rate, memory. Needs no Ray.
 
-A DistilBERT-size encoder with random weights, batch 1024, made texts of 3 to 12 tokens, two anchor
-sets, bf16 autocast. The step's useful operations (6 per token and encoder weight, plus attention)
-over its time are set against a large bf16 matrix product, measured in turns with it: `ratio`.
+A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two
+anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
+weight, plus attention) per second with those of a large bf16 matrix product, measured in turns.
 
     python -m benchmarks.gpu_step [--rounds 3] [--steps 20]
 """
@@ -92,7 +92,7 @@ def _texts(draw: np.random.Generator, count: int) -> TokenTable:
 def _steps(
     state: TrainState, sampler: Sampler, steps: int, device: torch.device
 ) -> dict[str, float]:
-    """Time ``steps`` steps after two more, and count what the encoder has to do in them."""
+    """Time ``steps`` steps after two untimed ones, and count the encoder's operations."""
     list(train_steps(state, sampler, OBJECTIVE, state.step + 2, use_bf16=True))
     drawn = range(state.step, state.step + steps)
     started = time.perf_counter()

@@ -7,8 +7,8 @@ Each trains on random batches (`in_batch`) and with one hard negative a query, f
 encoder's shortlists (`ance`). Batches are the preset's, two CPU threads, fp32, the first steps of
 each round not timed. foldoc trains all-MiniLM cut to two layers and the bag of embeddings, debian
 the bag. `ratio` is seconds per step of `ance` with the preset's graph in each fourth step over
-`ance` without, for the first encoder. The distinct texts and their tokens per step stand beside
-them, for a step costs what it encodes.
+`ance` without, for the first encoder. The distinct texts and tokens per step are printed too, as
+they determine the cost of a step.
 
     python -m benchmarks.graph_cost [--preset foldoc] [--rounds 3] [--steps 16]
 """
@@ -40,7 +40,7 @@ from ramen_ray.orchestration.training.components import build_model
 from ramen_ray.presets import MINILM, debian, foldoc
 
 WARMUP_STEPS = 4
-BAG_STEPS_PER_STEP = 10  # a step of the bag takes a small part of the transformer's
+BAG_STEPS_PER_STEP = 10  # a step of the bag is much shorter than the transformer's
 LEARNING_RATE = 1e-4
 SHORTLIST_SIZE = 100
 TRANSFORMER = EncoderConfig(pretrained=MINILM, num_layers=2)
@@ -50,14 +50,14 @@ BASES = ("in_batch", "ance")
 
 
 def main() -> None:
-    """Measure one encoder of the preset after the other."""
+    """Measure the encoders of the preset, one after another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", default="foldoc", choices=list(MEASURED))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16, help="timed steps of a round")
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
-    set_verbosity_error()  # it reports the layers that are cut off
+    set_verbosity_error()  # it would report the layers that are cut off
     preset, encoders = MEASURED[options.preset]
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for encoder in encoders:
@@ -101,8 +101,8 @@ def compare(
         here, plain = found[f"{base} {name}"], found[f"{base} base"]
         ratio = here["seconds_per_step"] / plain["seconds_per_step"]
         token_ratio = here["tokens_per_step"] / plain["tokens_per_step"]
-        told = here if name == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
-        figures[base] |= {f"{name}_{what}": value for what, value in told.items()}
+        row = here if name == "base" else {"ratio": ratio, "token_ratio": token_ratio, **here}
+        figures[base] |= {f"{name}_{what}": value for what, value in row.items()}
     return figures
 
 

@@ -1,8 +1,8 @@
-"""Rows a second and peak memory of importing a user's own clicks or edges, at ever larger sizes.
+"""Rows per second and peak memory of importing a user's own clicks or edges, at ever larger sizes.
 
 Clicks (0.1M, 1M, 10M rows of query id, ad id and count) over a fifth as many queries and a tenth as
 many ads, all generated as parquet, are imported with Ray on this machine's cores, each size in a
-process of its own. Memory is sampled meanwhile: of the driver, of its Ray processes (without what
+process of its own. Memory is sampled: of the driver, of its Ray processes (without what
 they share), and of /dev/shm, where Ray's object store lies.
 With ``--edges`` as many edges of a fifth as many queries are added to a dataset directory instead,
 weighted, with half as many anchors, named by their texts.
@@ -84,7 +84,7 @@ def _ids(kind: str, numbers: np.ndarray) -> pa.Array:
 
 
 def measure(folder: Path, num_clicks: int) -> dict[str, float]:
-    """Import the tables in ``folder``, sampling the memory of this process and of those below."""
+    """Import the tables in ``folder``, sampling the memory of this process and its children."""
     from ramen_ray.data.importers.tables.settings import Columns, UserTables
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.tables import import_tables

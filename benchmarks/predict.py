@@ -1,9 +1,9 @@
-"""What jobs/predict.py answers in a second, beside the same retriever called in a process.
+"""Queries per second of jobs/predict.py, against the same retriever called in a process.
 
 The queries are debian's, repeated with a number after each, in a parquet file of ten row groups;
-the retriever is one of debian's ads (flat, torch). By turns, `here` a process calls the loaded
-model, and `job` answers with Ray Data's actors, from parquet to parquet, the start of Ray and the
-loading of the model included; `once_started` counts from the first written partition to the last.
+the retriever is one of debian's ads (flat, torch). In turns, `here` calls the loaded model in a
+process, and `job` answers with Ray Data's actors, from parquet to parquet, including the start of
+Ray and of the model; `once_started` counts from the first written partition to the last.
 All on two threads. `ratio` is the job's queries per second over those of the process.
 
     python -m benchmarks.predict [--queries 50000] [--layers 6] [--rounds 2]
@@ -33,7 +33,7 @@ TOP_K = 10
 
 
 def main() -> None:
-    """Answer by turns."""
+    """Measure both sides in turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--queries", type=int, default=50_000)
     parser.add_argument("--layers", type=int, default=6)
@@ -66,7 +66,7 @@ def write_queries(file: Path, count: int) -> None:
 
 
 def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
-    """Log the retriever in a store in ``folder``; returns its address."""
+    """Log the retriever in a store in ``folder``; returns its URI."""
     made, dataset = make_retriever(folder, data, config), Dataset(DATASET)
     notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
     run = open_run(tracking_uri(folder), "benchmark", "predict", folder)
@@ -74,7 +74,7 @@ def log_model(folder: Path, data: Path, config: EncoderConfig) -> str:
 
 
 def here(folder: Path, model_uri: str) -> dict[str, float]:
-    """Return the seconds of the model alone, which is loaded by then."""
+    """Return the seconds of the loaded model alone."""
     model = Registry(tracking_uri(folder)).load(model_uri)
     texts = pq.read_table(folder / "queries.parquet")["text"].to_pylist()
     model.predict(texts[:100], params={"top_k": TOP_K})

@@ -1,11 +1,11 @@
 """Training throughput of the project's step against sentence-transformers' own trainer.
 
 Both sides train all-MiniLM-L6-v2 (all six layers, fp32, at most 32 tokens, 2 CPU threads, fused
-AdamW) on the very same batches of 256 query-ad pairs: ours by `train_steps` with the triplet loss
+AdamW) on the same batches of 256 query-ad pairs: ours by `train_steps` with the triplet loss
 and no graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` and with
 saving, evaluation, logging and gradient clipping off. Rounds alternate; the first steps of each
 round are not timed. `ratio` is our queries per second over theirs on foldoc; the figures for debian
-(longer texts) stand beside it, and so do the tokens that each side encodes, which explain it.
+(longer texts) are printed too, and so are the tokens that each side encodes, which explain it.
 `--precision bf16` puts both sides under bf16 autocast instead.
 
     python -m benchmarks.sentence_transformers [--rounds 3] [--steps 6] [--no-debian]
@@ -96,7 +96,7 @@ def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, flo
 
 
 def same_pairs(dataset: Dataset, sampler: Sampler, steps: int) -> Pairs:
-    """Spell out, in order, the query-ad pairs that our first ``steps`` steps draw."""
+    """Return the texts of the query-ad pairs that our first ``steps`` steps draw, in order."""
     batches = [draw(sampler, step) for step in range(steps)]
     query_ids = sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
     ad_ids = np.concatenate([batch.ads[:, 0] for batch in batches])
@@ -185,7 +185,7 @@ def count_theirs(batch: dict[str, Any]) -> tuple[int, int]:
 
 @dataclass
 class StepClock(TrainerCallback):
-    """Notes when their steps end."""
+    """Records when the steps of sentence-transformers end."""
 
     ends: list[float] = field(default_factory=list)
 

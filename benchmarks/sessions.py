@@ -1,10 +1,10 @@
-"""Rows a second and peak memory of making co-session graphs from ever larger logs.
+"""Rows per second and peak memory of making co-session graphs from ever larger logs.
 
 Logs of 0.1M and 1M events (CSV; sessions of about 6 events around one topic, queries that follow
 Zipf's law, a third of them unknown to the dataset, clicks on half of the events, and one session
 that holds a hundredth of all events) are made into the anchor sets of a dataset with a tenth as
 many train queries and a twentieth as many ads, each size in a process of its own, on a Ray that
-runs already. Memory is sampled meanwhile: of the driver, of its Ray processes (without what they
+is running already. Memory is sampled: of the driver, of its Ray processes (without what they
 share), and of /dev/shm, where Ray's object store lies.
 `ratio` is the seconds per row at the largest size over those at the size before it.
 
@@ -94,7 +94,7 @@ def _write_dataset(path: Path, queries: pa.Array, num_ads: int, draw: np.random.
 
 
 def measure(folder: Path, num_rows: int) -> dict[str, float]:
-    """Make the graphs, sampling the memory of this process and of those below it."""
+    """Make the graphs, sampling the memory of this process and its children."""
     from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.sessions import add_co_session
@@ -111,7 +111,7 @@ def measure(folder: Path, num_rows: int) -> dict[str, float]:
         "rows_per_s": num_rows / seconds,
         "query_edges": counts["edges/co_session/query"],
         "ad_edges": counts["edges/co_click/ad"],
-        "events_cut_off": counts["events cut off"],
+        "events_dropped": counts["events dropped"],
         "driver_before_mb": before / 1e6,
         "driver_peak_mb": peaks["driver"] / 1e6,
         "ray_processes_peak_mb": peaks["below"] / 1e6,

@@ -5,12 +5,12 @@ node (hyper_link) and 656,086 anchors at 4.7 (category). A node's degree is Pois
 drawn without regard to each other, the anchor of rank r with a probability that falls as 1 / r^0.9
 (links between Wikipedia's pages follow a law close to this): neighbours share no cache lines.
 
-`seconds` is what a run pays for the walked graph of both sides of both sets through Ray's tasks on
-two CPUs: heads dropped, turned round, compiled, walked, joined, written; `processor_s` is what all
-of Ray's processes used meanwhile. `hop_ns` is the walk alone, in one thread of processor time, on
-the largest of the four graphs. A hop reads four unforeseeable places (start and content of an
-anchor's row and of a node's): `read_bound` sets four random reads of 128 MB, by numpy's take,
-against it.
+`seconds` is the time of a run for the walked graphs of both sides of both sets, with Ray's tasks on
+two CPUs: drop heads, transpose, compile, walk, join, write. `processor_s` is the processor time of
+all of Ray's processes. `hop_ns` is the walk alone, in one thread of processor time, on
+the largest of the four graphs. A hop reads four random places in memory (start and content of
+an anchor's row and of a node's): `read_bound` compares it with four random reads of 128 MB by
+numpy's take.
 `ratio` is edges passed per second over those of igraph's random_walk on a tenth of the same graph,
 both in one thread. igraph takes one long walk, since it prepares each call; it neither restarts nor
 counts.
@@ -40,7 +40,7 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 NODES = {"query": 693_082, "ad": 312_330}
 ANCHORS = {"hyper_link": (2_458_399, 38.9), "category": (656_086, 4.7)}
 EXPONENT = 0.9
-REPEATS = 1.02  # what is drawn twice counts once
+REPEATS = 1.02  # duplicates are dropped
 WALKED_ALONE = 20_000
 PEER_SCALE, PEER_NODES = 0.1, 2_000
 EDGES_PER_HOP = 3
@@ -94,7 +94,7 @@ def draw_edges(num_nodes: int, num_anchors: int, degree: float, seed: int) -> Cs
 
 
 def walk_all(folder: Path) -> dict[str, float]:
-    """Make the walked graph as a run does; Ray runs already."""
+    """Make the walked graph as a run does; Ray is running already."""
     import ray
 
     from ramen_ray.orchestration.preparation.walks import walked_edges
@@ -121,7 +121,7 @@ def walk_all(folder: Path) -> dict[str, float]:
 
 
 def _processor_seconds() -> float:
-    """Return what this process and those below it, which is Ray, have used, ended ones included."""
+    """Return the processor time of this process and its children (Ray), including ended ones."""
     here = psutil.Process()
     times = [process.cpu_times() for process in [here, *here.children(recursive=True)]]
     own_and_ended = ("user", "system", "children_user", "children_system")
@@ -129,7 +129,7 @@ def _processor_seconds() -> float:
 
 
 def walk_alone(folder: Path) -> dict[str, float]:
-    """Time the walk itself, and reads of memory that nothing foresees."""
+    """Time the walk itself, and random reads of memory."""
     edges = Csr.open(folder)
     graph = WalkGraph.of(edges, SETTINGS.max_anchor_degree)
     num_nodes = min(WALKED_ALONE, graph.forward.num_rows)

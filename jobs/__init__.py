@@ -1,1 +1,1 @@
-"""What a person or a cluster runs: parse, call one function, set the exit code."""
+"""The commands: each parses its flags, calls one function and sets the exit code."""

@@ -1,7 +1,7 @@
 """Find out whether the graph helps on your data, and which part of it.
 
-Trains the bases and RAMEN on them, and RAMEN with each part taken away, with several seeds each,
-and compares them on the same test queries.
+Trains the bases, RAMEN on each of them, and RAMEN without each of its parts, with several seeds
+each, and compares them on the same test queries.
 
 Examples:
     python jobs/ablate.py foldoc --seeds 3
@@ -9,7 +9,7 @@ Examples:
     python jobs/ablate.py foldoc --dataset path/to/mine --walk.enabled --pruning.mode synchronous
     ray job submit --working-dir . -- python jobs/ablate.py foldoc --output $PWD/outputs
 
-Run the same command again to resume a comparison that was interrupted.
+Run the same command again to resume an interrupted comparison.
 """
 
 import logging

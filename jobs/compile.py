@@ -4,9 +4,9 @@ Examples:
     python jobs/compile.py --model models:/NAME@champion
     python jobs/compile.py --model models:/NAME@challenger --int8
 
-The encoder is compiled to ONNX, and with --int8 computes in 8-bit integers. The result needs ONNX
-Runtime in place of torch. If it is faster and not measurably worse it becomes a new version, which
-takes over the alias if one was named; jobs/promote.py --restore moves the alias back.
+The encoder is compiled to ONNX; with --int8 it computes in 8-bit integers. The result needs ONNX
+Runtime instead of torch. If it is faster and not measurably worse, it becomes a new version and
+takes over the alias if one was given; jobs/promote.py --restore moves the alias back.
 """
 
 import sys
@@ -24,11 +24,11 @@ class CompileSettings(RetrieverSettings):
     """Compile a retriever's encoder."""
 
     int8: bool = False
-    """Compute in 8-bit integers: faster still, and not quite the same."""
+    """Compute in 8-bit integers: even faster, with slightly different scores."""
 
 
 def main() -> None:
-    """Compile, print how the two compare, and name the new retriever."""
+    """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     made = compile_for_cpus(registry, settings.model, settings.int8, settings.output.absolute())

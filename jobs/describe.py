@@ -1,4 +1,4 @@
-"""Describe a dataset directory: its size, graphs, popularity, token lengths, and what lacks clicks.
+"""Describe a dataset directory: size, graphs, popularity, token lengths, and nodes without clicks.
 
 Examples:
     python jobs/describe.py datasets/foldoc
@@ -32,15 +32,15 @@ class DescribeSettings(Section):
     encoder: str = MINILM
     """Encoder whose tokenizer counts the tokens."""
     max_length: int = 32
-    """Say how many texts have more tokens than this."""
+    """Report how many texts have more tokens than this."""
     mlflow: bool = False
-    """Also log the numbers and the page as an MLflow run."""
+    """Also log the figures and the page as an MLflow run."""
     output: Path = Path("outputs")
     """Folder of the page and, unless MLFLOW_TRACKING_URI is set, the MLflow store."""
 
 
 def main() -> None:
-    """Count, print the tables, write the page and say where it is."""
+    """Print the tables, write the page and print where it is."""
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
     description = describe(dataset, settings.encoder, settings.max_length)

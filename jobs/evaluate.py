@@ -24,22 +24,22 @@ class EvaluateSettings(Section):
     """Evaluate a checkpoint and print its metrics."""
 
     checkpoint: Path
-    """Folder of a finished run, for its best checkpoint, or of one checkpoint."""
+    """Folder of a finished run, to use its best checkpoint, or folder of a checkpoint."""
     split: Literal["validation", "test", "zero_shot"] = "test"
     """Split to evaluate on; zero_shot searches among the novel ads only."""
     dataset: str | None = None
-    """Another dataset directory than the one trained on."""
+    """A dataset directory other than the one trained on."""
     json_file: Path | None = None
-    """Also write all metrics there, as JSON."""
+    """Also write all metrics to this file, as JSON."""
     predictions: Path | None = None
-    """Also write each query's best ads there, as parquet, in the dataset's own ids."""
+    """Also write each query's best ads to this file, as parquet, with the dataset's own ids."""
     names: str | None = None
-    """Also estimate how often predictions name another brand, place, ... than the query does.
-    A CSV of kind and name: brand,sony; with a third column same_as also place,nyc,new york."""
+    """Also estimate how often predictions name a different brand, place, ... than the query.
+    A CSV of kind and name, such as brand,sony; optionally same_as: place,nyc,new york."""
 
 
 def main() -> None:
-    """Evaluate, print the tables and say what was written."""
+    """Evaluate, print the tables and the files written."""
     settings = parse_settings(EvaluateSettings, __doc__)
     checkpoint, predictions = settings.checkpoint, settings.predictions
     metrics = evaluate_checkpoint(

@@ -32,11 +32,11 @@ class NewAnchorSet(Section):
     dataset: Annotated[Positional[Path], arg(metavar="DATASET")]
     """Dataset directory that the set is added to."""
     replace: bool = False
-    """Replace an anchor set of that name."""
+    """Replace an anchor set of the same name."""
 
 
 class CoSession(NewAnchorSet):
-    """Tie queries asked, and ads clicked, in the same sessions; held-out queries stay out."""
+    """Link queries searched, and ads clicked, in the same sessions, without held-out queries."""
 
     log: OmitArgPrefixes[SessionLog]
     settings: OmitArgPrefixes[SessionSettings]
@@ -47,7 +47,7 @@ class CoSession(NewAnchorSet):
 
 
 class Similar(NewAnchorSet):
-    """Tie train queries and ads to the texts of others that are most similar."""
+    """Link train queries and ads to the most similar texts of others."""
 
     settings: OmitArgPrefixes[SimilarSettings]
     name: str = "similar"
@@ -59,7 +59,7 @@ class Similar(NewAnchorSet):
 
 
 class Edges(NewAnchorSet):
-    """Bring in edges of your own."""
+    """Import edges of your own."""
 
     name: str
     """What to call the anchor set."""
@@ -78,7 +78,7 @@ ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {
 
 
 def main() -> None:
-    """Make the anchor set that the command line asks for and say what was made."""
+    """Make the anchor set that the command line names, and print what was made."""
     settings = parse_settings(ANCHOR_SETS, __doc__ or "")
     counts = settings.add()
     for what, count in counts.items():

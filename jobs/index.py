@@ -4,7 +4,7 @@ Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet
 
-The result is a new version, which takes over the alias if one was named; jobs/promote.py --restore
+The result is a new version, which takes over the alias if one was given; jobs/promote.py --restore
 moves the alias back.
 """
 
@@ -17,14 +17,14 @@ from ramen_ray.tracking.runs import tracking_uri
 
 
 class IndexSettings(RetrieverSettings):
-    """Index new ads."""
+    """Add new ads to a retriever."""
 
     ads: str
     """CSV, TSV, JSON lines or parquet with columns ad_id and text."""
 
 
 def main() -> None:
-    """Index the ads and name the new retriever."""
+    """Add the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     made = extend_retriever(registry, settings.model, settings.ads, settings.output)

@@ -1,4 +1,4 @@
-r"""Bring data into a dataset directory.
+r"""Import data into a dataset directory.
 
 Examples:
     python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
@@ -13,6 +13,7 @@ Examples:
     python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian
+    python jobs/ingest.py rdocs --source sources/rdocs.tsv --output datasets/rdocs
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
     python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated
@@ -32,6 +33,7 @@ from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.novel import make_novel_split
@@ -52,11 +54,11 @@ class Import(Section):
 
 
 class Tables(Import):
-    """Import your own tables: clicks, and where you have them queries and ads."""
+    """Import your own tables: clicks and, if you have them, queries and ads."""
 
     tables: Annotated[UserTables, tyro.conf.arg(name="")]
     name: str | None = None
-    """Name of the dataset; default the folder's name."""
+    """Name of the dataset; by default that of the folder."""
 
     def run(self) -> Dataset:
         """Import the tables with Ray Data."""
@@ -64,7 +66,7 @@ class Tables(Import):
 
 
 class Xc(Import):
-    """Import a folder of the XC repository, in any of its layouts, with the graphs beside it."""
+    """Import a folder of the XC repository, in any of its layouts, with its graphs."""
 
     source: Path
     """Folder with the data set's files."""
@@ -75,7 +77,7 @@ class Xc(Import):
     validation_fraction: float = 0.1
     """Share of the train queries to hold out, in (0, 1)."""
     seed: int = 0
-    """Seed of that choice."""
+    """Seed of the choice of held-out queries."""
 
     def run(self) -> Dataset:
         """Import the folder."""
@@ -85,7 +87,7 @@ class Xc(Import):
 
 
 class Novel(Import):
-    """Make some ads of a dataset novel: not clicked in training, asked for in the test."""
+    """Make some ads of a dataset novel: they have no clicks in training, only in the test."""
 
     dataset: Path
     """Dataset directory to split."""
@@ -94,7 +96,7 @@ class Novel(Import):
     one_shot: bool = False
     """Leave each novel ad one of its train clicks, drawn uniformly, if it has any."""
     seed: int = 0
-    """Another seed draws other ads."""
+    """Seed of the draws."""
 
     def run(self) -> Dataset:
         """Split the dataset."""
@@ -130,12 +132,24 @@ class Debian(Import):
     """Rebuild the built-in package archive from Packages and vocabulary."""
 
     source: Path
-    """Folder with an index Packages (plain, .xz or .gz), the file vocabulary of Debian's debtags
-    and, to record suite and date, InRelease."""
+    """Folder with a package index (Packages, plain, .xz or .gz), the file vocabulary of Debian's
+    debtags and, to record suite and date, InRelease."""
 
     def run(self) -> Dataset:
         """Rebuild it."""
         return import_debian(self.source, self.output)
+
+
+class Rdocs(Import):
+    """Rebuild the built-in help topics of R from a list of topics."""
+
+    source: Path
+    """The list that ramen_ray/data/importers/rdocs.R writes (plain or .xz), or a folder with it as
+    rdocs.tsv or rdocs.tsv.xz."""
+
+    def run(self) -> Dataset:
+        """Rebuild it."""
+        return import_rdocs(self.source, self.output)
 
 
 IMPORTS: dict[str, type[Import]] = {
@@ -145,6 +159,7 @@ IMPORTS: dict[str, type[Import]] = {
     "propagate": Propagate,
     "foldoc": Foldoc,
     "debian": Debian,
+    "rdocs": Rdocs,
 }
 
 

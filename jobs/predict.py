@@ -4,8 +4,8 @@ Examples:
     python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
     python jobs/predict.py --model models:/NAME/3 --queries logs/ --column query --answers answers
 
-Run the same command again to resume if it was interrupted. The answers are parquet: the queries'
-columns with ad_ids, ads, scores and error.
+Run the same command again to resume an interrupted one. The answers are parquet: the columns of
+the queries, with ad_ids, ads, scores and error.
 """
 
 import logging
@@ -22,15 +22,15 @@ class PredictSettings(RetrieverSettings):
     """Write each query's best ads."""
 
     queries: str
-    """Parquet: a file, a folder or a glob."""
+    """Table of queries in parquet: a file, a folder or a glob."""
     column: str = "text"
     """The column with the queries' texts."""
     answers: Path
-    """Folder to write."""
+    """Folder to write the answers to."""
     top_k: int = 10
     """Ads per query."""
     use_gpu: bool = False
-    """Wait for machines with GPUs; without this, those are used that there are by now."""
+    """Wait for machines with GPUs; by default, GPUs are used only if the cluster has some now."""
 
 
 def main() -> None:

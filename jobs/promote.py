@@ -4,7 +4,7 @@ Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc
     python jobs/promote.py MLFLOW_RUN_ID --name foldoc --metric R@10     a sweep's id: its best run
     python jobs/promote.py outputs/runs/NAME --name foldoc@challenger
-    python jobs/promote.py --restore --name foldoc                       what was champion before
+    python jobs/promote.py --restore --name foldoc                       the previous champion
 
 You can also set the alias by hand in the MLflow UI.
 """
@@ -39,21 +39,21 @@ class PromoteSettings(StoreSettings):
 
 
 def main() -> None:
-    """Promote or restore, and say what decided."""
+    """Promote or restore, and print what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     name, at, given = settings.name.partition("@")
     alias = given if at else CHAMPION
     if settings.restore:
         before, now = registry.restore(name, alias)
-        print(f"{name}@{alias} is version {now} again, no more version {before}")
+        print(f"{name}@{alias} is version {now} again, no longer version {before}")
         return
     if settings.run is None:
-        raise ConfigError("name the run to promote, or give --restore")
+        raise ConfigError("give the run to promote, or --restore")
     try:
         found = promote(registry, settings.run, name, alias, settings.metric, settings.force)
     except IncomparableError as error:
-        raise IncomparableError(f"{error}; --force chooses without") from error
+        raise IncomparableError(f"{error}; --force promotes it anyway") from error
     if found.origin:
         print(found.origin)
     if found.differences:

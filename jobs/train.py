@@ -1,7 +1,8 @@
 """Train a graph-regularised retrieval encoder.
 
 Examples:
-    python jobs/train.py                                  the built-in dictionary of computing
+    python jobs/train.py                                  the built-in help pages of R
+    python jobs/train.py rdocs --with-base                also without the graph: what it brings
     python jobs/train.py debian --seed 1                  another preset, another seed
     python jobs/train.py foldoc --regularization.lambda-x.links 0.3 --training.epochs 30
     python jobs/train.py foldoc --dataset path/to/mine    your own dataset directory
@@ -10,37 +11,43 @@ Examples:
     python jobs/train.py debian --print-config            every setting, and no training
     ray job submit --working-dir . -- python jobs/train.py foldoc --output $PWD/outputs
 
-Run the same command again to resume a run that was interrupted.
+Run the same command again to resume an interrupted run.
 """
 
 import logging
 import sys
 from importlib import import_module
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
-from ramen_ray.config import Section
+from ramen_ray.config import RunConfig, Section
 from ramen_ray.orchestration.cluster.resources import start_ray
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.training.results import TrainResult
 
 # Two threads must not import what both need: Python stops at circular imports. Ray needs neither.
 SLOW_IMPORTS = ("torch", "transformers")
 
 
-class Output(Section):
-    """What the job shows."""
+class JobSettings(Section):
+    """Settings of the job besides the run's."""
 
     print_config: bool = False
-    """Print the whole configuration as JSON, and do nothing else."""
+    """Print the whole configuration as JSON and exit."""
+    with_base: bool = False
+    """Also train without the graph, unless that is done, and print the difference."""
 
 
 def main() -> None:
-    """Parse, train, and say what was learned and where to see it."""
+    """Parse, train, and print the results and where to find them."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
-    shown, config = parse_with_run_config(Output(), __doc__ or "")
-    if shown.print_config:
+    job, config = parse_with_run_config(JobSettings(), __doc__ or "")
+    if job.print_config:
         print(config.model_dump_json(indent=2))
         return
     print(f"command: {training_command(config)}")
@@ -48,17 +55,36 @@ def main() -> None:
     imports.start()  # Ray takes as long to start
     start_ray()
     imports.join()
+    result = _train_beside_base(config) if job.with_base else _train(config)
+    from ramen_ray.tracking.runs import ui_command
+
+    print(f"encoder: {result.encoder}")
+    print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
+    print(f"look at: {ui_command(result.run.uri)}")
+
+
+def _train(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.training.run import fit
 
     result = fit(config)
     from ramen_ray.reports.run import metrics_table
-    from ramen_ray.tracking.runs import ui_command
 
+    Console(width=110).print(metrics_table(result.metrics))
+    return result
+
+
+def _train_beside_base(config: RunConfig) -> "TrainResult":
+    from ramen_ray.orchestration.tuning.beside_base import fit_beside_base
+
+    both = fit_beside_base(config)
+    from ramen_ray.reports.run import difference_table, metrics_table
+
+    metrics, base = both.result.metrics, both.base.metrics["trained"]
+    rows = {"untrained": metrics["untrained"], "base": base, "RAMEN": metrics["trained"]}
     console = Console(width=110)
-    console.print(metrics_table(result.metrics))
-    print(f"encoder: {result.encoder}")
-    print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
-    print(f"look at: {ui_command(result.run.uri)}")
+    console.print(metrics_table(rows))
+    console.print(difference_table(rows["RAMEN"]["test"], both.differences, ("RAMEN", "base")))
+    return both.result
 
 
 def _import_slow_ones() -> None:

@@ -7,8 +7,7 @@ Examples:
     python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
     ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs
 
-Run the same command again to resume a sweep that was interrupted. Spaces are functions in
-tune_spaces/.
+Run the same command again to resume an interrupted sweep. Spaces are functions in tune_spaces/.
 """
 
 import logging
@@ -23,7 +22,7 @@ from tune_spaces import SPACES
 
 
 def main() -> None:
-    """Parse, sweep, and say what was found and where to see it."""
+    """Parse, sweep, and print the results and where to find them."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
     if settings.space not in SPACES:
@@ -38,7 +37,7 @@ def main() -> None:
 
 
 def trial_line(trial: SweepTrial) -> str:
-    """Say in one line what a trial reached with which settings."""
+    """Describe in one line a trial's metric and settings."""
     params = ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in trial.params.items()

@@ -1,11 +1,11 @@
-"""Say what is wrong or doubtful about a dataset directory, and what to do about it.
+"""Report what is wrong or doubtful in a dataset directory, and what to do about it.
 
 Examples:
     python jobs/validate.py datasets/foldoc
     python jobs/validate.py path/to/mine --json-file findings.json
 
-Errors cannot be trained on, warnings can. The exit code is 0 without errors, 1 with errors, and 2
-where there is no dataset directory.
+Training refuses errors, but not warnings. The exit code is 0 without errors, 1 with errors, and 2
+if there is no dataset directory.
 """
 
 import sys
@@ -24,12 +24,12 @@ from ramen_ray.data.validation.structure import inspect_structure
 
 
 class ValidateSettings(Section):
-    """Check a dataset directory; print its tables and what was found, errors first."""
+    """Check a dataset directory; print its tables and the findings, errors first."""
 
     dataset: tyro.conf.Positional[Path]
     """Dataset directory."""
     json_file: Path | None = None
-    """Also write the findings there, as JSON."""
+    """Also write the findings to this file, as JSON."""
 
 
 def main() -> int:

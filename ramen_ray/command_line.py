@@ -1,4 +1,4 @@
-"""From the command line to a configuration and an exit code."""
+"""Parse the command line into settings, and turn errors into exit codes."""
 
 import argparse
 import io
@@ -19,7 +19,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.presets import PRESETS
 
-DEFAULT_PRESET = "foldoc"
+DEFAULT_PRESET = "rdocs"
 DEFAULT_LAMBDA = 0.1
 Settings = TypeVar("Settings", bound=Section)
 
@@ -27,14 +27,14 @@ USER_ERROR_CODE = 2
 
 
 class StoreSettings(Section):
-    """Settings of a job on the retrievers of an MLflow store."""
+    """Settings of a job that works on the retrievers of an MLflow store."""
 
     output: Path = Path("outputs")
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
 
 class RetrieverSettings(StoreSettings):
-    """Settings of a job on one retriever."""
+    """Settings of a job that works on one retriever."""
 
     model: str
     """The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID."""
@@ -64,11 +64,11 @@ def write_json(json_file: Path, content: Any) -> None:
 def parse_settings(
     kind: type[Settings] | Mapping[str, type[Settings]], description: str
 ) -> Settings:
-    """Parse the command line into a job's settings, or those of the job that its first word names.
+    """Parse the command line into the settings of a job, or of the job named by its first word.
 
     Args:
-        kind: the section whose fields become flags, or several by the word that calls each.
-        description: what ``--help`` says first.
+        kind: the section whose fields become flags, or several sections by the first word.
+        description: the beginning of the ``--help`` text.
 
     Raises:
         ConfigError: an argument is unknown, missing or bad.
@@ -86,7 +86,7 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
     """Parse ``[PRESET | --config FILE] [--section.key value ...]``.
 
     With ``--dataset`` the anchor sets of that dataset become the keys of ``lambda_x`` and
-    ``lambda_z``, with the preset's weight or else 0.1.
+    ``lambda_z``, with the preset's weight, else 0.1.
 
     Raises:
         ConfigError: a preset or flag is unknown, or a value or a saved file is bad.
@@ -101,12 +101,12 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
 def parse_with_run_config(
     own: Settings, description: str, argv: Sequence[str] | None = None
 ) -> tuple[Settings, RunConfig]:
-    """Parse like :func:`parse_run_config`, with the flags of a job's own section besides.
+    """Parse like :func:`parse_run_config`, with the flags of a job's own section added.
 
     Args:
         own: the section's defaults.
-        description: what ``--help`` says first.
-        argv: arguments; default those of the process.
+        description: the beginning of the ``--help`` text.
+        argv: arguments; by default those of the process.
 
     Raises:
         ConfigError, DatasetError, SystemExit: as :func:`parse_run_config`.
@@ -153,7 +153,7 @@ def _parse_changes(kind: Any, default: Any, arguments: list[str], description: s
 
 
 def training_command(config: RunConfig) -> str:
-    """Give the command that trains with ``config``, from the preset that needs the fewest flags."""
+    """Return the command that trains with ``config``, from the preset with the fewest flags."""
     commands: list[list[str]] = []
     for name, preset in PRESETS.items():
         own = preset()
@@ -166,7 +166,7 @@ def training_command(config: RunConfig) -> str:
 
 
 def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Spell the settings that differ as flags; a weight that is gone is 0."""
+    """Return the settings that differ as flags; a weight that is missing becomes 0."""
     gone = {key: 0 for key in before if key not in after}
     words = []
     for key, value in {**after, **gone}.items():
@@ -183,11 +183,11 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def train_command(dataset: Path, written: Iterable[str]) -> str:
-    """Give the command that trains on a dataset directory with its new edges.
+    """Return the command that trains on a dataset directory with its new edges.
 
     Args:
         dataset: the dataset directory.
-        written: names of tables; those of edges give the flags.
+        written: names of tables; each table of edges gives a flag.
     """
     words = ["python", "jobs/train.py", "--dataset", str(dataset)]
     for table in written:
@@ -217,7 +217,7 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _in_one_line(box: str) -> str:
-    """Return the text in a box of tyro's without its title, which the text repeats."""
+    """Return the text in tyro's box without the box's title, which the text repeats."""
     _, _, text = box.replace("│", " ").partition("\n")
     parts = [" ".join(part.split()) for part in re.split(r"[─╰╯]+|-{5,}", text)]
     words = "; ".join(part.rstrip(".") for part in parts if part)
@@ -228,14 +228,16 @@ def _in_one_line(box: str) -> str:
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
     """Give ``config`` the anchor sets of the dataset that ``arguments`` name, if they name one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset", nargs="?")  # a missing value is for tyro to report
+    parser.add_argument("--dataset", nargs="?")  # tyro reports a missing value
     path = parser.parse_known_args(arguments)[0].dataset
     if path is None:
         return config
-    anchor_sets = Dataset(path).anchor_sets
+    dataset = Dataset(path)
+    off = dict.fromkeys(dataset.anchor_sets, 0.0)
+    default = off | dict.fromkeys(dataset.strict_anchor_sets, DEFAULT_LAMBDA)
     given = config.regularization
     weights = {
-        side: {name: known.get(name, DEFAULT_LAMBDA) for name in anchor_sets}
+        side: {name: known.get(name, weight) for name, weight in default.items()}
         for side, known in (("lambda_x", given.lambda_x), ("lambda_z", given.lambda_z))
     }
     regularization = given.model_copy(update=weights)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ramen_ray.bases import BASES, BaseName
 from ramen_ray.bases.combination import Combination, HardNegatives, Order
 from ramen_ray.errors import UserError
+from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
 
 Positive = Annotated[int, Field(gt=0)]
@@ -37,7 +38,7 @@ class EncoderConfig(Section):
     kind: Literal["transformer", "bag"] = "transformer"
     """A transformer with pooling, or a bag of token embeddings."""
     pretrained: str
-    """Where it starts from: a local folder, package:MODULE/FOLDER, or a hub id."""
+    """The pretrained encoder to start from: a local folder, package:MODULE/FOLDER, or a hub id."""
     pooling: Literal["mean", "cls"] = "mean"
     """How a transformer's token states become one embedding."""
     num_layers: Positive | None = None
@@ -58,7 +59,7 @@ class OptimizerConfig(Section):
     warmup_fraction: Fraction = 0.1
     """Share of all steps over which the learning rate rises."""
     max_gradient_norm: PositiveFloat | None = None
-    """Clip gradients to this norm; None leaves them."""
+    """Clip gradients to this norm; None does not clip."""
 
 
 class LossConfig(Section):
@@ -73,19 +74,24 @@ class LossConfig(Section):
 
 
 class RegularizationConfig(Section):
-    """Weights of the graph regularisers, per anchor set; what is not named, or 0, costs nothing."""
+    """Weights of the graph regularisers, per anchor set; sets without weight cost nothing."""
 
     lambda_x: dict[str, NotNegative] = {}
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
+    nodes: NodeChoice = "all"
+    """Nodes that are pulled: all that have edges, clicked or not (all), or the queries and ads of
+    the batch, so that ads without clicks are left out (clicked)."""
     every_steps: Positive = 1
     """Draw anchors only in every N-th step, with N times the weight; 4 cuts the graph's cost to
     about a quarter."""
     adaptive: bool = False
-    """Lower each weight while its graph pushes ads behind their nearest rivals; raise it again, at
-    most to the λ given above, while it pushes them ahead."""
-    adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Let each weight grow while its graph pushes ads ahead of their nearest rivals, and shrink
+    while it pushes them behind. λ then only says which regularisers there are."""
+    adaptive_max: PositiveFloat = 0.3
+    """Highest adaptive weight. All start at a tenth of it, and keep at least a hundredth."""
+    adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
 
@@ -96,7 +102,7 @@ class BaseConfig(Section):
     """Where negatives come from: random batches (in_batch), with hard negatives from a shortlist of
     each query's nearest ads (ance), or batches of similar queries (ngame)."""
     order: Order | None = None
-    """Order of the queries: random, or clustered, so that a batch holds similar ones. None takes
+    """Order of the queries: random, or clustered, so that similar ones share a batch. None takes
     the base's."""
     hard_negatives: HardNegatives | None = None
     """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
@@ -105,9 +111,9 @@ class BaseConfig(Section):
     """Make new shortlists and clusters every N epochs. The first shortlists come after N epochs;
     there are no hard negatives until then."""
     num_hard_negatives: Positive = 1
-    """shortlists: ads drawn from each query's in a step; all queries of the batch see them."""
+    """shortlists: ads drawn for each query in a step; they are negatives of the whole batch."""
     shortlist_size: Positive = 100
-    """shortlists: length of each; the query's positives are then dropped from it."""
+    """shortlists: ads of each, before the query's positives are dropped."""
     refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
     """shortlists: make them in the background (asynchronous), or while training waits (synchronous;
     repeatable to the bit)."""
@@ -120,7 +126,7 @@ class BaseConfig(Section):
 
     @property
     def parts(self) -> Combination:
-        """What the base is made of: its own parts, where none are named in their place."""
+        """The parts of the base, with those that are set here in place of its own."""
         own = BASES[self.kind]
         return Combination(self.order or own.order, self.hard_negatives or own.hard_negatives)
 
@@ -129,7 +135,7 @@ class BaseConfig(Section):
         if self.num_hard_negatives > self.shortlist_size:
             raise ValueError(
                 f"num_hard_negatives {self.num_hard_negatives} are drawn from a shortlist of "
-                f"shortlist_size {self.shortlist_size}; draw fewer, or make it longer"
+                f"shortlist_size {self.shortlist_size}; draw fewer, or make the shortlist longer"
             )
         return self
 
@@ -150,7 +156,7 @@ class WalkConfig(Section):
 
 
 class PruningConfig(Section):
-    """Pruning: the encoder in training drops edges between texts that it finds unlike."""
+    """Pruning: the encoder in training drops edges between texts that it finds dissimilar."""
 
     mode: Literal["asynchronous", "synchronous", "never"] = "never"
     """Prune in the background (asynchronous), while training waits (synchronous; repeatable to the
@@ -177,11 +183,11 @@ class TrainingConfig(Section):
     validate_every: Positive = 1
     """Epochs from one validation to the next; the last epoch is always validated."""
     checkpoint_every_steps: Positive | None = None
-    """Also write a checkpoint every so many steps; None writes one after each epoch."""
+    """Also write a checkpoint every N steps; None writes one after each epoch only."""
     selection_metric: str = "P@1"
     """Validation metric that decides which checkpoint is the best; higher is better."""
     early_stop_patience: Positive | None = None
-    """Stop after so many validations without a better one; None trains to the end."""
+    """Stop after N validations without a better one; None trains to the end."""
 
 
 class EvaluationConfig(Section):
@@ -198,7 +204,7 @@ class IndexConfig(Section):
 
     kind: Literal["auto", "flat", "hnsw", "ivf_pq"] = "auto"
     """Search all ads (flat), along a graph (hnsw), or in compressed cells (ivf_pq: least memory);
-    auto goes by the number of ads."""
+    auto chooses by the number of ads."""
 
 
 class WorkersConfig(Section):
@@ -209,7 +215,7 @@ class WorkersConfig(Section):
     use_gpu: bool = False
     """Train on GPUs."""
     gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a GPU that a worker takes; runs of one worker each can share one."""
+    """Share of a GPU that a worker takes; runs with one worker each can share a GPU."""
     cpus_per_worker: Positive = 2
     """CPUs, and CPU threads, of each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3
@@ -221,7 +227,7 @@ class WorkersConfig(Section):
     def _check_gpus(self) -> Self:
         if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker <= 0.5:
             raise ValueError(
-                f"gpus_per_worker {self.gpus_per_worker} lets several of num_workers "
+                f"gpus_per_worker {self.gpus_per_worker} lets several of the num_workers "
                 f"{self.num_workers} share a GPU, over which they cannot exchange gradients; "
                 f"take more than 0.5 for each, or one worker"
             )
@@ -237,10 +243,10 @@ class RunConfig(Section):
     """Seed of every random draw."""
     output: str = "outputs"
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
-    MLflow store. Several machines need a folder that all of them see."""
+    MLflow store. Several machines need a folder that all of them can reach."""
     name: Name | None = None
-    """Name of the run; None derives one from the configuration. An interrupted run resumes when it
-    is started again under its name."""
+    """Name of the run; None makes one from the configuration. An interrupted run resumes when it is
+    started again under its name."""
     experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
     encoder: EncoderConfig
@@ -288,7 +294,7 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Make paths absolute, for Ray's workers have another working directory."""
+    """Make paths absolute, as Ray's workers have a different working directory."""
     paths = {
         "dataset": str(Path(config.dataset).absolute()),
         "output": str(Path(config.output).absolute()),
@@ -297,7 +303,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def flatten(config: Section) -> dict[str, Any]:
-    """Return the tree as dotted keys; :func:`overlay` of them on another tree gives this one."""
+    """Return the tree as dotted keys; :func:`overlay` with them turns any tree into this one."""
     return dict(_leaves("", config.model_dump()))
 
 
@@ -325,7 +331,7 @@ def read_config(file: Path) -> RunConfig:
 
 
 def describe(error: ValidationError) -> str:
-    """Say in one line which keys are wrong, and how."""
+    """Describe in one line which keys are wrong, and how."""
     said = [
         (".".join(map(str, finding["loc"])) or "config", finding["msg"])
         for finding in error.errors()

@@ -1,10 +1,10 @@
-"""What a user can put right: jobs show these errors as one message, without a traceback."""
+"""Errors that a user can correct: jobs show them as one message, without a traceback."""
 
 
 class UserError(ValueError):
-    """Something that the user gave cannot be used; the message says what, where and what to do."""
+    """Input cannot be used; the message says what is wrong, where, and what to do."""
 
 
 def first_line_of(error: Exception) -> str:
-    """Say an error in one line."""
+    """Return an error's message in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Names that come from outside, and become parts of paths, addresses and dotted keys."""
+"""Names that users give, which become parts of paths, URIs and dotted keys."""
 
 import hashlib
 import re
@@ -7,23 +7,23 @@ import unicodedata
 
 from ramen_ray.errors import UserError
 
-MAX_BYTES = 100  # file systems take 255, and names grow by what is made of them
+MAX_BYTES = 100  # file systems allow 255, and other names are made from these
 _DIGEST_BYTES = 4
 
 
 class BadNameError(UserError):
-    """Something cannot be called so; the message says what a name may be."""
+    """A name is not allowed; the message says which names are."""
 
 
 def naming_fault(name: str, dots: bool = True) -> str | None:
-    """Say what a name has to be if ``name`` is none; ``dots`` tells whether it may hold any."""
+    """Say what is wrong with ``name``, or return None; ``dots`` says whether dots are allowed."""
     allowed = r"\w[\w.-]*" if dots else r"\w[\w-]*"
     if re.fullmatch(allowed, name) and len(name.encode()) <= MAX_BYTES:
         return None
     marks = "'.', '_' and '-'" if dots else "'_' and '-'"
     return (
-        f"{reprlib.repr(name)} is no valid name: it may hold letters, digits, {marks}, begins with "
-        f"a letter, a digit or '_', and has at most {MAX_BYTES} bytes"
+        f"{reprlib.repr(name)} is not a valid name: use letters, digits, {marks}, begin with "
+        f"a letter, a digit or '_', and use at most {MAX_BYTES} bytes"
     )
 
 
@@ -31,7 +31,7 @@ def checked_name(name: str) -> str:
     """Return ``name`` as it is.
 
     Raises:
-        BadNameError: it is none.
+        BadNameError: it is not a valid name.
     """
     if fault := naming_fault(name):
         raise BadNameError(fault)
@@ -39,7 +39,7 @@ def checked_name(name: str) -> str:
 
 
 def joined_name(*parts: str) -> str:
-    """Join names by ``-``; what gets too long is cut, and ends with a hash of the whole."""
+    """Join names with ``-``; a name that is too long is cut and gets a hash of the whole."""
     whole = "-".join(parts)
     if len(whole.encode()) <= MAX_BYTES:
         return whole
@@ -49,6 +49,6 @@ def joined_name(*parts: str) -> str:
 
 
 def name_like(text: str, otherwise: str) -> str:
-    """Make a name of a text, such as a folder's name; ``otherwise`` if it has no letter."""
+    """Make a name from a text, such as a folder's name; ``otherwise`` if that gives none."""
     composed = unicodedata.normalize("NFC", text)
     return joined_name(re.sub(r"[^\w.-]+", "-", composed).strip(".-") or otherwise)

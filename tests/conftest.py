@@ -1,4 +1,4 @@
-"""The stand-in world of the tests: a small learnable dataset, a tiny encoder, both prepared."""
+"""Shared fixtures: a small learnable dataset and a tiny encoder, both prepared."""
 
 import os
 import shutil
@@ -12,18 +12,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ["RAY_ADDRESS"] = "local"  # never the cluster of another test or of the machine
+os.environ["RAY_ADDRESS"] = "local"  # never use the cluster of another test or of the machine
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
+os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine is waited for
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
-os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray spells it so
-os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else whatever runs beside starves them
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray's spelling
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["OMP_NUM_THREADS"] = "1"  # more would wait for each other wherever others run, too
-# MLflow finds the server of a model by name, as in an activated environment
+os.environ["OMP_NUM_THREADS"] = "1"  # more threads would wait for each other on a busy machine
+# MLflow looks for a model's server on the path
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 import hypothesis
@@ -34,7 +35,16 @@ import pytest
 import ray
 import torch
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH, PATIENCE_S, node_edges, prepare_in_process, query_table, text_table
+from support import (
+    MAX_LENGTH,
+    NUM_CPUS,
+    PATIENCE_S,
+    node_edges,
+    prepare_in_process,
+    query_table,
+    text_table,
+    wait_until,
+)
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
@@ -58,6 +68,7 @@ TOPICS = {
     "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
+LONGEST = ("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs")
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -97,18 +108,24 @@ def _make_links(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--record`` makes test_record.py write down what it finds."""
+    """``--record`` makes test_record.py record what it finds."""
     parser.addoption("--record", action="store_true")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that need Ray go first: they take the longest."""
-    items.sort(key=lambda item: not {"ray", "NUM_CPUS"} & vars(item.module).keys())
+    """Files that take longest go first, so that two processes end together."""
+    with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        return ranks.get(item.path.stem, len(ranks)), item.path not in with_ray
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _ray_folder() -> Iterator[None]:
-    """A folder of this process's own for Ray, which takes the newest cluster there for its own."""
+    """Give this process its own Ray folder: Ray connects to the newest cluster in its folder."""
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         yield
@@ -209,8 +226,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared_by_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs put the data that they prepare, and find what an earlier one has prepared."""
-    return tmp_path_factory.mktemp("prepared_by_runs")
+    """Where runs put the data that they prepare, and find what an earlier one has prepared.
+
+    Processes that share the tests share it too.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "prepared_by_runs"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +244,7 @@ def small_run(
     prepared_by_runs: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> RunConfig:
-    """A run of seconds on the handmade dataset, in a folder of the module's own."""
+    """A run of a few seconds on the handmade dataset, in a folder of the module's own."""
     output = tmp_path_factory.mktemp("outputs")
     shutil.copy(empty_store, output)
     (output / "prepared").symlink_to(prepared_by_runs)
@@ -242,15 +265,30 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> None:
-    """A Ray cluster in this process with as many CPUs as the module's NUM_CPUS says.
+def cluster() -> None:
+    """A Ray cluster in this process.
 
-    It stays for the next module, whose tasks then find processes with their libraries loaded.
+    It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
-    num_cpus = request.module.NUM_CPUS
-    if not ray.is_initialized() or ray.cluster_resources()["CPU"] != num_cpus:
+    wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
+
+
+def _start_ray() -> bool:
+    """Start Ray, which gives its processes 30 s; says whether they took less."""
+    try:
+        ray.init(address="local", num_cpus=NUM_CPUS, log_to_driver=False, include_dashboard=False)
+    except Exception as error:
         ray.shutdown()
-        ray.init(address="local", num_cpus=num_cpus, log_to_driver=False, include_dashboard=False)
+        if "timed out during startup" not in str(error):
+            raise
+        return False
+    return True
+
+
+@pytest.fixture
+def joining(cluster: None) -> dict[str, str]:
+    """The environment of a process that joins this process's cluster."""
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
 @pytest.fixture(scope="session")
@@ -266,7 +304,7 @@ RunHere = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
-    """Runs a job in this process with the given arguments: its exit code, and what it said."""
+    """Runs a job in this process with arguments; returns its exit code and what it printed."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
     def call(job: ModuleType, *arguments: object) -> tuple[int, str]:
@@ -287,7 +325,7 @@ class Head:
 
 
 def free_port() -> int:
-    """Find a port below those that the system hands out: Ray takes many of these."""
+    """Find a port below the ephemeral ones, many of which Ray uses."""
     while True:
         port = 20_000 + int.from_bytes(os.urandom(2)) % 12_000
         with socket.socket() as listening:

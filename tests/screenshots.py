@@ -11,7 +11,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 SIZE = {"width": 1400, "height": 800}
 METRICS = ["best/validation/P_at_1", "test/P_at_1", "test/R_at_10"]
 PARAMETERS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
-DRAWN_MS = 3000  # charts are drawn a while after their page is there
+DRAWN_MS = 3000  # charts are drawn a while after the page has loaded
 
 
 def take_screenshots(url: str, search: str, folder: Path) -> None:
@@ -54,11 +54,11 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
 
 
 def _show_columns(page: Page) -> None:
-    """Unfold the sweep's trials and show what they sampled and reached."""
+    """Expand the sweep's trials and show their settings and metrics."""
     page.locator("[data-component-id*=runnamecellrenderer]").first.click()
     page.get_by_role("button", name="Columns").click()
     search = page.get_by_placeholder("Search columns")
-    for name in METRICS:  # others whose names hold this one come after it
+    for name in METRICS:  # columns whose names contain this one come after it
         search.fill(name)
         page.get_by_text(name, exact=True).first.click()
     for name in ("Dataset", "Source", "Models", *PARAMETERS):

@@ -1,4 +1,4 @@
-"""A store with retrievers that were not trained but made, better and worse ones."""
+"""A store with retrievers that were made by hand, some better than others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
-"""What several tests build from: tables, truths, and preparation without Ray."""
+"""Helpers of several tests: tables, clicks, and preparation without Ray."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch.multiprocessing import start_processes
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -46,11 +49,12 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
+NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
 PATIENCE_S = 900.0  # a busy machine is waited for
 
 
 def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
-    """Wait until ``holds()`` is true; ``what`` says what did not come about if it never is."""
+    """Wait until ``holds()`` is true; ``what`` says what failed to happen if it never is."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > deadline:
@@ -58,8 +62,24 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
         time.sleep(0.02)
 
 
+def kill_train_worker() -> bool:
+    """Kill a worker of Ray Train below this process; says whether there was one."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                process.kill()
+                return True
+    return False
+
+
+def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
+    """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
+    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    start_processes(worker, arguments, nprocs=2, start_method="forkserver")
+
+
 def answers(url: str) -> bool:
-    """Tell whether a server answers at ``url``."""
+    """Return whether a server answers at ``url``."""
     try:
         urllib.request.urlopen(url, timeout=5).close()
     except OSError:
@@ -69,7 +89,7 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def running(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server with all its processes meanwhile; ``log`` gets what it says."""
+    """Run a server and its child processes until the block ends; its output goes to ``log``."""
     with log.open("wb") as output:
         server = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, **options
@@ -130,7 +150,7 @@ def prepare_in_process(
     num_blocks: int = 1,
     vocab_size: int | None = None,
 ) -> Prepared:
-    """Do what the data pipeline does, without Ray.
+    """Prepare a dataset as the data pipeline does, without Ray.
 
     The sorted rows of all tables are cut into ``num_blocks`` blocks that are written last to first,
     as tasks may finish in any order.

@@ -174,7 +174,7 @@ def test_a_written_file_reads_back_the_same(preset: str, tmp_path: Path):
         ("[]", ["dictionary"]),
         (json.dumps({"optimizer": {"lrr": 1}}), ["optimizer.lrr"]),
         (json.dumps({"training": {"epochs": "many"}}), ["training.epochs"]),
-        (json.dumps({"name": ".."}), ["config.json: name: '..' is no valid name"]),
+        (json.dumps({"name": ".."}), ["config.json: name: '..' is not a valid name"]),
     ],
 )
 def test_a_bad_file_is_refused(content: str | None, fragments: list[str], tmp_path: Path):
@@ -275,6 +275,15 @@ def test_a_dataset_brings_its_anchor_sets_as_flags(dataset_path: Path, tmp_path:
         assert found.dataset == str(dataset_path)
         assert found.regularization.lambda_x == {"links": 0.1, "topics": 0.4}
         assert found.regularization.lambda_z == {"links": 0.7, "topics": 0.1}
+
+
+def test_sets_as_published_are_off_unless_named():
+    arguments = ("tiny", "--dataset", "datasets/rdocs")
+    strict = {"categories": 0.1, "links": 0.1}
+    off = {"categories_published": 0.0, "links_published": 0.0}
+    assert _parse(*arguments).regularization.lambda_x == strict | off
+    found = _parse(*arguments, "--regularization.lambda-z.links-published", "0.3")
+    assert found.regularization.lambda_z == strict | off | {"links_published": 0.3}
 
 
 def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What names from outside may be, and what is made of texts that are none."""
+"""Which names from outside are allowed, and what becomes of other texts."""
 
 import re
 from pathlib import Path
@@ -24,8 +24,8 @@ def test_names_are_taken_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BAD, "é" * 51])
-def test_what_is_no_name_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(BadNameError, match=r"^.* is no valid name: .*$") as refused:
+def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(BadNameError, match=r"^.* is not a valid name: .*$") as refused:
         checked_name(name)
     assert len(str(refused.value)) < 200
 
@@ -50,18 +50,18 @@ def test_a_job_refuses_it_before_it_begins(
     output = tmp_path / "outputs" / "deep"
     code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
     assert code == 2
-    assert re.search(rf"{flag}: .* is no valid name", said)
+    assert re.search(rf"{flag}: .* is not a valid name", said)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
+def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
     dataset_path: Path, tmp_path: Path
 ) -> None:
     assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
     assert dataset_name("mine", Path("/data/my shop (1)")) == "mine"
     for name in BAD:
-        with pytest.raises(DatasetError, match=r"name: .* is no valid name"):
+        with pytest.raises(DatasetError, match=r"name: .* is not a valid name"):
             dataset_name(name, Path("/data/shop"))
         with pytest.raises(DatasetError, match="no valid name"):
             write_dataset(tmp_path / "made", {}, name=name)
@@ -71,7 +71,7 @@ def test_a_dataset_is_named_like_its_folder_or_as_it_is_told(
 
 @pytest.mark.parametrize("name", ["", "a/b", "../evil"])
 @pytest.mark.parametrize("importer", ["tables", "xc"])
-def test_an_import_refuses_a_name_that_is_none(
+def test_an_import_refuses_a_bad_name(
     importer: str, name: str, run_here: RunHere, tmp_path: Path
 ) -> None:
     clicks = tmp_path / "clicks.csv"
@@ -79,5 +79,5 @@ def test_an_import_refuses_a_name_that_is_none(
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
     code, said = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
     assert code == 2
-    assert said.startswith(f"error: name: {name!r} is no valid name")
+    assert said.startswith(f"error: name: {name!r} is not a valid name")
     assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]

@@ -1,7 +1,7 @@
-"""Search spaces for jobs/tune.py: functions that give a sampler for each of some settings.
+"""Search spaces for jobs/tune.py: functions that return samplers for some settings.
 
-A space is a function of the configuration that is tuned. It returns samplers by dotted key, and
-the keys are the flags of jobs/train.py, so that what was found can be pasted behind it.
+A space is a function of the configuration that is tuned. It returns samplers by dotted key. The
+keys are flags of jobs/train.py, so the results can be pasted there.
 """
 
 from tune_spaces.encoder import encoder

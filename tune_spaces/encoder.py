@@ -1,4 +1,4 @@
-"""How large the encoder is, and how its tokens become an embedding."""
+"""Size of the encoder, and how its tokens become an embedding."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ramen_ray.config import RunConfig
 
 
 def encoder(config: RunConfig) -> dict[str, Any]:
-    """Lengths of texts, and for transformers layers and pooling, with the learning rate."""
+    """Text length and learning rate, and for transformers also layers and pooling."""
     length, rate = config.encoder.max_length, config.optimizer.lr
     space: dict[str, Any] = {
         "encoder.max_length": tune.choice(sorted({max(length // 2, 4), length})),

@@ -1,4 +1,4 @@
-"""Which negatives a query is held against."""
+"""Which negatives a query is compared with."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How fast the encoder learns."""
+"""Learning rates, decay and warm-up."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from ramen_ray.config import RunConfig
 def optimizer(config: RunConfig) -> dict[str, Any]:
     """Learning rates around the configured ones, weight decay and warm-up.
 
-    The token embeddings have a rate of their own where the configuration gives one: rare words are
-    seen in few steps.
+    The token embeddings have their own rate if the configuration has one, as rare words are seen in
+    few steps.
     """
     settings = config.optimizer
     space: dict[str, Any] = {

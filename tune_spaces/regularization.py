@@ -1,4 +1,4 @@
-"""How much the graph counts, and how far it is walked."""
+"""Weights of the graph, and how far it is walked."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def regularization(config: RunConfig) -> dict[str, Any]:
     """λ_x and λ_z of every anchor set, the margin, and how near walks stay to their start.
 
     The paper prints no λ; OAK's weights of the same kind are 0.1 and 1. Below 0.01 a regulariser
-    changes nothing that can be seen on the built-in data. Where there is no walk, none is tuned.
+    has no visible effect on the built-in data. Without a walk, its settings are not tuned.
     """
     used = config.regularization
     space: dict[str, Any] = {

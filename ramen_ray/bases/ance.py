@@ -1,4 +1,4 @@
-"""ANCE (Xiong et al., ICLR 2021): hard negatives from an index that is refreshed at times."""
+"""ANCE (Xiong et al., ICLR 2021): hard negatives from an index that is refreshed now and then."""
 
 from ramen_ray.bases.combination import Combination
 

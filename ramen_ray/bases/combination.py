@@ -1,4 +1,4 @@
-"""What a base is made of."""
+"""The parts of a base."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +9,10 @@ HardNegatives = Literal["none", "shortlists"]
 
 @dataclass(frozen=True)
 class Combination:
-    """The parts of a base; every order goes with every kind of hard negatives.
+    """The parts of a base; every order can be combined with every kind of hard negatives.
 
     Attributes:
-        order: of the queries: random, or such that similar ones share a batch.
+        order: the order of the queries: random, or clustered, so that similar ones share a batch.
         hard_negatives: ads drawn for a query besides those of the batch: none, or from shortlists
             of its nearest ads.
     """

@@ -1,4 +1,4 @@
-"""Plain in-batch training: the ads that others drew are each query's negatives."""
+"""Plain in-batch training: a query's negatives are the ads drawn for the other queries."""
 
 from ramen_ray.bases.combination import Combination
 

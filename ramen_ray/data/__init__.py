@@ -1,1 +1,1 @@
-"""The dataset directory, its importers and the tables prepared from it; pyarrow and numpy only."""
+"""The dataset directory, its importers and the arrays prepared from it; only pyarrow and numpy."""

@@ -1,4 +1,4 @@
-"""Names of the array types that signatures use."""
+"""Array types for signatures."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with an input, where, how bad it is, and what to do about it."""
+"""Findings: what is wrong with an input, where, how severe it is, and what to do about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ class Finding:
     """One thing that is wrong with a file.
 
     Attributes:
-        severity: an ``error`` cannot be trained on; a ``warning`` can.
-        file: the file, or the folder that lacks something; in a dataset directory, relative to it.
+        severity: training is refused with an ``error``, and goes on with a ``warning``.
+        file: the file, or the folder where something is missing; relative in a dataset directory.
         message: what is wrong, with an example.
         advice: what to do about it.
-        row: first row concerned: counted from 0 in parquet, the line number (from 1) in text files.
-        column: the column concerned.
+        row: the first such row: counted from 0 in parquet, the line number (from 1) in text files.
+        column: the column.
     """
 
     severity: Severity
@@ -50,10 +50,10 @@ class Finding:
 
 @dataclass
 class Tally:
-    """Rows that break one rule, added as they stream in: all are counted, the first few shown.
+    """Rows that break one rule, collected from a stream: all are counted, the first few shown.
 
     Attributes:
-        severity, message, advice, column: those of the finding.
+        severity, message, advice, column: see :class:`Finding`.
         count: how many values were found so far.
     """
 
@@ -83,7 +83,7 @@ class Tally:
         """Return one finding, or none if nothing was counted.
 
         Args:
-            out_of: how many there are in all; the finding then gives the share.
+            out_of: total number of values; the finding then gives the share.
         """
         if self._first is None:
             return []

@@ -1,1 +1,1 @@
-"""Encoders, losses, sampling, training step, search and metrics; knows neither Ray nor MLflow."""
+"""Encoders, losses, sampling, training step, search and metrics, without Ray and MLflow."""

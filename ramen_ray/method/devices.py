@@ -1,4 +1,4 @@
-"""Arrays on their way to a device."""
+"""Copies of arrays on a device."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy ``array`` to ``device``, without waiting for it."""
+    """Copy ``array`` to ``device`` without waiting for the copy to finish."""
     return torch.from_numpy(array).to(device, non_blocking=True)

@@ -27,7 +27,7 @@ def gather_rows(rows: NDArray[Any], device: torch.device) -> NDArray[Any]:
 
 
 def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArray[Any]:
-    """Return the ``array`` that the worker of rank 0 gives; the others give one of its shape."""
+    """Return the first worker's ``array`` on every worker; all pass arrays of the same shape."""
     if world()[1] == 1:
         return array
     sent = torch.from_numpy(array).to(device)
@@ -36,7 +36,7 @@ def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArra
 
 
 def from_first_worker(number: int, device: torch.device) -> int:
-    """Return the ``number`` that the worker of rank 0 gives, on every worker."""
+    """Return the first worker's ``number`` on every worker."""
     return int(gather_rows(np.array([number]), device)[0])
 
 
@@ -48,14 +48,14 @@ def sum_over_workers(values: Tensor) -> Tensor:
 
 
 def gather_embeddings(embeddings: Tensor) -> Tensor:
-    """Stack the workers' ``embeddings`` (n, D) as (workers, n, D); gradients go to their owners."""
+    """Stack the workers' ``embeddings`` (n, D) as (workers, n, D); gradients flow back to each."""
     if world()[1] == 1:
         return embeddings[None]
     return _GatherWithGradient.apply(embeddings)
 
 
 class _GatherWithGradient(torch.autograd.Function):
-    """All-gather whose backward sums the gradients that every worker has for this one's rows."""
+    """All-gather whose backward sums every worker's gradients for this worker's rows."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor) -> Tensor:
@@ -83,6 +83,6 @@ def gather_arrays(array: NDArray[Any], device: torch.device) -> list[NDArray[Any
 
 
 def own_range(num_rows: int) -> NDArray[np.int64]:
-    """Return this worker's consecutive share of ``num_rows`` rows; shares differ by one at most."""
+    """Return this worker's consecutive share of ``num_rows`` rows; shares differ by at most one."""
     rank, num_workers = world()
     return np.arange(rank * num_rows // num_workers, (rank + 1) * num_rows // num_workers)

@@ -1,1 +1,1 @@
-"""What people look at: tables, plots and pages about runs, sweeps, ablations and datasets."""
+"""Tables, plots and pages about runs, sweeps, ablations and datasets."""

@@ -1,4 +1,4 @@
-"""An ablation's tables and plot: what each variant reaches, and what it gains over its base."""
+"""An ablation's tables and plot: each variant's metrics, and its gains over its base."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,15 +22,16 @@ PLOT_FILE = "ablation.png"
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """What is known of a variant; fractions, by metric, with ``tail/`` for clicks on tail ads only.
+    """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only.
 
     Attributes:
-        means: over the seeds.
+        means: means over the seeds.
         deviations: standard deviations over the seeds.
-        less_base: the difference to the variant's base, with the bounds of its interval; empty for
-            a base.
-        seconds_ratio: seconds trained, and waited for background results, over those of its base.
-        share_waited: share of its seconds that it waited.
+        less_base: the differences to the variant's base, with the bounds of their intervals; empty
+            for a base.
+        seconds_ratio: seconds of training and of waiting for background results, divided by the
+            base's.
+        share_waited: share of its seconds that were spent waiting.
     """
 
     means: Mapping[str, float]
@@ -41,7 +42,7 @@ class VariantFigures:
 
     @property
     def logged(self) -> dict[str, float]:
-        """The figures that are worth a metric."""
+        """The figures to log as metrics."""
         seconds = {"seconds_ratio": self.seconds_ratio, "share_waited": self.share_waited}
         return {**self.means, **seconds}
 
@@ -55,7 +56,7 @@ def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) 
 
 
 def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
-    """Lay out the variants as Markdown tables in per cent, by title: all ads, and tail ads."""
+    """Return Markdown tables of the variants in per cent, by title: all ads, and tail ads."""
     metrics = list(next(iter(variants.values())).means)
     groups = {
         "all ads": [name for name in metrics if not name.startswith(TAIL)],
@@ -94,7 +95,7 @@ def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> st
 
 
 def _difference(value: float, low: float, high: float) -> str:
-    """Spell a difference in points; bold where its interval leaves 0 out."""
+    """Format a difference in points; bold if its interval excludes 0."""
     shown = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
     return f"**{shown}**" if low > 0 or high < 0 else shown
 
@@ -114,7 +115,7 @@ def _markdown(table: Table) -> str:
 
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
-    """Plot each variant's differences to its base with their intervals, a panel a metric."""
+    """Plot each variant's differences to its base with their intervals, one panel per metric."""
     compared = {variant: figures for variant, figures in variants.items() if figures.less_base}
     places = range(len(compared))
     figure, panels = plt.subplots(

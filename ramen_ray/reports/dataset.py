@@ -16,7 +16,7 @@ PLOTTED_VALUES = 100
 
 
 def dataset_tables(description: Description) -> list[ReportTable]:
-    """Lay out a description, the summary first; what needs anchors is left out without them."""
+    """Return a description's tables, summary first; tables of anchors only if there are any."""
     tables = [
         _summary(description),
         _splits(description),
@@ -32,7 +32,7 @@ def dataset_tables(description: Description) -> list[ReportTable]:
 
 
 def dataset_note(description: Description) -> str:
-    """Say where the data is from, as far as ``dataset.json`` does."""
+    """Return where the data is from, as far as ``dataset.json`` says."""
     known = [str(description.metadata.get(key) or "") for key in ("source", "licence")]
     return " · ".join(text for text in known if text)
 
@@ -59,7 +59,7 @@ def _summary(description: Description) -> ReportTable:
         [[*(counts if not row else [""] * len(counts)), *cells] for row, cells in enumerate(rows)],
         text_columns=0,
         note="The columns of Table 9 of the RAMEN paper. Averages are over all ads and all train "
-        "queries, also those without clicks or edges.",
+        "queries, including those without clicks or edges.",
     )
 
 
@@ -106,8 +106,8 @@ def _popularity(description: Description) -> ReportTable:
         "Head, torso and tail",
         ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
         rows,
-        note="Ads by train clicks, about a third of the clicks to each group; ads with equally "
-        "many clicks stay together, ads without any are tail.",
+        note="Ads by train clicks, each group with about a third of the clicks; ads with equally "
+        "many clicks stay together, and ads without any are tail.",
     )
 
 
@@ -131,7 +131,7 @@ def _distributions(description: Description) -> ReportTable:
 
 
 def _degree_plots(description: Description) -> list[Plot]:
-    """Plot clicks over both kinds of nodes, and the edges of all anchor sets over each kind."""
+    """Plot clicks per query and per ad, and edges per node of each kind for all anchor sets."""
     lines: dict[str, dict[str, Int64s]] = {}
     for distribution in description.distributions.values():
         if distribution.of == "clicks":
@@ -152,7 +152,7 @@ def _degree_plots(description: Description) -> list[Plot]:
 def _tail(values: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
     """Return some of the positive values, ascending, and the share of ``values`` at or above each.
 
-    Up to ``PLOTTED_VALUES`` are all returned, of more about so many, even on a logarithmic scale.
+    These are all values up to ``PLOTTED_VALUES``, else about as many, evenly on a log scale.
     """
     found, counts = np.unique(values, return_counts=True)
     share = np.cumsum(counts[::-1])[::-1] / len(values)
@@ -175,7 +175,7 @@ def _hubs(description: Description) -> ReportTable:
         ("anchor set", "anchor", "queries", "ads", "of the set's edges"),
         rows,
         text_columns=2,
-        note="An anchor that joins a large part of the nodes pulls unrelated texts together.",
+        note="An anchor that links a large part of the nodes pulls unrelated texts together.",
     )
 
 
@@ -201,10 +201,10 @@ def _tokens(description: Description) -> ReportTable:
     )
     return ReportTable(
         "Token lengths",
-        ("table", "looked at", "texts", "median", "p90", "p99", "max", f"over {limit}"),
+        ("table", "counted", "texts", "median", "p90", "p99", "max", f"over {limit}"),
         rows,
-        note=f"Uncut, with special tokens, by the tokenizer of {description.tokenizer}. Of a larger"
-        " table a sample drawn by a fixed seed is looked at.",
+        note=f"Before truncation, with special tokens, by the tokenizer of {description.tokenizer}."
+        " Larger tables are sampled with a fixed seed.",
         plots=[plot],
     )
 
@@ -223,7 +223,7 @@ def _samples(description: Description) -> ReportTable:
             for sample in description.samples
         ],
         text_columns=2 + len(names),
-        note="Drawn by a fixed seed.",
+        note="Drawn with a fixed seed.",
     )
 
 

@@ -80,11 +80,11 @@ class Plot:
     """Lines over one pair of axes.
 
     Attributes:
-        x_label: names the abscissa, and so the plot.
-        y_label: names the ordinate.
+        x_label: label of the x axis, which also names the plot.
+        y_label: label of the y axis.
         lines: x and y values by name.
-        log_y: whether the ordinate is logarithmic too; the abscissa always is.
-        mark: abscissa of a vertical line, and its name.
+        log_y: whether the y axis is logarithmic too; the x axis always is.
+        mark: x of a vertical line, and its name.
     """
 
     x_label: str
@@ -96,15 +96,15 @@ class Plot:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with a title, a remark and plots.
+    """A table with a title, a note and plots.
 
     Attributes:
-        title: above the table.
+        title: shown above the table.
         columns: headings.
         rows: cells as they are shown.
-        text_columns: so many first columns hold words, the others numbers.
+        text_columns: number of first columns with words; the others have numbers.
         note: how to read the table.
-        plots: below the table.
+        plots: shown below the table.
     """
 
     title: str
@@ -116,7 +116,7 @@ class ReportTable:
 
 
 def terminal_table(report: ReportTable) -> Table:
-    """Lay a table out for a terminal, without its plots."""
+    """Return a table for a terminal, without its plots."""
     table = Table(title=report.title, caption=report.note, title_justify="left")
     table.caption_justify = "left"
     for place, column in enumerate(report.columns):
@@ -128,9 +128,9 @@ def terminal_table(report: ReportTable) -> Table:
 
 
 def write_page(file: Path, title: str, note: str, tables: Sequence[ReportTable]) -> None:
-    """Write one HTML page of tables and plots that refers to nothing outside of it.
+    """Write one HTML page of tables and plots that loads nothing from elsewhere.
 
-    The file appears whole.
+    The file is never half-written.
 
     Raises:
         TrackingError: ``file`` cannot be written.

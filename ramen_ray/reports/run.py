@@ -1,4 +1,4 @@
-"""What a run shows besides its curves: plots and tables."""
+"""Plots and tables of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +24,11 @@ BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) -> None:
     """Write the run's curves and head/torso/tail bars as PNG files into ``folder``.
 
-    There is a plot of losses, one of validations and, where they moved, one of weights.
+    There is a plot of losses, one of validations and, if weights were adapted, one of weights.
 
     Args:
-        folder: where to write; must exist.
-        run: whose curves are read.
+        folder: the folder to write into; must exist.
+        run: the run whose curves are read.
         untrained: test metrics of the untrained encoder.
         trained: test metrics of the best encoder.
     """
@@ -44,7 +44,7 @@ def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) ->
 
 
 def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
-    """Lay out metrics, given by row and split, as a table in per cent."""
+    """Return a table in per cent of metrics, given by row and split."""
     table = Table("split", "encoder", *TABLE_METRICS)
     splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
     for split in splits:
@@ -59,12 +59,12 @@ def difference_table(
     differences: Mapping[str, tuple[float, float, float]],
     names: tuple[str, str] = ("candidate", "champion"),
 ) -> Table:
-    """Lay out a retriever's metrics beside another's in per cent.
+    """Return a table in per cent of a retriever's metrics beside another's.
 
     Args:
-        metrics: of the first.
+        metrics: metrics of the first.
         differences: by how much they exceed the other's, with the bounds of an interval.
-        names: what the two are called.
+        names: names of the two.
     """
     table = Table("test metric", *names, "difference", "95 % interval")
     for name in TABLE_METRICS:
@@ -75,7 +75,7 @@ def difference_table(
 
 
 def bad_match_table(metrics: Metrics) -> Table:
-    """Lay out bad match rates by the kind of names as a table in per cent."""
+    """Return a table in per cent of bad match rates by kind of names."""
     kinds = [name.rpartition("/")[0] for name in metrics if name.endswith(BAD_MATCHES[0])]
     table = Table("kind of names", "queries with one", *BAD_MATCHES[1:])
     for kind in kinds:

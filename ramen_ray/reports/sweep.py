@@ -1,4 +1,4 @@
-"""What a sweep found: a table of trials, which settings matter, and how they act together."""
+"""A sweep's results: a table of trials, which settings matter, and how they interact."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
 FEWEST = 4
-"""Trials, for a plot or an importance to say something."""
+"""Least number of trials for a plot or importances to be useful."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class SweepTrial:
     """One trial of a sweep.
 
     Attributes:
-        name: of the trial.
-        params: what was sampled, by dotted key.
+        name: the trial's name.
+        params: the sampled settings, by dotted key.
         value: its best value of the metric; None if it has none.
         end: how it ended, in words.
-        mlflow_run_id: its run; None if it never began one.
+        mlflow_run_id: its MLflow run; None if it never started one.
     """
 
     name: str
@@ -44,13 +44,13 @@ class SweepTrial:
 def write_sweep_table(
     folder: Path, trials: Sequence[SweepTrial], metric: str, command: str | None
 ) -> None:
-    """Write the table of trials, the best first, and the command that trains like the best.
+    """Write the table of trials, best first, and the command with the best trial's settings.
 
     Args:
-        folder: made if it is not there; files are replaced.
-        trials: the best first.
-        metric: what their values are of.
-        command: for BEST_FILE, which is not written without.
+        folder: the folder to write into, made if missing; files are replaced.
+        trials: the trials, best first.
+        metric: name of the metric of their values.
+        command: the content of BEST_FILE, which is not written without it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -70,13 +70,13 @@ def write_sweep_plots(
 ) -> None:
     """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG.
 
-    Nothing is written that the trials are too few for.
+    Plots that need more trials are left out.
 
     Args:
-        folder: must exist.
-        trials: those without a value are left out.
-        distributions: Optuna's, of all settings, by dotted key.
-        metric: what the values are of; higher is better.
+        folder: the folder to write into; must exist.
+        trials: the trials; those without a value are ignored.
+        distributions: Optuna's distributions of all settings, by dotted key.
+        metric: name of the metric of the values; higher is better.
     """
     study = _study(trials, distributions)
     if len(study.trials) < FEWEST:
@@ -96,7 +96,7 @@ def parameter_importances(
 ) -> dict[str, float]:
     """Return the share of the metric's variance that each setting explains (Optuna's fANOVA).
 
-    Empty where there are too few trials to say.
+    Empty if there are too few trials.
     """
     study = _study(trials, distributions)
     if not _has_importances(study):
@@ -115,7 +115,7 @@ def _has_importances(study: optuna.Study) -> bool:
 def _study(
     trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
 ) -> optuna.Study:
-    """Return a study that holds the trials that have a value."""
+    """Return a study with the trials that have a value."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     for trial in trials:
@@ -131,14 +131,14 @@ def _study(
 
 
 def _pairs(distributions: Mapping[str, BaseDistribution]) -> list[tuple[str, str]]:
-    """Return λ_x with λ_z of each anchor set that has both."""
+    """Return the pairs of λ_x and λ_z of the anchor sets that have both."""
     query_sides = [key for key in distributions if ".lambda_x." in key]
     both = [(key, key.replace(".lambda_x.", ".lambda_z.")) for key in query_sides]
     return [pair for pair in both if pair[1] in distributions]
 
 
 def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
-    """Write one of Optuna's plots as a page and as a picture."""
+    """Write one of Optuna's plots as HTML and PNG."""
     getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -22,11 +22,11 @@ from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, metric_name
 
-ARTIFACTS = "artifacts"  # of a model, by name, in its pyfunc flavor
+ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
-"""Tag of a registered model: the versions that had an alias, the last one at the end."""
+"""Tag of a registered model: the versions that have had an alias, the latest last."""
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""What MLflow says of a model that is not there, and of one that can never be."""
+"""MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
 
 class RegistryError(UserError):
@@ -38,10 +38,10 @@ class LoggedRetriever:
     """A retriever in MLflow.
 
     Attributes:
-        model_id: of the logged model.
+        model_id: id of the logged model.
         run_id: the run that logged it.
-        metadata: what is kept with it, such as the dataset's fingerprint and ``num_ads``.
-        num_bytes: the size of its files, most of which are loaded whole.
+        metadata: metadata that is kept with it, such as the dataset's fingerprint and ``num_ads``.
+        num_bytes: size of its files, most of which are loaded into memory.
     """
 
     model_id: str
@@ -51,12 +51,12 @@ class LoggedRetriever:
 
     @property
     def uri(self) -> str:
-        """The address by which MLflow loads it."""
+        """The URI by which MLflow loads it."""
         return uri_of(self.model_id)
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether it answers on a GPU where there is one."""
+        """Whether it runs on a GPU if there is one."""
         return bool(self.metadata.get(RUNTIME, "torch") == "torch")
 
 
@@ -76,7 +76,7 @@ class Registry:
     """
 
     def __init__(self, uri: str) -> None:
-        """Use the store at ``uri``, for all of this process: MLflow registers models there only."""
+        """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
         mlflow.set_tracking_uri(uri)
         self.uri = uri
         self._client = MlflowClient(tracking_uri=uri)
@@ -86,8 +86,8 @@ class Registry:
 
         Args:
             run_id: a run, or the parent of runs.
-            metric: of the validation split, decides which child is the best; None takes the one
-                that each child chose its best checkpoint by.
+            metric: validation metric that decides which child is the best; None for the one by
+                which each child selected its best checkpoint.
 
         Raises:
             RegistryError: there is no retriever.
@@ -102,16 +102,16 @@ class Registry:
                     return found.info.run_id, model_id
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
-            f"end well?"
+            f"finish?"
         )
 
     def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
-        """Say which child :meth:`find_logged` took, and if a better one left no retriever.
+        """Say which child :meth:`find_logged` took, and whether a better one has no retriever.
 
         Args:
-            run_id: the run that was named.
-            chosen_id: the run that was found; None is returned if it is the same.
-            metric: of the validation split, that decided.
+            run_id: the run that was given.
+            chosen_id: the run that was found; if it is the same, None is returned.
+            metric: the validation metric that decided.
         """
         if run_id == chosen_id:
             return None
@@ -130,17 +130,17 @@ class Registry:
         return max(ready, key=lambda model: model.creation_timestamp).model_id if ready else None
 
     def parameters(self, run_id: str) -> dict[str, str]:
-        """Return what a run was started with, by dotted key."""
+        """Return the settings that a run was started with, by dotted key."""
         with _registry_errors(self.uri):
             return dict(self._client.get_run(run_id).data.params)
 
     def check_name(self, name: str, alias: str) -> None:
         """Check that a version can be registered under a name and get an alias.
 
-        A model that MLflow has already keeps the name that it has, whatever that is.
+        A model that already exists in MLflow may keep any name.
 
         Raises:
-            RegistryError: no new model or alias may be called so.
+            RegistryError: a new model or alias cannot have this name.
         """
         if fault := naming_fault(alias, dots=False):
             raise RegistryError(f"the alias: {fault}")
@@ -158,7 +158,7 @@ class Registry:
                 raise
 
     def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
-        """Return the version of ``name`` that a logged model is; it is made if there is none."""
+        """Return the version of ``name`` for a logged model; made if there is none."""
         with _registry_errors(self.uri):
             if self._registered(name) is None:
                 self._client.create_registered_model(name)
@@ -168,7 +168,7 @@ class Registry:
             return self._client.create_model_version(name, uri_of(model_id), run_id)
 
     def chosen(self, name: str, alias: str) -> ModelVersion | None:
-        """Return the version that has an alias, whoever gave it; None if none has."""
+        """Return the version that has an alias, whoever set it; None if none has."""
         with _registry_errors(self.uri):
             model = self._registered(name)
             if model is None or alias not in model.aliases:
@@ -176,7 +176,7 @@ class Registry:
             return self._client.get_model_version_by_alias(name, alias)
 
     def choose(self, version: ModelVersion, alias: str) -> None:
-        """Give ``alias`` to a version, and remember which had it."""
+        """Give ``alias`` to a version, and remember which version had it."""
         before, number = self.chosen(version.name, alias), str(version.version)
         known = [] if before is None else self._history(version.name, alias, before)
         if known[-1:] != [number]:
@@ -186,7 +186,7 @@ class Registry:
         """Give ``alias`` back to the version that had it before; returns (from, to) versions.
 
         Raises:
-            RegistryError: no version has the alias, or none is known to have had it before.
+            RegistryError: no version has the alias, or no earlier one is known.
         """
         present = self.chosen(name, alias)
         if present is None:
@@ -194,16 +194,16 @@ class Registry:
         *known, number = self._history(name, alias, present)
         if not known:
             raise RegistryError(
-                f"it is not known that a version of {name!r} had the alias {alias!r} before "
+                f"no version of {name!r} is known to have had the alias {alias!r} before "
                 f"version {number}"
             )
         self._give(name, alias, known)
         return number, known[-1]
 
     def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
-        """Return the versions that had an alias, the present one at the end.
+        """Return the versions that have had an alias, the present one last.
 
-        A choice by hand is not in the tag; it goes after what is.
+        A version that was chosen by hand is not in the tag; it is added at the end.
         """
         with _registry_errors(self.uri):
             tags = self._client.get_registered_model(name).tags
@@ -218,35 +218,35 @@ class Registry:
             self._client.set_registered_model_tag(name, tag, ",".join(history))
 
     def describe(self, version: ModelVersion, text: str) -> None:
-        """Let the MLflow UI show ``text`` with a version."""
+        """Set the description of a version that the MLflow UI shows."""
         with _registry_errors(self.uri):
             self._client.update_model_version(version.name, version.version, text)
 
     def look_up(self, model_uri: str) -> LoggedRetriever:
-        """Read what is kept with a retriever, without loading it.
+        """Read a retriever's metadata, without loading it.
 
         Args:
             model_uri: ``models:/NAME@champion``, ``models:/NAME/VERSION`` or ``models:/MODEL_ID``.
 
         Raises:
-            RegistryError: it is another kind of model.
+            RegistryError: it is a different kind of model.
         """
         with _registry_errors(self.uri):
             model = Model.load(model_uri)
         metadata = model.metadata or {}
         if "dataset_fingerprint" not in metadata:
-            raise RegistryError(f"{model_uri} is no retriever of this project")
+            raise RegistryError(f"{model_uri} is not a retriever of this project")
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
-        """Load a retriever, to let it answer.
+        """Load a retriever, to answer queries with it.
 
         Args:
             model_uri: see :meth:`look_up`.
-            device: torch's name of where a transformer computes; None is a GPU if there is one.
+            device: torch device for a transformer; None for a GPU if there is one.
 
         Raises:
-            RegistryError: its files are damaged, or need what is not installed.
+            RegistryError: its files are damaged, or a package that they need is not installed.
         """
         try:
             with _registry_errors(self.uri):
@@ -257,7 +257,7 @@ class Registry:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
     def fingerprint(self, model_uri: str) -> str:
-        """Hash the content of all files of a retriever, which are copied here meanwhile."""
+        """Hash the content of all files of a retriever; they are downloaded for it."""
         digest = hashlib.sha256()
         with tempfile.TemporaryDirectory() as aside:
             with _registry_errors(self.uri):
@@ -269,7 +269,7 @@ class Registry:
         return digest.hexdigest()
 
     def download(self, model_uri: str, folder: Path) -> Path:
-        """Copy a retriever's own folder into ``folder``; returns where it is."""
+        """Copy a retriever's own folder into ``folder``; returns its path."""
         with _registry_errors(self.uri):
             copied = Path(download_artifacts(model_uri, dst_path=str(folder)))
         artifacts = Model.load(str(copied)).flavors[FLAVOR_NAME][ARTIFACTS]
@@ -277,11 +277,11 @@ class Registry:
 
 
 def _validated(run: Run, metric: str | None) -> float:
-    """Return the best validation of a run; less than all if it has none."""
+    """Return the best validation metric of a run; a value below all others if it has none."""
     metric = metric or run.data.params.get("training.selection_metric", "")
     return float(run.data.metrics.get(metric_name(f"best/validation/{metric}"), float("-inf")))
 
 
 def uri_of(model_id: str) -> str:
-    """Return the address by which MLflow loads a logged model."""
+    """Return the URI by which MLflow loads a logged model."""
     return f"models:/{model_id}"

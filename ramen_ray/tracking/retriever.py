@@ -1,4 +1,4 @@
-"""Retrievers in MLflow: each a model that answers queries wherever MLflow loads or serves it."""
+"""Retrievers in MLflow: models that answer queries wherever MLflow loads or serves them."""
 
 import tempfile
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from mlflow.types.schema import AnyType, Array
 from ramen_ray.tracking.runs import Run
 
 NAME = "retriever"
-DEVICE = "device"  # of the model's configuration
-RUNTIME = "runtime"  # of a model's metadata: what computes its embeddings
+DEVICE = "device"  # key of the model's configuration
+RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
 CODE = Path(__file__).with_name("retriever_model.py")
 SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec(AnyType())]),  # as strings, null would come as the query "None"
+    inputs=Schema([ColSpec(AnyType())]),  # with strings, null would become the query "None"
     outputs=Schema(
         [
             ColSpec(Array(DataType.string), "ad_ids"),
@@ -38,9 +38,9 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
 
     Args:
         run: the run.
-        folder: what :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote.
+        folder: folder that :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote.
         example: a few queries, which MLflow shows as the model's input example.
-        metadata: what is kept with the model, such as the dataset that it was made from.
+        metadata: metadata to keep with the model, such as the dataset it was trained on.
     """
     runtime = _runtime(folder)
     client = run.client
@@ -71,14 +71,14 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
 
 
 def _runtime(folder: Path) -> str:
-    """Return what computes a retriever's embeddings; only torch does so on GPUs."""
+    """Return the library that computes a retriever's embeddings; only torch can use GPUs."""
     if (folder / "encoder" / "onnx").is_dir():
         return "onnxruntime"
     return "numpy" if (folder / "encoder" / "0_StaticEmbedding").is_dir() else "torch"
 
 
 def _requirements(runtime: str) -> list[str]:
-    """Pin what serving needs, at the versions that are installed here."""
+    """Pin the packages that serving needs to the versions installed here."""
     names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", runtime}
     if runtime == "torch":
         names.add("transformers")

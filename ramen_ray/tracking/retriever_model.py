@@ -1,7 +1,7 @@
-"""What MLflow runs where a retriever is loaded or served: texts in, ads out.
+"""The code that MLflow runs when a retriever is loaded or served: texts in, ads out.
 
-MLflow keeps this file with each model. It imports nothing of ramen_ray, so that a model is served
-without it and is not changed by later versions of it, and torch only if its encoder is a
+MLflow keeps this file with each model. It imports nothing from ramen_ray, so a model can be served
+without it and later versions do not change it. It imports torch only if the encoder is a
 transformer that was not compiled.
 """
 
@@ -28,13 +28,13 @@ from tokenizers import Tokenizer
 DEFAULT_TOP_K = 10
 MAX_CHARACTERS = 10_000
 TEXTS_PER_PASS = 64
-FEW_QUERIES = 8  # one thread answers so few the fastest: several wait for each other
+FEW_QUERIES = 8  # for so few, one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
 TokenIds = list[list[int]]
 TokenMatrix = NDArray[np.int64]
 StatesOf = Callable[[TokenMatrix, TokenMatrix], Embeddings]
-"""From padded token ids (texts, T) and their mask (texts, T) to states (texts, T, D)."""
+"""Maps padded token ids (texts, T) and their mask (texts, T) to states (texts, T, D)."""
 INPUTS = ("input_ids", "attention_mask")
 
 
@@ -121,14 +121,14 @@ class Retriever(PythonModel):
 
 
 def _find_error(query: object) -> str | None:
-    if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas has NaN for null
+    if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas' null
         return "the query is missing"
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}, not a text"
     if not query.strip():
         return "the query is empty"
     if len(query) > MAX_CHARACTERS:
-        return f"the query has {len(query)} characters; at most {MAX_CHARACTERS} are taken"
+        return f"the query has {len(query)} characters; at most {MAX_CHARACTERS} are allowed"
     return None
 
 
@@ -168,7 +168,7 @@ def _load_torch(folder: Path, settings: dict[str, Any]) -> StatesOf:
     from transformers import AutoModel
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # a pooler without weights is no news: it is not used
+    logging.set_verbosity_error()  # hide the warning about the pooler, which is not used
     logging.disable_progress_bar()
     device = settings.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     backbone = AutoModel.from_pretrained(folder, dtype=torch.float32).eval().to(device)

@@ -1,7 +1,7 @@
-"""MLflow runs: one per training, continued when the training is.
+"""MLflow runs: one per training, continued when the training is resumed.
 
-MLflow takes seconds to import, so it is imported where a store is used, and not by what only hands
-a run on, as Ray Train's controller does.
+MLflow takes seconds to import, so it is imported only where a store is used, and not by processes
+that only pass a run on, such as Ray Train's controller.
 """
 
 import logging
@@ -36,17 +36,17 @@ class TrackingError(UserError):
 
 
 def tracking_uri(output: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, or else the address of a sqlite store in ``output``."""
+    """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.absolute()}/mlflow.db"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in an MLflow store; plain values, for it travels to Ray's workers.
+    """A run in an MLflow store; plain values, as it is sent to Ray's workers.
 
     Attributes:
-        uri: address of the store.
-        id: of the run in it.
+        uri: URI of the store.
+        id: id of the run in it.
     """
 
     uri: str
@@ -54,11 +54,11 @@ class Run:
 
     @property
     def client(self) -> "MlflowClient":
-        """MLflow's client of the store."""
+        """MLflow's client for the store."""
         return _client(self.uri)
 
     def log_parameters(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Log the flat configuration and tags; parameters that the run has already are left."""
+        """Log the flat configuration and tags; parameters that the run already has are kept."""
         from mlflow.entities import Param
 
         client = self.client
@@ -73,13 +73,13 @@ class Run:
     ) -> None:
         """Log ``metrics`` at one step, also as a model's if the run has logged one, ``model_id``.
 
-        Names may hold ``@``, which MLflow does not allow.
+        Names may contain ``@``, which :func:`metric_name` replaces for MLflow.
         """
         points = [(name, value, step) for name, value in metrics.items()]
         self.client.log_batch(self.id, metrics=_mlflow_metrics(points, model_id))
 
     def log_artifacts(self, path: Path, folder: str | None = None) -> None:
-        """Upload a file, or what lies in a folder, into the run's artifact ``folder``."""
+        """Upload a file, or the content of a folder, into the run's artifact ``folder``."""
         if path.is_dir():
             self.client.log_artifacts(self.id, str(path), folder)
         else:
@@ -89,7 +89,7 @@ class Run:
         """Log sample predictions as a table that the MLflow UI shows."""
         import pandas as pd
 
-        table = pd.DataFrame(columns, dtype=object)  # MLflow trips over pandas' own strings
+        table = pd.DataFrame(columns, dtype=object)  # MLflow fails on pandas' own strings
         self.client.log_table(self.id, table, "sample_predictions.json")
 
     def read_history(self, metric: str) -> tuple[list[int], list[float]]:
@@ -109,12 +109,12 @@ class Run:
         self.client.set_terminated(self.id, status)
 
     def close_if_open(self, status: str) -> None:
-        """End the run if it still counts as running, since its process was ended."""
+        """End the run if it still counts as running after its process was killed."""
         if self.client.get_run(self.id).info.status == "RUNNING":
             self.close(status)
 
     def close_children_left_open(self) -> None:
-        """End, as KILLED, the runs below this one that still count as running."""
+        """End the children of this run that still count as running, as KILLED."""
         experiment = self.client.get_run(self.id).info.experiment_id
         running = f"tags.`{PARENT_TAG}` = '{self.id}' and attributes.status = 'RUNNING'"
         for child in self.client.search_runs([experiment], running):
@@ -122,10 +122,10 @@ class Run:
 
     @contextmanager
     def closing(self, nested: bool = False) -> Iterator[None]:
-        """End the run with the block: as FINISHED, KILLED if it was interrupted, or else FAILED.
+        """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
         Args:
-            nested: the run is a child of a sweep, which says how the run ended when it ends the
+            nested: the run is a child of a sweep, which sets the status itself when it stops the
                 run's process.
         """
         try:
@@ -148,9 +148,9 @@ def open_run(
     run_id: str | None = None,
     parent: Run | None = None,
 ) -> Run:
-    """Create a run, as a child of another if that is given, or reopen ``run_id``.
+    """Create a run, as a child of ``parent`` if given, or reopen ``run_id``.
 
-    An experiment that is new keeps its artifacts in ``output``, unless a server keeps them.
+    A new experiment keeps its artifacts in ``output``, unless a server keeps them.
 
     Raises:
         TrackingError: the store cannot be read or written.
@@ -180,7 +180,7 @@ def open_run(
 def _client(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
-    for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's
+    for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's level
         logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
 
@@ -188,7 +188,7 @@ def _client(uri: str) -> "MlflowClient":
 def _mlflow_metrics(
     points: Iterable[tuple[str, float, int]], model_id: str | None = None
 ) -> "list[Metric]":
-    """Return (name, value, step) as MLflow takes them, all as of now."""
+    """Convert (name, value, step) to MLflow's metrics, all with the present time."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
@@ -199,19 +199,19 @@ def _mlflow_metrics(
 
 
 def metric_name(name: str) -> str:
-    """Spell a metric as MLflow allows: ``P@1`` becomes ``P_at_1``."""
+    """Return a metric's name as MLflow allows it: ``P@1`` becomes ``P_at_1``."""
     return name.replace("@", "_at_")
 
 
 class StepLogger:
-    """Logs losses, validations and background results, each once even when computed twice.
+    """Logs losses, validations and background results, each once even if computed twice.
 
-    A run that goes on from a checkpoint repeats the steps after it, and what the store has already
-    is passed over: it is the same, unless background results come at another time now.
+    A run that resumes from a checkpoint repeats the steps after it. Steps that the store already
+    has are skipped: they are the same, unless background results arrive at a different step now.
     """
 
     def __init__(self, run: Run) -> None:
-        """Attach to a run; the store is first used when there is something to log."""
+        """Log to a run; the store is first used when there is something to log."""
         self._run = run
 
     @cached_property
@@ -229,7 +229,7 @@ class StepLogger:
     def log_losses(
         self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
     ) -> None:
-        """Log the ``known`` ones (steps, names) of ``values``, which is of the same shape.
+        """Log ``values`` (steps, names) where ``known``, of the same shape, is true.
 
         The last row is of step ``last_step`` (from 1).
         """
@@ -243,11 +243,11 @@ class StepLogger:
         self._log(points, LAST_LOSSES, last_step)
 
     def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a validation's metrics after ``step`` steps."""
+        """Log the metrics of a validation after ``step`` steps."""
         self._log_once(metrics, LAST_VALIDATION, step)
 
     def log_background(self, name: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log what is known of what is renewed, such as the graph, and used from ``step`` on."""
+        """Log the figures of a background result, such as a pruned graph, used from ``step`` on."""
         named = {f"{name}/{key}": value for key, value in metrics.items()}
         self._log_once(named, LAST_STEP.format(name), step)
 

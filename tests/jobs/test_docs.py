@@ -1,6 +1,6 @@
-"""The guides' commands, run as they are printed.
+"""The guides' commands, run as they are written.
 
-SCREENSHOTS=docs/images, in the environment, renews the pictures of the UI.
+With SCREENSHOTS=docs/images in the environment, they take new pictures of the UI.
 """
 
 import os
@@ -23,7 +23,7 @@ NOT_RUN = "text"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The project's folder as a newcomer has it, but what is written stays in tmp_path."""
+    """The project's folder as a new user has it; what is written stays in tmp_path."""
     for name in ("jobs", "datasets", "tune_spaces"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
@@ -31,12 +31,12 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(head: Head) -> dict[str, str]:
-    """As it is with the project's environment active, and a Ray that jobs share."""
+    """The variables of an active environment, and a Ray cluster that jobs share."""
     return {**os.environ, "RAY_ADDRESS": head.address}
 
 
 def _blocks(guide: str) -> list[tuple[str, str]]:
-    """Return (language, block) of what is to be run."""
+    """Return the (language, block) pairs to run."""
     text = (ROOT / "docs" / guide).read_text(encoding="utf-8")
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(language, block) for language, block in found if language != NOT_RUN]
@@ -93,6 +93,6 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
                 take_screenshots(f"http://127.0.0.1:{port}", "first-search", pictures)
     assert "python jobs/train.py tiny" in said
     assert "dictionary@champion is version 1: the first of its name" in said
-    assert "is version 1 again, no more version 2" in said
+    assert "is version 1 again, no longer version 2" in said
     assert "2 of them new" in said
     assert '"ads": ["large language model"' in said

@@ -26,11 +26,9 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry, uri_of
 
-NUM_CPUS = 4
-
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
-    """Train on little, and so slowly that the second validation is no better than the first."""
+    """Train on little data, so slowly that the second validation is no better than the first."""
     return [
         *("--encoder.kind", "bag", "--encoder.pretrained", str(encoder_path)),
         *("--training.global-batch-size", "8", "--training.epochs", "4"),
@@ -87,7 +85,7 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("RAY_ADDRESS")  # it would go before the client's address
+    monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
     client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=mlflow_server)
@@ -101,9 +99,11 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert sorted(point.step for point in validated) == [7, 14]
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
+    assert not [name for name in run.data.metrics if name.startswith("graph/")]
+    assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
     assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
-    assert "pid=" not in "".join(ours), logs  # Ray's cleaner tells of other clusters beside it
+    assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
     assert len(ours) < 30, logs
     shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
@@ -134,7 +134,7 @@ def test_the_upload_leaves_outputs_and_environments_behind() -> None:
         ),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
-        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 end before a graph"),
+        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 is too few: the graph"),
         (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
         (["tiny", "--output", "/proc/nowhere"], "cannot write"),
     ],
@@ -158,7 +158,7 @@ def test_bad_input_is_one_clear_line(
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
-def test_too_few_cpus_is_said_before_anything_is_prepared(
+def test_too_few_cpus_are_reported_before_anything_is_prepared(
     cluster: None, run_here: RunHere, output: Path
 ) -> None:
     code, said = run_here(
@@ -172,7 +172,7 @@ def test_too_few_cpus_is_said_before_anything_is_prepared(
     assert not (output / "prepared").exists()
 
 
-def test_a_bad_row_is_told_without_a_traceback(
+def test_a_bad_row_is_reported_without_a_traceback(
     head: Head, dataset_path: Path, tmp_path: Path
 ) -> None:
     bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))

@@ -1,1 +1,1 @@
-"""A dataset described: counts, distributions and samples."""
+"""Descriptions of datasets: counts, distributions and samples."""

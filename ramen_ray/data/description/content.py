@@ -1,4 +1,4 @@
-"""A dataset described in numbers and a few sample texts."""
+"""A description of a dataset: figures and a few sample texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Hub:
     """An anchor with many edges.
 
     Attributes:
-        text: the anchor.
-        num_queries: train queries joined to it.
-        num_ads: ads joined to it.
-        share: its part of the anchor set's edges.
+        text: the anchor's text.
+        num_queries: number of train queries linked to it.
+        num_ads: number of ads linked to it.
+        share: its share of the anchor set's edges.
     """
 
     text: str
@@ -42,17 +42,17 @@ class Share:
 
     @property
     def value(self) -> float:
-        """The part over the whole; 0 of nothing is 0."""
+        """The part divided by the whole; 0 if the whole is 0."""
         return self.part / self.whole if self.whole else 0.0
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How many of something each node has.
+    """How many clicks or edges each node has.
 
     Attributes:
-        of: what is counted: clicks, or the edges of the anchor set that is named.
-        per: what it is counted for: query, ad or anchor.
+        of: what is counted: clicks, or the name of an anchor set for its edges.
+        per: the kind of node: query, ad or anchor.
         values: (nodes,) int64.
     """
 
@@ -67,7 +67,7 @@ class TokenLengths:
 
     Attributes:
         num_texts: rows of the table.
-        lengths: (texts looked at,) int64, uncut and with special tokens.
+        lengths: (texts counted,) int64, before truncation, with special tokens.
     """
 
     num_texts: int
@@ -76,10 +76,10 @@ class TokenLengths:
 
 @dataclass(frozen=True)
 class Description:
-    """A dataset, counted.
+    """The figures and samples that describe a dataset.
 
     Attributes:
-        metadata: what ``dataset.json`` says.
+        metadata: the content of ``dataset.json``.
         statistics: see :func:`ramen_ray.data.description.statistics.dataset_statistics`.
         clicks: by split.
         edges: by anchor set.
@@ -87,7 +87,7 @@ class Description:
         hubs: the anchors with most edges by anchor set, most first.
         tokens: token counts by table.
         max_length: texts with more tokens are cut in training.
-        tokenizer: the encoder whose tokenizer counted.
+        tokenizer: the encoder whose tokenizer counted the tokens.
         samples: a few train queries.
         signals: what each anchor set could bring.
     """
@@ -122,7 +122,7 @@ class Description:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """What has no click or no edge, by metric name, and how novel the test split's ads are."""
+        """Shares of nodes without clicks or edges, of test clicks on rare ads, by metric name."""
         queries = self.clicks["train"].per_query
         train, test = self.clicks["train"].per_ad, self.clicks["test"].per_ad
         zero, one = "ads without a train click", "ads with exactly one train click"
@@ -156,7 +156,7 @@ class Description:
         return found
 
     def group_shares(self, group: str) -> dict[str, Share]:
-        """A popularity group's part of the ads, the train clicks and the test clicks."""
+        """A popularity group's share of the ads, the train clicks and the test clicks."""
         member = self.groups[group]
         return {
             "ads": _share("ads", member),
@@ -165,12 +165,12 @@ class Description:
         }
 
     def share_too_long(self, table: str) -> Share:
-        """The texts of ``table`` that were looked at and have more than ``max_length`` tokens."""
+        """The share of the counted texts of ``table`` that have more than ``max_length`` tokens."""
         return _share(table, self.tokens[table].lengths > self.max_length)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All numbers by name, the statistics first."""
+        """All figures by name, the statistics first."""
         found = dict(self.statistics)
         for name, distribution in self.distributions.items():
             summary = quantiles(distribution.values)

@@ -1,4 +1,4 @@
-"""How many clicks and edges every query, ad and anchor has, counted as a stream without texts.
+"""Count the clicks and edges of every query, ad and anchor, as a stream without texts.
 
 The dataset must be free of errors (:func:`ramen_ray.data.validation.check`).
 """
@@ -19,7 +19,7 @@ class ClickCounts:
     Attributes:
         per_query: (queries of the split,) int64, in row order.
         per_ad: (ads,) int64.
-        weight: sum of the clicks' weights; None where the split has none.
+        weight: sum of the clicks' weights; None if the split has no weights.
     """
 
     per_query: Int64s

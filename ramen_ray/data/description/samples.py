@@ -13,7 +13,7 @@ from ramen_ray.data.store.dataset import Dataset
 
 @dataclass(frozen=True)
 class SampleQuery:
-    """A train query with what training sees of it, as text.
+    """A train query and what training knows of it, as text.
 
     Attributes:
         text: the query.
@@ -41,7 +41,7 @@ def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str
 
 
 def texts_of(dataset: Dataset, table: str, ids: Iterable[int]) -> dict[int, str]:
-    """Return the texts of the rows of a table (queries, ads or anchors) that have these ids."""
+    """Return the texts of the rows with these ids, in a table of queries, ads or anchors."""
     rows = dataset.rows_with_ids(table, ids)
     return dict(zip(rows[0].to_pylist(), rows["text"].to_pylist(), strict=True))
 

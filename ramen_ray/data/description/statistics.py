@@ -10,8 +10,8 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
 
     Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
     and an ad is a label: clicks per query are over the train queries, queries per ad over all ads,
-    also those without a train click. Added are the other splits' counts and the shares of ads with
-    no train click and with exactly one.
+    including those without a train click. The counts of the other splits are added, and the shares
+    of ads with no train click and with exactly one.
 
     Returns:
         ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and

@@ -1,4 +1,4 @@
-"""Add an anchor set, whole or not at all, to an existing dataset directory."""
+"""Add a whole anchor set to an existing dataset directory, or change nothing."""
 
 import shutil
 import tempfile
@@ -56,10 +56,10 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set called ``name`` may be added; cheap, so call it before the work.
+    """Check that an anchor set ``name`` may be added; it is cheap, so call it before the work.
 
     Raises:
-        DatasetError: the name is unusable, or taken and not to be replaced.
+        DatasetError: the name is unusable, or is taken and ``replace`` is not set.
     """
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
@@ -78,23 +78,23 @@ def add_anchor_set(
 ) -> dict[str, int]:
     """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
 
-    Anchors without edges are left out, and the others numbered in their order. If interrupted, the
-    dataset stays as it was, except in the instant of replacing a set: then it is without the set.
+    Anchors without edges are left out, and the others numbered in their order. If this is
+    interrupted, the dataset stays as it was; in the moment of replacing a set, it may lack the set.
 
     Args:
         dataset_path: the dataset directory.
         name: the anchor set.
         texts: (anchors,) strings.
-        edges: the edges of sides ``query`` (train queries) and ``ad``; an empty side is left out.
+        edges: the edges of ``query`` (train queries) and ``ad``; an empty side is left out.
         made: how the set was made, for ``dataset.json``.
         replace: whether a set of this name may be replaced.
 
     Returns:
-        The row count of every table written, and how many nodes of each side have no edge.
+        The row counts of the tables written, and of each side's nodes without edges.
 
     Raises:
-        DatasetError: the name is unusable or taken, also by another process meanwhile; or there are
-            no edges.
+        DatasetError: the name is unusable or taken, perhaps by another process meanwhile; or there
+            are no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -135,7 +135,7 @@ def apply_protocol(
 
 @contextmanager
 def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
-    """Give a hidden folder in a dataset directory, in which the set ``name`` can be written."""
+    """Yield a hidden folder in a dataset directory where the set ``name`` can be written."""
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
         yield aside
@@ -151,10 +151,10 @@ def put_in_place(
     written: Mapping[str, int],
     replace: bool,
 ) -> None:
-    """Move an anchor set's tables from :func:`folder_beside` to where they belong.
+    """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
     Args:
-        aside: the folder that holds them.
+        aside: the folder with the tables.
         dataset: the dataset directory.
         name: the anchor set.
         made: how the set was made, for ``dataset.json``.
@@ -162,7 +162,7 @@ def put_in_place(
         replace: whether a set of this name may be replaced.
 
     Raises:
-        DatasetError: there is a set of this name, and it is not to be replaced.
+        DatasetError: there is a set of this name, and ``replace`` is not set.
     """
     if not replace:
         _check_room(dataset.path, name)
@@ -207,7 +207,7 @@ def write_anchor_set(
 
 
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
-    """Count the nodes of each side but those ``linked`` by an edge."""
+    """Count the nodes of each side without edges; ``linked`` counts those with edges."""
     nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
     return {
         f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
@@ -229,7 +229,7 @@ def _edge_table(side: str, edges: Edges, linked: NDArray[np.int64]) -> pa.Table:
 
 @contextmanager
 def _hidden(folder: Path, name: str) -> Iterator[None]:
-    """Hide the set from readers until all its tables are in place: one unlink shows it whole."""
+    """Hide the set from readers until all its tables are in place; one unlink then shows it."""
     marker = folder / f"{UNFINISHED}{name}"
     marker.touch()
     yield
@@ -237,7 +237,7 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
 
 
 def _check_room(folder: Path, name: str) -> None:
-    """Check that nothing would be overwritten but what an interruption left half in place."""
+    """Check that nothing would be overwritten but a half-written set of an interrupted call."""
     if (folder / f"{UNFINISHED}{name}").exists():
         return
     for path in _places(folder, name):

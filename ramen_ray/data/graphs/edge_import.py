@@ -1,4 +1,4 @@
-"""Bring a user's own edges into a dataset directory, as an anchor set."""
+"""Import a user's own edges into a dataset directory, as an anchor set."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
 RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs tasks, which meet in files only, in any order; returns what they return in theirs."""
+"""Runs tasks, which share only files, in any order; returns their results in the given order."""
 
 
 def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -67,14 +67,14 @@ def add_edge_list(
         name: the anchor set.
         edge_list: where the edges are.
         replace: whether a set of this name may be replaced.
-        run: runs the tasks; on several machines, these must see the dataset directory.
+        run: runs the tasks; if on several machines, all must reach the dataset directory.
 
     Returns:
-        Row counts of what was written, nodes without edges, and edges left out or joined.
+        Counts of the rows written, of nodes without edges, and of edges left out or merged.
 
     Raises:
-        DatasetError: the dataset is not usable; the name is taken; names every file and row of the
-            edges that is wrong; no edge is left.
+        DatasetError: the dataset is not usable; the name is taken; edges are wrong (names every
+            file and row); or no edge is left.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -101,7 +101,7 @@ class WrittenEdges:
     Attributes:
         num_rows: row counts of the tables.
         linked: how many nodes of each side have edges.
-        counts: how many edges were left out, by reason, or joined.
+        counts: how many edges were left out, by reason, or merged.
     """
 
     num_rows: Counts
@@ -118,28 +118,27 @@ def write_edge_list(
 ) -> WrittenEdges:
     """Write a user's edges as the tables of an anchor set, in tasks.
 
-    A task holds a block of a source, or a million edges (more where one node has
-    more), and 8 bytes for every anchor. An edge that the source has several times becomes one that
-    has their weights' sum.
+    A task holds a batch of a source, or a million edges (more if one node has more), and 8 bytes
+    for every anchor. If the source repeats an edge, the weights are summed.
 
     Args:
         edge_list: where the edges are.
-        name: of the anchor set.
-        namings: find the nodes of sides ``query`` and ``ad``.
-        writer: of the dataset directory; the staged files are in its folder meanwhile.
+        name: name of the anchor set.
+        namings: find the nodes of the sides ``query`` and ``ad``.
+        writer: writer of the dataset directory; staged files are in its folder meanwhile.
         run: runs the tasks.
 
     Raises:
-        DatasetError: names every file and row that is wrong, or no edge is left.
+        DatasetError: edges are wrong (names every file and row), or no edge is left.
     """
     if not namings:
-        raise DatasetError("give edges: query_edges, ad_edges or both")
+        raise DatasetError("there are no edges; give query_edges, ad_edges or both")
     with TemporaryDirectory(prefix=".staging-", dir=writer.folder) as staging:
         folder = Path(staging)
         staged, counts = _stage(edge_list, name, namings, folder, run)
         summed = _sum(edge_list, list(namings), folder, run)
         for side, found in summed.items():
-            counts[f"repeated {side} edges joined"] = staged[side] - found["edges"]
+            counts[f"repeated {side} edges merged"] = staged[side] - found["edges"]
         sides = [side for side in SIDES if summed.get(side, {}).get("edges")]
         (num_rows,) = run([partial(write_tables, folder, name, sides, writer)])
     return WrittenEdges(num_rows, {side: found["nodes"] for side, found in summed.items()}, counts)
@@ -148,7 +147,7 @@ def write_edge_list(
 def _stage(
     edge_list: EdgeList, name: str, namings: Mapping[str, Naming], folder: Path, run: RunTasks
 ) -> tuple[Counts, Counts]:
-    """Stage all tables; returns how many edges each side has, and how many were left out."""
+    """Stage all tables; returns the numbers of edges of each side, and of edges left out."""
     pieces = {kind: find_pieces(*table) for kind, table in edge_list.tables.items()}
     kinds = [*namings]
     if edge_list.anchors:
@@ -192,12 +191,12 @@ def _stage_anchors(edge_list: EdgeList, pieces: list[Piece], folder: Path, run: 
 
 
 def _refuse_no_rows(notes: Notes, edge_list: EdgeList, kind: str) -> None:
-    if not notes.num_blocks:
+    if not notes.num_batches:
         raise DatasetError(f"{edge_list.tables[kind][0]} holds no rows")
 
 
 def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> dict[str, Counts]:
-    """Number the anchors and add up the edges; returns ``edges`` and ``nodes`` by side."""
+    """Number the anchors and sum the edges; returns counts of ``edges`` and ``nodes`` by side."""
     num_names = sum(read_notes(folder, side).num_names for side in sides)
     num_names = max(num_names, read_notes(folder, "anchors").num_rows)
     num_parts = num_anchor_parts(num_names)
@@ -220,7 +219,7 @@ def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> 
 def _name_queries(
     cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut, leaks: Leaks | None
 ) -> Named:
-    """Find the train queries that cells name; an id goes before a text, in all splits."""
+    """Find the train queries that cells name; ids take precedence over texts, in all splits."""
     cells = pc.utf8_trim_whitespace(cells)
     is_held_out = held_out.has_ids(cells)
     positions, nodes = queries.named(cells)

@@ -1,6 +1,6 @@
-"""Further stages of an edge list: number its anchors, add up its edges, write both as a stream.
+"""Later stages of an edge list: number its anchors, sum its edges, write both as a stream.
 
-A task takes a range of the anchors' hashes, or of the nodes, out of all staged files.
+A task reads a range of the anchors' hashes, or of the nodes, from all staged files.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,13 +26,13 @@ from ramen_ray.data.store.texts import fold
 
 ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
-"""Rows of a parquet row group: what pyarrow makes of a table that it writes at once."""
+"""Rows of a parquet row group: what pyarrow takes by default for a whole table."""
 
 _ANCHORS, _SUMMED = "numbered", "summed"
 
 
 def list_anchors(folder: Path) -> list[Booleans]:
-    """Save which anchors are listed, and hashes of their folded texts in the same order.
+    """Save the hashes of listed anchors' ids, and of their folded texts in the same order.
 
     Returns:
         which rows of each staged part repeat an id.
@@ -49,7 +49,7 @@ def list_anchors(folder: Path) -> list[Booleans]:
 
 
 def num_anchor_parts(num_names: int) -> int:
-    """Return how many ranges of hashes hold about :data:`ROWS_PER_PART` names each."""
+    """Return the number of hash ranges that gives each about :data:`ROWS_PER_PART` names."""
     return -(-num_names // ROWS_PER_PART)
 
 
@@ -79,17 +79,17 @@ def plan_parts(folder: Path, side: str) -> None:
 
 
 def part_bounds(folder: Path, side: str) -> list[tuple[int, int]]:
-    """Return the ranges of nodes that :func:`plan_parts` made; none where there are no edges."""
+    """Return the ranges of nodes that :func:`plan_parts` made; none if there are no edges."""
     return list(pairwise(np.load(folder / f"{side}-bounds.npy").tolist()))
 
 
 def sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dict[str, int]:
-    """Add up the edges of a range of nodes, and number their anchors.
+    """Sum the edges of a range of nodes, and number their anchors.
 
     The weights of an edge are added in the order in which they were read.
 
     Returns:
-        how many ``edges`` remain, of how many ``nodes``.
+        the number of different ``edges``, and of their ``nodes``.
     """
     edges = _range_of(staged_batches(folder, side), EDGES, np.int64(nodes[0]), np.int64(nodes[1]))
     node, anchor, weight = (column.to_numpy() for column in edges.columns)
@@ -129,7 +129,7 @@ def _write_table(writer: DatasetWriter, table: str, batches: Iterable[pa.Table])
 
 
 def _regrouped(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Bring a stream of batches into row groups of :data:`ROWS_PER_GROUP`."""
+    """Regroup a stream of batches into row groups of :data:`ROWS_PER_GROUP`."""
     waiting: list[pa.Table] = []
     for batch in batches:
         waiting.append(batch)
@@ -150,7 +150,7 @@ def _anchor_rows(folder: Path) -> Iterator[pa.Table]:
 
 
 def _anchor_hashes(folder: Path) -> UInt64s:
-    """Return the hashes (anchors,) of all numbered anchors, ascending: by their numbers."""
+    """Return the hashes (anchors,) of all anchors in the order of their numbers, so ascending."""
     batches = staged_batches(folder, _ANCHORS)
     return np.concatenate([batch["hash"].to_numpy() for batch in batches])
 
@@ -167,7 +167,7 @@ def _range_of(
     low: np.integer,
     high: np.integer | None,
 ) -> pa.Table:
-    """Read, of batches sorted by their first column, the rows from ``low`` to before ``high``."""
+    """Return the rows from ``low`` up to ``high`` of batches sorted by their first column."""
     found = []
     for batch in batches:
         keys = batch[0].to_numpy()

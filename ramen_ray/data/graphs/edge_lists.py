@@ -1,4 +1,4 @@
-"""Settings of an import of a user's own edges, and how their nodes are found."""
+"""Settings for importing a user's own edges, and the nodes that their cells name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,16 +17,16 @@ class EdgeList:
         query_edges: Edges of queries; those of validation and test queries are left out.
         ad_edges: Edges of ads.
         anchors: Table of the anchors' ids and texts; without it, edges name anchors by text.
-        query_column: Names a query: your id of it, its text, or, where the dataset has no ids of
-            yours, its number among the train queries.
-        ad_column: Names an ad: your id of it, its text, or, where the dataset has no ids of yours,
-            its number.
-        anchor_column: Names an anchor: its text, or its id in the table of anchors.
-        weight_column: An edge's weight, above 0; without it all weigh 1.
-        anchor_id_column: Column of the table of anchors.
-        anchor_text_column: Column of the table of anchors.
-        skip_bad_rows: Leave out and count rows with empty cells, bad weights, or queries, ads and
-            anchors that are not known, instead of refusing them.
+        query_column: Names a query by your id, its text, or, if the dataset does not have your ids,
+            its number among the train queries.
+        ad_column: Names an ad by your id, its text, or, if the dataset does not have your ids, its
+            number.
+        anchor_column: Names an anchor by its text, or by its id in the table of anchors.
+        weight_column: An edge's weight, above 0; without it all edges weigh 1.
+        anchor_id_column: Id of an anchor in the table of anchors.
+        anchor_text_column: Text of an anchor in the table of anchors.
+        skip_bad_rows: Leave out and count rows with empty cells, bad weights, or unknown queries,
+            ads and anchors, instead of refusing them.
         protocol: strict leaves out edges that join a held-out query to its answer; as-published
             keeps them.
     """
@@ -45,7 +45,7 @@ class EdgeList:
 
     @property
     def tables(self) -> dict[str, tuple[str, list[str]]]:
-        """The tables that are given, with the columns to read: anchors, query, ad."""
+        """The given tables among anchors, query and ad, with the columns to read."""
         of_edge = [self.anchor_column, *([self.weight_column] if self.weight_column else [])]
         named = {
             "anchors": (self.anchors, [self.anchor_id_column, self.anchor_text_column]),
@@ -60,9 +60,9 @@ class Named:
     """The nodes that cells name; a cell may name several nodes, or none.
 
     Attributes:
-        positions: (pairs,) places of cells.
-        nodes: (pairs,) what they name.
-        left_out: which cells (cells,) name a node that must have no edges, by what such nodes are.
+        positions: (pairs,) positions of cells.
+        nodes: (pairs,) the nodes that they name.
+        left_out: by kind of node, which cells (cells,) name a node that must have no edges.
         is_leak: given the hashes (pairs,) of the anchors' folded texts, flags the edges that join a
             held-out query to its answer; None keeps them.
     """

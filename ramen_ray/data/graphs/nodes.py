@@ -22,9 +22,9 @@ class NodeIndex:
 
     Attributes:
         key: makes the hashes of queries differ from those of ads.
-        text_hashes: (nodes,) uint64, equal for nodes of equal text (spaces around it aside).
+        text_hashes: (nodes,) uint64, equal for nodes of equal text, without the spaces around it.
         by_text: the nodes by ``text_hashes``.
-        by_id: the nodes by the user's own ids; empty where the dataset has none.
+        by_id: the nodes by the user's own ids; empty if the dataset has none.
     """
 
     key: int
@@ -43,8 +43,8 @@ class NodeIndex:
     def identify(self, cells: pa.StringArray, by_number: bool = False) -> tuple[UInt64s, Int64s]:
         """Return each cell's text hash (n,) and the first node (n,) that it names, or -1.
 
-        A cell that is no node's id is read as a text and, with ``by_number``, where the dataset has
-        no user ids, as a node's number.
+        A cell that is not a node's id is read as a text and then, with ``by_number`` and if the
+        dataset has no user ids, as a node's number.
         """
         hashes = hash_strings(cells)
         texts = keyed_hash((self.key,), hashes)
@@ -58,8 +58,8 @@ class NodeIndex:
     def named(self, cells: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Return all nodes that cells (n,) name, as (position, node) pairs.
 
-        A cell names a node by the user's id; or else all nodes of its text; or else, where the
-        dataset has no user ids, a node by its number.
+        A cell names a node by the user's id, else all nodes with its text, else, if the dataset has
+        no user ids, a node by its number.
         """
         hashes = hash_strings(cells)
         node = self.by_id.first(hashes)
@@ -86,7 +86,7 @@ class HeldOut:
     Attributes:
         texts: (texts,) uint64, ascending, hashes of folded texts.
         ids: (ids,) uint64, ascending.
-        train: (train queries,) bool, whether a train query has such a text too.
+        train: (train queries,) bool, which train queries also have such a text.
     """
 
     texts: UInt64s
@@ -104,7 +104,7 @@ class HeldOut:
         return cls(folded, np.unique(np.concatenate(ids)), np.isin(train, folded))
 
     def holds(self, cells: pa.StringArray, nodes: Int64s) -> Booleans:
-        """Flag the cells (n,) that are held out; ``nodes`` (n,) are their train queries, or -1."""
+        """Flag cells (n,) of held-out queries; ``nodes`` (n,) are their train queries, or -1."""
         by_node = (nodes >= 0) & self.train[np.maximum(nodes, 0)]
         return by_node | self.has_texts(cells) | self.has_ids(cells)
 
@@ -128,7 +128,7 @@ def _column_hashes(
     column: str,
     normalize: Callable[[pa.StringArray], pa.StringArray] = pc.utf8_trim_whitespace,
 ) -> UInt64s:
-    """Hash a column (rows,) by id, or return nothing where the table does not have it."""
+    """Hash a column (rows,), in the order of ids; empty if the table does not have it."""
     names = dataset.schema(table).names
     if column not in names:
         return np.empty(0, dtype=np.uint64)

@@ -11,13 +11,13 @@ from ramen_ray.data.arrays import Int64s
 def heaviest(
     groups: NDArray[Any], weights: NDArray[np.floating[Any]], ties: NDArray[Any], k: int
 ) -> Int64s:
-    """Return the rows (kept,) of the k heaviest of each group, by group, the heaviest first.
+    """Return the k heaviest rows of each group (kept,), by group, heaviest first.
 
     Args:
         groups: (rows,) the group of each row.
-        weights: (rows,) its weight.
-        ties: (rows,) breaks ties: of equal weights, the row with the lower number comes first.
-        k: rows of a group, at most.
+        weights: (rows,) the weight of each row.
+        ties: (rows,) breaks ties: among equal weights, the lower number comes first.
+        k: largest number of rows of a group.
     """
     order = np.lexsort((ties, -weights, groups))
     ordered = groups[order]

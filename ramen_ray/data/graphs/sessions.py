@@ -1,13 +1,14 @@
-"""From a log of search sessions to co-occurrence edges, as functions of Arrow tables.
+"""Turn a log of search sessions into co-occurrence edges, as functions of Arrow tables.
 
-Queries asked in one session, and ads clicked in one, are related: the "co-session" graphs of the
-RAMEN paper. A log is read into events (:func:`read_events`); the events of whole
-sessions give partial counts of pairs (:func:`count_pairs`), which are summed by anchor
-(:func:`supported_pairs`), then ranked by node (:func:`strongest_pairs`); :func:`edges_of` weighs
-what is left. How often a text occurs overall is kept as the count of its pair with itself. The
-caller decides where, and in how many batches, each of these runs; the result is the same.
+Queries searched in the same session, and ads clicked in the same session, are related: these are
+the "co-session" graphs of the RAMEN paper. A log is read into events (:func:`read_events`). The
+events of whole sessions give partial counts of pairs (:func:`count_pairs`), which are summed by
+anchor (:func:`supported_pairs`), then ranked by node (:func:`strongest_pairs`). Finally
+:func:`edges_of` computes the weights. The count of a text's pair with itself is the number of all
+sessions with the text. The caller decides where, and in how many batches, each function runs; the
+result is the same.
 
-Queries and ads are known by the hash of their text
+Queries and ads are identified by the hash of their text
 (see :class:`~ramen_ray.data.graphs.nodes.NodeIndex`).
 """
 
@@ -26,7 +27,7 @@ from ramen_ray.data.graphs.anchor_sets import Edges
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.hashing import hash_strings
-from ramen_ray.data.sources import Block, as_seconds, as_strings
+from ramen_ray.data.sources import SourceBatch, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.validation.leaks import Protocol
 
@@ -48,15 +49,15 @@ Weight = Literal["cosine", "pmi"]
 
 @dataclass(frozen=True)
 class SessionLog:
-    """A log of search sessions: one row per query asked or ad clicked.
+    """A log of search sessions: one row per query searched or ad clicked.
 
     Attributes:
         sessions: CSV, TSV, JSON lines or parquet; a file, a folder or a glob.
         session_column: The session of each row.
-        time_column: When: timestamps, seconds, or ISO 8601 text.
-        query_column: The query's text or your id of it.
-        ad_column: The ad clicked, or nothing: your id of it, its text or, where the dataset has no
-            ids of yours, its number; None if the log has no ads.
+        time_column: Time of each row: timestamps, seconds, or ISO 8601 text.
+        query_column: The query's text, or your id of it.
+        ad_column: The clicked ad, or empty: your id, its text or, if the dataset does not have your
+            ids, its number; None if the log has no ads.
     """
 
     sessions: str
@@ -78,14 +79,14 @@ class SessionSettings:
 
     Attributes:
         min_support: Smallest number of sessions in which a pair must occur.
-        max_session_length: How many events of a session count; later ones are cut off.
+        max_session_length: Number of events of a session that count; later ones are dropped.
         window_s: Largest number of seconds between the two of a pair.
-        top_k: Most anchors a node keeps: those of its heaviest edges.
-        max_anchor_degree: Most edges an anchor keeps: the heaviest.
-        weight: With c sessions that hold both, n and m that hold the one and the other, and N in
-            all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only what is above 0 counts.
-        query_set: Name of the anchor set of queries asked in the same sessions.
-        ad_set: Name of the anchor set of ads clicked in the same sessions.
+        top_k: Largest number of anchors of a node; the heaviest edges are kept.
+        max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
+        weight: With c sessions that have both, n and m that have the one and the other, and N in
+            all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
+        query_set: Name of the anchor set of queries that share sessions.
+        ad_set: Name of the anchor set of ads that are clicked in the same sessions.
         protocol: strict leaves out edges that join a held-out query to its answer; as-published
             keeps them.
     """
@@ -105,16 +106,16 @@ class SessionSettings:
         lowest = {"min_support": 1, "max_session_length": 2, "top_k": 1, "max_anchor_degree": 1}
         for name, least in lowest.items():
             if getattr(self, name) < least:
-                raise DatasetError(f"{name} is {getattr(self, name)}; it must be {least} or more")
+                raise DatasetError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if not self.window_s >= 0:
-            raise DatasetError(f"window_s is {self.window_s}; it must be 0 or more")
+            raise DatasetError(f"window_s is {self.window_s}; it must be at least 0")
         if self.query_set == self.ad_set:
             raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
 
 
 @dataclass(frozen=True)
 class KnownNodes:
-    """What a dataset knows of the queries and ads that a log may name."""
+    """The queries and ads of a dataset that a log may name."""
 
     queries: NodeIndex
     ads: NodeIndex
@@ -122,29 +123,29 @@ class KnownNodes:
 
 
 def read_events(
-    block: Block, log: SessionLog, known: KnownNodes
+    batch: SourceBatch, log: SessionLog, known: KnownNodes
 ) -> tuple[pa.Table, pa.Table, Counter[str]]:
     """Turn some rows of a log into events.
 
     Rows of validation and test queries are left out entirely. Such a query must not become an
-    anchor, nor its clicks tie ads together: what the model is measured on would then have shaped
-    the graph that it is trained with, and the measured gain would not be seen in production.
+    anchor, and its clicks must not link ads: otherwise the data that the model is measured on would
+    shape the graph that it is trained with, and the measured gain would not hold in production.
 
     Returns:
         Events: session uint64, time float64, query and ad uint64 text hashes, is_node whether the
         query is a train query. Texts of the other queries: hash uint64, text. Counts of what was
         left out, by reason.
     """
-    sessions, no_session = block.cells(log.session_column, as_strings)
-    seconds, no_time = block.cells(log.time_column, as_seconds)
-    cells, no_query = block.cells(log.query_column, as_strings)
+    sessions, no_session = batch.cells(log.session_column, as_strings)
+    seconds, no_time = batch.cells(log.time_column, as_seconds)
+    cells, no_query = batch.cells(log.query_column, as_strings)
     queries = pc.utf8_trim_whitespace(cells).dictionary_encode()
-    asked = queries.indices.to_numpy()
+    codes = queries.indices.to_numpy()
     hashes, nodes = known.queries.identify(queries.dictionary)
-    held_out = known.held_out.holds(queries.dictionary, nodes)[asked]
-    ads, unknown_ad = _clicked(block, log, known.ads)
-    dropped = Counter({"unreadable lines": sum(f.severity == "error" for f in block.findings)})
-    kept = np.ones(len(asked), dtype=bool)
+    held_out = known.held_out.holds(queries.dictionary, nodes)[codes]
+    ads, unknown_ad = _clicked(batch, log, known.ads)
+    dropped = Counter({"unreadable lines": sum(f.severity == "error" for f in batch.findings)})
+    kept = np.ones(len(codes), dtype=bool)
     for reason, bad in (
         ("rows without a session", no_session),
         ("rows without a time", no_time),
@@ -158,23 +159,23 @@ def read_events(
         {
             "session": hash_strings(sessions),
             "time": seconds,
-            "query": hashes[asked],
+            "query": hashes[codes],
             "ad": ads,
-            "is_node": (nodes >= 0)[asked],
+            "is_node": (nodes >= 0)[codes],
         }
     ).filter(pa.array(kept))
-    new = np.unique(asked[kept])
+    new = np.unique(codes[kept])
     new = new[nodes[new] < 0]
     texts = pa.table({"hash": hashes[new], "text": queries.dictionary.take(pa.array(new))})
     return events, texts, dropped
 
 
-def _clicked(block: Block, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Booleans]:
-    """Return the text hash of the ad clicked (rows,), or NO_AD, and where the ad is unknown."""
-    num_rows = block.rows.num_rows
+def _clicked(batch: SourceBatch, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Booleans]:
+    """Return the text hash of the clicked ad (rows,), or NO_AD, and which ads are unknown."""
+    num_rows = batch.rows.num_rows
     if log.ad_column is None:
         return np.full(num_rows, NO_AD, dtype=np.uint64), np.zeros(num_rows, dtype=bool)
-    cells, no_ad = block.cells(log.ad_column, as_strings)
+    cells, no_ad = batch.cells(log.ad_column, as_strings)
     clicked = pc.utf8_trim_whitespace(cells).dictionary_encode()
     hashes, nodes = ads.identify(clicked.dictionary, by_number=True)
     row = clicked.indices.to_numpy()
@@ -183,15 +184,15 @@ def _clicked(block: Block, log: SessionLog, ads: NodeIndex) -> tuple[UInt64s, Bo
 
 
 def count_pairs(events: pa.Table, settings: SessionSettings) -> tuple[pa.Table, Counter[str]]:
-    """Count in how many sessions each pair of queries, and each pair of ads, occurs.
+    """Count the sessions in which each pair of queries, and each pair of ads, occurs.
 
     Args:
         events: all events of some sessions.
-        settings: the cut of long sessions, and the window.
+        settings: the limits on session length and window.
 
     Returns:
         Pairs: node and anchor uint64 hashes, sessions int64; a text's pair with itself counts its
-        sessions. Except in such pairs, nodes are ads and train queries. Also counts of sessions,
+        sessions. In all other pairs, nodes are ads and train queries. Also the numbers of sessions
         and of those that were cut.
     """
     session, time, query, ad, is_node = (column.to_numpy() for column in events.columns)
@@ -205,7 +206,7 @@ def count_pairs(events: pa.Table, settings: SessionSettings) -> tuple[pa.Table, 
         {
             "sessions": len(lengths),
             "sessions cut": int((lengths > settings.max_session_length).sum()),
-            "events cut off": len(session) - len(order),
+            "events dropped": len(session) - len(order),
         }
     )
     lengths = np.minimum(lengths, settings.max_session_length)
@@ -254,7 +255,7 @@ def _pairs_of(
                 for one, other in _within_window(session, time, window_s)
             ]
         )
-    )  # every two items of a session, once
+    )  # every pair of items of a session, once
     one, other = item_of[both // max(len(presence), 1)], item_of[both % max(len(presence), 1)]
     keys, counts = np.unique(
         np.minimum(one, other) * len(items) + np.maximum(one, other), return_counts=True
@@ -275,7 +276,7 @@ def _pairs_of(
 def _within_window(
     session: Int64s, time: Float64s, window_s: float
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield pairs of rows of one session that are close in time: neighbours, next but one, ..."""
+    """Yield pairs of rows of one session within the window: neighbours, next but one, ..."""
     first = np.arange(len(session))
     distance = 0
     while distance == 0 or len(first):
@@ -288,11 +289,11 @@ def _within_window(
 
 
 def supported_pairs(pairs: pa.Table, min_support: int) -> pa.Table:
-    """Sum the counts of whole anchors, drop rare pairs, and add each anchor's ``anchor_sessions``.
+    """Sum the counts of pairs, drop rare pairs, and add each anchor's ``anchor_sessions``.
 
     Args:
-        pairs: rows that :func:`count_pairs` returned, all of them for each anchor among them.
-        min_support: sessions in which a pair must occur.
+        pairs: rows of :func:`count_pairs`; for each of their anchors, all of its rows.
+        min_support: number of sessions in which a pair must occur.
     """
     pairs = _summed(pairs)
     pairs = pairs.filter(pc.greater_equal(pairs["sessions"], min_support))
@@ -303,7 +304,7 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
     """Keep the ``top_k`` strongest anchors of each node, and add its ``node_sessions``.
 
     Args:
-        pairs: rows of :func:`supported_pairs`, all of them for each node among them.
+        pairs: rows of :func:`supported_pairs`; for each of their nodes, all of its rows.
         settings: ``top_k`` and ``weight``.
     """
     pairs = pairs.append_column("node_sessions", pa.array(_own_sessions(pairs, "node")))
@@ -318,9 +319,9 @@ def edges_of(
     """Weigh the pairs of one side and turn them into edges of the dataset's nodes.
 
     Args:
-        pairs: of :func:`strongest_pairs`; those of nodes not in ``nodes`` are skipped.
-        nodes: the train queries or the ads; those of equal text have equal edges.
-        num_sessions: how many sessions there are.
+        pairs: rows of :func:`strongest_pairs`; nodes that are not in ``nodes`` are skipped.
+        nodes: the train queries or the ads; nodes of equal text have equal edges.
+        num_sessions: number of all sessions.
         settings: ``weight`` and ``max_anchor_degree``.
 
     Returns:
@@ -338,7 +339,7 @@ def edges_of(
 
 
 def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1) -> Float64s:
-    """Return the cosine, or the ratio c N / (n m) that pointwise mutual information grows with."""
+    """Return the cosine, or the ratio c N / (n m), whose logarithm is the PMI."""
     both, one, other = (
         pairs[name].to_numpy().astype(np.float64)
         for name in ("sessions", "node_sessions", "anchor_sessions")
@@ -356,7 +357,7 @@ def _summed(pairs: pa.Table) -> pa.Table:
 
 
 def _own_sessions(pairs: pa.Table, column: str) -> Int64s:
-    """Return for each pair in how many sessions its text in ``column`` occurs."""
+    """Return, for each pair, the number of sessions with its text in ``column``."""
     own = pairs.filter(pc.equal(pairs["node"], pairs["anchor"]))
     texts, sessions = own["node"].to_numpy(), own["sessions"].to_numpy()
     order = np.argsort(texts)

@@ -1,1 +1,1 @@
-"""Importers that bring published sources into the dataset directory."""
+"""Importers that turn published data and users' tables into the dataset directory."""

@@ -1,4 +1,11 @@
-"""Turn a small corpus of named nodes, clicks and anchors into the dataset directory's tables."""
+"""Turn a small corpus of named nodes, clicks and anchors into the dataset directory's tables.
+
+Two protocols say which edges training may see of the texts of held-out queries. *Strict*: no edge,
+of either side, joins a held-out query's text to one of its answers. *As published*: edges as the
+source has them, except that a held-out click is no edge of the query side. Each anchor set follows
+the strict one; where the two differ, a second set with the suffix ``_published`` follows the other.
+Texts that differ only in case, white space or Unicode form count as one text.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -6,7 +13,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ramen_ray.data.store.schemas import SPLITS, schema_of
+from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, schema_of
+from ramen_ray.data.store.texts import fold
+
+Pairs = set[tuple[str, str]]
+Nodes = Mapping[str, Mapping[str, str]]
+"""By side, in the order of their ids: each node's folded text by name."""
+Edges = Mapping[str, set[tuple[int, str]]]
+"""By side: each edge's node id and anchor's name."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +33,17 @@ class AnchorSet:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Nodes that can be queries and ads; all mappings are keyed by a node's name."""
+    """Nodes that can be queries and ads; all mappings are keyed by a node's name.
+
+    ``further_ads`` are ads whether or not a click names them.
+    """
 
     query_texts: Mapping[str, str]
     ad_texts: Mapping[str, str]
     clicks: Mapping[str, Iterable[str]]
     split_of: Mapping[str, str]
     anchor_sets: Mapping[str, AnchorSet]
+    further_ads: Iterable[str] = ()
 
 
 def hash_fraction(*strings: str) -> float:
@@ -35,7 +53,7 @@ def hash_fraction(*strings: str) -> float:
 
 
 def split_by_hash(name: str, test_fraction: float = 0.2, validation_fraction: float = 0.1) -> str:
-    """Assign a name to a split; ``validation_fraction`` is of what the test split leaves."""
+    """Assign a name to a split; ``validation_fraction`` is a share of what is not test."""
     if hash_fraction("test", name) < test_fraction:
         return "test"
     return "validation" if hash_fraction("validation", name) < validation_fraction else "train"
@@ -44,12 +62,12 @@ def split_by_hash(name: str, test_fraction: float = 0.2, validation_fraction: fl
 def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
     """Number queries, ads and anchors densely and build all tables.
 
-    Queries without ads and anchors without edges are left out. An edge is dropped on either side
-    when it joins the two texts of a held-out click, in whichever direction.
+    Queries without ads and anchors without edges are left out. Each anchor set is made strict; a
+    second one as published is added where it has other edges.
     """
     clicks = {query: sorted(set(ads)) for query, ads in sorted(corpus.clicks.items())}
     clicks = {query: ads for query, ads in clicks.items() if ads}
-    ads = sorted({ad for targets in clicks.values() for ad in targets})
+    ads = sorted({*corpus.further_ads, *(ad for targets in clicks.values() for ad in targets)})
     ad_ids = {ad: row for row, ad in enumerate(ads)}
     queries = {
         split: [query for query in clicks if corpus.split_of[query] == split] for split in SPLITS
@@ -66,14 +84,23 @@ def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
         )
         if split != "train":
             tables[f"filters/{split}"] = _own_text_filters(names, split, ad_ids)
+    query_texts, ad_texts = _folded(corpus.query_texts), _folded(corpus.ad_texts)
     held_out = {
-        (corpus.query_texts[query], corpus.ad_texts[ad])
+        (query_texts[query], ad_texts[ad])
         for split in ("validation", "test")
         for query in queries[split]
         for ad in clicks[query]
     }
+    nodes = {
+        "query": {query: query_texts[query] for query in queries["train"]},
+        "ad": {ad: ad_texts[ad] for ad in ads},
+    }
     for name, anchor_set in corpus.anchor_sets.items():
-        tables |= _anchor_tables(name, anchor_set, corpus, (queries["train"], ads), held_out)
+        strict = _strict_edges(anchor_set, nodes, held_out)
+        published = _published_edges(anchor_set, nodes, held_out)
+        tables |= _anchor_tables(name, strict, anchor_set.texts)
+        if published != strict:
+            tables |= _anchor_tables(name + PUBLISHED, published, anchor_set.texts)
     return tables
 
 
@@ -88,38 +115,40 @@ def _own_text_filters(names: list[str], split: str, ad_ids: Mapping[str, int]) -
     return pa.table(columns, schema=schema_of(f"filters/{split}"))
 
 
-def _anchor_tables(
-    name: str,
-    anchor_set: AnchorSet,
-    corpus: Corpus,
-    nodes: tuple[list[str], list[str]],
-    held_out: set[tuple[str, str]],
-) -> dict[str, pa.Table]:
-    train_queries, ads = nodes
+def _folded(texts: Mapping[str, str]) -> dict[str, str]:
+    return dict(zip(texts, fold(pa.array(texts.values(), pa.string())).to_pylist(), strict=True))
 
-    def edges_of(names: list[str], texts: Mapping[str, str]) -> list[tuple[int, str]]:
-        edges = []
-        for row, node in enumerate(names):
-            for anchor in set(anchor_set.anchors_of.get(node, ())):
-                pair = texts[node], anchor_set.texts[anchor]
-                if pair not in held_out and pair[::-1] not in held_out:
-                    edges.append((row, anchor))
-        return edges
 
-    sides = {
-        "query": edges_of(train_queries, corpus.query_texts),
-        "ad": edges_of(ads, corpus.ad_texts),
+def _strict_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Edges:
+    leaks = held_out | {(ad, query) for query, ad in held_out}
+    return {side: _edges(anchor_set, names, leaks) for side, names in nodes.items()}
+
+
+def _published_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Edges:
+    return {
+        "query": _edges(anchor_set, nodes["query"], held_out),
+        "ad": _edges(anchor_set, nodes["ad"], set()),
     }
-    anchors = sorted({anchor for edges in sides.values() for _, anchor in edges})
+
+
+def _edges(anchor_set: AnchorSet, text_of: Mapping[str, str], leaks: Pairs) -> set[tuple[int, str]]:
+    anchor_texts = _folded(anchor_set.texts)
+    return {
+        (row, anchor)
+        for row, (name, text) in enumerate(text_of.items())
+        for anchor in anchor_set.anchors_of.get(name, ())
+        if (text, anchor_texts[anchor]) not in leaks
+    }
+
+
+def _anchor_tables(name: str, edges: Edges, texts: Mapping[str, str]) -> dict[str, pa.Table]:
+    anchors = sorted({anchor for pairs in edges.values() for _, anchor in pairs})
     anchor_ids = {anchor: row for row, anchor in enumerate(anchors)}
-    tables = {
-        f"anchors/{name}": _text_table(f"anchors/{name}", [anchor_set.texts[a] for a in anchors])
-    }
-    for side, edges in sides.items():
-        schema = schema_of(f"edges/{name}/{side}")
-        rows = sorted((node, anchor_ids[anchor]) for node, anchor in edges)
+    tables = {f"anchors/{name}": _text_table(f"anchors/{name}", [texts[a] for a in anchors])}
+    for side, pairs in edges.items():
+        rows = sorted((node, anchor_ids[anchor]) for node, anchor in pairs)
         tables[f"edges/{name}/{side}"] = pa.table(
             [[node for node, _ in rows], [anchor for _, anchor in rows], [1.0] * len(rows)],
-            schema=schema,
+            schema=schema_of(f"edges/{name}/{side}"),
         )
     return tables

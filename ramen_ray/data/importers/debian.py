@@ -1,9 +1,9 @@
 """Build the ``debian`` dataset directory from a Debian package index and debtags' vocabulary.
 
 Query: a package's name and short description. Ads: the packages that it recommends or suggests,
-and those that say to enhance it. Anchor set ``depends``: the packages that it depends on, as
-directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set ``sources``: the
-source package that it is built from, if others are built from it too.
+and those that declare that they enhance it. Anchor set ``depends``: the packages that it depends
+on, as directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set
+``sources``: the source package that it is built from, if other packages are built from it too.
 """
 
 import gzip
@@ -27,7 +27,7 @@ _INDEX_FILES = ("Packages", "Packages.xz", "Packages.gz")
 _RELEASE_FILES = ("InRelease", "Release")
 _RELEASE_FIELDS = {"suite": "Codename", "suite_version": "Version", "date": "Date"}
 _PACKAGE_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9+.-]+)")
-# "transition" and "dummy" alone are also said of state machines, display drivers and bridge.
+# "transition" and "dummy" alone also occur with state machines, display drivers and bridge.
 _LEFT_OUT = re.compile(
     r"\btransitionn?al\b|\btransition package\b|\bdummy package\b|\(dummy\)"
     r"|\bdebug(?:ging)? symbols\b",
@@ -59,8 +59,8 @@ def import_debian(source: str | Path, output: str | Path) -> Dataset:
     """Rebuild the built-in package archive from Packages and vocabulary.
 
     Args:
-        source: Folder with an index Packages (plain, .xz or .gz), the file vocabulary of Debian's
-            debtags and, to record suite and date, InRelease.
+        source: Folder with a package index (Packages, plain, .xz or .gz), the file ``vocabulary``
+            of Debian's debtags and, to record suite and date, InRelease.
         output: Dataset directory to write; must not exist.
 
     Raises:
@@ -74,7 +74,7 @@ def import_debian(source: str | Path, output: str | Path) -> Dataset:
 
 
 def read_packages(source: Path) -> dict[str, Package]:
-    """Read the packages by name, the first of each name, without transitional and debug ones."""
+    """Read the packages by name, the first of each name, but no transitional or debug packages."""
     file = _first_file(source, _INDEX_FILES)
     if file is None:
         raise DatasetError(f"{source} has no Debian package index: {' or '.join(_INDEX_FILES)}")
@@ -84,15 +84,15 @@ def read_packages(source: Path) -> dict[str, Package]:
         if not _is_left_out(package):
             packages.setdefault(package.name, package)
     if not packages:
-        raise DatasetError(f"{file} lists no package")
+        raise DatasetError(f"{file} lists no packages")
     return packages
 
 
 def read_tag_texts(file: Path) -> dict[str, str]:
-    """Read the text of each tag of the vocabulary, "facet: value" in words.
+    """Read the text of each tag of the vocabulary, as the words "facet: value".
 
-    Service tags (``special::``) and placeholders (``TODO``) say nothing about a package and are
-    left out.
+    Service tags (``special::``) and placeholders (``TODO``) are left out, as they say nothing about
+    a package.
     """
     if not file.is_file():
         raise DatasetError(f"{file} is missing; it is usr/share/debtags/vocabulary of debtags")
@@ -199,8 +199,8 @@ def _is_left_out(package: Package) -> bool:
 def build_corpus(packages: dict[str, Package], tag_texts: dict[str, str]) -> Corpus:
     """Resolve the packages' relations into clicks and anchor sets.
 
-    A package that the query depends on is no ad of it. ``depends`` leaves out hubs: what more than
-    ``MAX_DEPENDANT_FRACTION`` of all packages depend on.
+    A package that the query depends on is not an ad of it. ``depends`` leaves out hubs: packages
+    that more than ``MAX_DEPENDANT_FRACTION`` of all packages depend on.
     """
     providers = _single_providers(packages)
 
@@ -239,7 +239,7 @@ def build_corpus(packages: dict[str, Package], tag_texts: dict[str, str]) -> Cor
 
 
 def _single_providers(packages: dict[str, Package]) -> dict[str, str]:
-    """Map each name that stands for one package, real or virtual, to that package's name."""
+    """Map each name, real or virtual, that only one package provides to that package's name."""
     providers = defaultdict(set)
     for package in packages.values():
         for virtual in package.provides:

@@ -1,8 +1,8 @@
 """Build the ``foldoc`` dataset directory from the dictionary's dictd files.
 
-Query: an entry's title. Ads: the entries that it says to see also, and a hash-chosen half of the
-other entries that it mentions. Anchor set ``links``: the remaining mentions, in both directions.
-Anchor set ``categories``: the entry's category labels.
+Query: an entry's title. Ads: the entries that it lists under "see also", and half of the other
+entries that it mentions, chosen by a hash. Anchor set ``links``: the remaining mentions, in both
+directions. Anchor set ``categories``: the entry's category labels.
 """
 
 import gzip
@@ -38,7 +38,7 @@ _CATEGORIES = re.compile(r"\s*<([a-z][^<>]*)>")
 
 @dataclass(frozen=True)
 class Entry:
-    """One definition: its title, other headwords and body with white space folded."""
+    """One definition: its title, other headwords and body, with runs of white space joined."""
 
     title: str
     aliases: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Read a table of ads that are added after training."""
+"""Read a table of ads to add after training."""
 
 import numpy as np
 import pyarrow as pa
@@ -14,28 +14,28 @@ COLUMNS = ("ad_id", "text")
 
 
 def read_new_ads(source: str, known: pa.Array) -> pa.Table:
-    """Read columns ``ad_id`` and ``text``, both as strings.
+    """Read the columns ``ad_id`` and ``text``, both as strings.
 
     Args:
         source: CSV, TSV, JSON lines or parquet.
-        known: ids (ads,) that are taken.
+        known: ids (ads,) that are already in use.
 
     Raises:
         DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
-            taken, by an earlier row or before.
+            in use, by an earlier row or a known ad.
     """
     tables, findings, taken = [], [], hash_strings(known.cast(pa.string()))
-    for block in (block for piece in find_pieces(source, COLUMNS) for block in read_piece(piece)):
-        (ids, no_id), (texts, no_text) = (block.cells(name, as_strings) for name in COLUMNS)
+    for batch in (batch for piece in find_pieces(source, COLUMNS) for batch in read_piece(piece)):
+        (ids, no_id), (texts, no_text) = (batch.cells(name, as_strings) for name in COLUMNS)
         hashes = hash_strings(ids)
         repeated = ~no_id & _repeats(hashes, taken)
         problems = (
             ("ad_id", no_id, "no id", "give each ad an id"),
             ("text", no_text, "no text", "ads are found by their text"),
-            ("ad_id", repeated, "an id that is taken", "leave out ads that are indexed already"),
+            ("ad_id", repeated, "an id that is in use", "leave out ads that are indexed already"),
         )
-        findings += block.findings
-        findings += [block.finding(*problem) for problem in problems if problem[1].any()]
+        findings += batch.findings
+        findings += [batch.finding(*problem) for problem in problems if problem[1].any()]
         tables.append(pa.table({"ad_id": ids, "text": normalized(texts)}))
         taken = np.append(taken, hashes)
     raise_errors(f"the table of ads {source}", findings)
@@ -45,7 +45,7 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
 
 
 def _repeats(hashes: UInt64s, taken: UInt64s) -> Booleans:
-    """Flag the rows (n,) whose hash an earlier row has or is among ``taken`` (m,)."""
+    """Flag the rows (n,) whose hash is that of an earlier row or is in ``taken`` (m,)."""
     repeats = np.isin(hashes, taken)
     first = np.unique(hashes, return_index=True)[1]
     repeats[np.setdiff1d(np.arange(len(hashes)), first)] = True

@@ -1,1 +1,1 @@
-"""Lists of names of brands, places and the like, and the texts that contain them."""
+"""Lists of names of brands, places and so on, and the texts that contain them."""

@@ -1,4 +1,4 @@
-"""Find the brands, places and the like that texts name, by lists of their names."""
+"""Find the brands, places and so on that texts name, from a list of names."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +24,12 @@ class NameList:
     """Names of entities, such as brands or places; an entity may have several names.
 
     A text names an entity if it contains the words of one of its names in sequence. Words are runs
-    of letters and digits, with ``+`` or ``#`` behind (``c++``), in any case and Unicode form. A
-    name within a longer name, of whichever kind, does not count: "new york times" names no "york".
+    of letters and digits, with trailing ``+`` or ``#`` (``c++``), in any case and Unicode form. A
+    name inside a longer name of any kind does not count: "new york times" does not name "york".
 
     Attributes:
         kinds: the kinds of entities.
-        kind_of: (entities,) int64, the place of each entity's kind in ``kinds``.
+        kind_of: (entities,) int64, the index of each entity's kind in ``kinds``.
         entity_of: (names,) int64, the entity of each name.
         whole: the names by the hash of their words.
         prefixes: (prefixes,) uint64, ascending, hashes of the first one, two, ... words of names.
@@ -45,7 +45,7 @@ class NameList:
     def from_names(
         cls, kinds: pa.StringArray, names: pa.StringArray, entities: UInt64s
     ) -> "NameList":
-        """Build from kinds and names (names,); ``entities`` (names,) are equal for one entity."""
+        """Build from kinds and names (names,); ``entities`` (names,) number what they name."""
         encoded = kinds.dictionary_encode()
         _, first, entity_of = np.unique(entities, return_index=True, return_inverse=True)
         phrases, prefixes = hash_phrases(names)
@@ -66,8 +66,8 @@ class NameList:
 
         Args:
             dataset: the dataset directory.
-            table: of queries, ads or anchors.
-            ids: (n,) the rows to look at, by id; default all.
+            table: a table of queries, ads or anchors.
+            ids: (n,) ids of the rows to read; default all.
 
         Returns:
             (rows, entities) bool, the rows by id.
@@ -102,7 +102,7 @@ class NameList:
             goes_on = (places >= 0) & (starts + length < end_of_text[starts])
             starts, phrases = starts[goes_on], phrases[goes_on]
         reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1]
-        counted = np.flatnonzero(ends > reached)  # the others are within a name that starts earlier
+        counted = np.flatnonzero(ends > reached)  # the others are inside a name that starts earlier
         positions, found = self.whole.all(names[counted])
         pairs = text_of_word[counted[positions]] * len(self.kind_of) + self.entity_of[found]
         return np.divmod(np.unique(pairs), len(self.kind_of))
@@ -111,8 +111,8 @@ class NameList:
 def hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
     """Hash each text's words (n,), 0 if it has none, and all of its prefixes.
 
-    Prefixes are the first one, two, ... words, the whole text among them; their hashes are unique
-    and ascending.
+    Prefixes are the first one, two, ... words, up to the whole text; their hashes are unique and
+    ascending.
     """
     words, lengths = _words(texts)
     firsts = np.cumsum(lengths) - lengths
@@ -133,7 +133,7 @@ def _words(texts: pa.StringArray) -> tuple[UInt64s, Int64s]:
     lists = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(spaced))
     words = lists.flatten().dictionary_encode()
     hashes = hash_strings(words.dictionary)[words.indices.to_numpy()]
-    is_word = pc.not_equal(words, "").to_numpy(zero_copy_only=False)  # an empty text has "" for one
+    is_word = pc.not_equal(words, "").to_numpy(zero_copy_only=False)  # an empty text has ""
     lengths = pc.list_value_length(lists).to_numpy().astype(np.int64)
     text_of_word = np.repeat(np.arange(len(texts)), lengths)[is_word]
     return hashes[is_word], np.bincount(text_of_word, minlength=len(texts))

@@ -9,7 +9,7 @@ from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.names.matching import NameList, hash_phrases
 from ramen_ray.data.prepared.hashing import hash_strings, mix
-from ramen_ray.data.sources import Block, as_strings, find_pieces, read_piece
+from ramen_ray.data.sources import SourceBatch, as_strings, find_pieces, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import fold
 
@@ -19,9 +19,9 @@ ADVICE = "correct these rows"
 
 
 def read_names(source: str) -> NameList:
-    """Read a list of names: columns ``kind``, ``name`` and, if it is there, ``same_as``.
+    """Read a list of names: columns ``kind``, ``name`` and optionally ``same_as``.
 
-    ``same_as`` holds another name of the same entity, of that kind: ``place,nyc,new york``.
+    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``.
 
     Args:
         source: CSV, TSV or parquet.
@@ -33,10 +33,10 @@ def read_names(source: str) -> NameList:
     if not header:
         raise DatasetError(f"{source}: a list of names must be CSV, TSV or parquet")
     columns = [*COLUMNS, ALIAS_COLUMN] if ALIAS_COLUMN in header else COLUMNS
-    blocks = [block for piece in find_pieces(source, columns) for block in read_piece(piece)]
-    if not blocks:
+    batches = [batch for piece in find_pieces(source, columns) for batch in read_piece(piece)]
+    if not batches:
         raise DatasetError(f"{source} holds no names")
-    rows = _Rows(blocks, [finding for block in blocks for finding in block.findings])
+    rows = _Rows(batches, [finding for batch in batches for finding in batch.findings])
     (kinds, no_kind), (names, _) = rows.cells("kind"), rows.cells("name")
     kinds = fold(kinds)
     of_kind, phrases = hash_strings(kinds), hash_phrases(names)[0]
@@ -49,7 +49,9 @@ def read_names(source: str) -> NameList:
     rows.report("name", phrases == 0, "a name needs a letter or a digit")
     rows.report(ALIAS_COLUMN, ~is_known, "this is not a name of the kind, or has a same_as itself")
     rows.report(
-        "name", is_known & _have_several(own, entities), "the name is there with another same_as"
+        "name",
+        is_known & _have_several(own, entities),
+        "the same name has another same_as",
     )
     raise_errors(f"the list of names {source}", rows.findings)
     return NameList.from_names(kinds, names, entities)
@@ -57,26 +59,26 @@ def read_names(source: str) -> NameList:
 
 @dataclass
 class _Rows:
-    """The rows of all blocks together, and what is wrong with them."""
+    """All rows of the source, and what is wrong with them."""
 
-    blocks: list[Block]
+    batches: list[SourceBatch]
     findings: list[Finding]
 
     def cells(self, column: str) -> tuple[pa.StringArray, Booleans]:
         """Return a column (rows,), and which of its cells are empty."""
         strings, empty = zip(
-            *(block.cells(column, as_strings) for block in self.blocks), strict=True
+            *(batch.cells(column, as_strings) for batch in self.batches), strict=True
         )
         return pa.concat_arrays(strings), np.concatenate(empty)
 
     def report(self, column: str, bad: Booleans, message: str) -> None:
         """Report the rows that ``bad`` (rows,) flags."""
         start = 0
-        for block in self.blocks:
-            in_block = bad[start : start + block.rows.num_rows]
-            start += block.rows.num_rows
-            if in_block.any():
-                self.findings.append(block.finding(column, in_block, message, ADVICE))
+        for batch in self.batches:
+            marked = bad[start : start + batch.rows.num_rows]
+            start += batch.rows.num_rows
+            if marked.any():
+                self.findings.append(batch.finding(column, marked, message, ADVICE))
 
 
 def _have_several(keys: UInt64s, values: UInt64s) -> Booleans:

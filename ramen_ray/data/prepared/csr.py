@@ -18,7 +18,7 @@ class Csr:
         indptr: (rows + 1,) int64, where each row starts in ``indices``.
         indices: (entries,) int32 or int64 column ids.
         cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
-            leading zero; None where all entries weigh the same.
+            leading zero; None if all weights are equal.
     """
 
     indptr: NDArray[Any]
@@ -62,7 +62,7 @@ class Csr:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.indptr) - 1
 
     @property

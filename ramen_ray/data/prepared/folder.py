@@ -16,7 +16,7 @@ from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of prepared arrays; each is mapped when first used and shared by a node's workers.
+    """A folder of prepared arrays; each is mapped on first use and shared by a machine's workers.
 
     Train queries are in globally shuffled order: ``query_ids`` maps their rows to ids. The other
     splits' queries, ads and anchors are in the order of their ids.
@@ -26,7 +26,7 @@ class Prepared:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """What ``prepared.json`` says: dataset name and statistics, anchor sets, tokenizer."""
+        """Content of ``prepared.json``: dataset name and statistics, anchor sets, tokenizer."""
         content: dict[str, Any] = json.loads((self.path / "prepared.json").read_text())
         return content
 
@@ -59,7 +59,7 @@ class Prepared:
 
     @cached_property
     def clicks(self) -> dict[str, Csr]:
-        """Clicks by split, query rows x ads, all of the same weight."""
+        """Clicks by split, query rows x ads, all with the same weight."""
         opened = {split: Csr.open(self.path / "clicks" / split) for split in self.splits}
         return {split: Csr(clicks.indptr, clicks.indices) for split, clicks in opened.items()}
 
@@ -73,7 +73,7 @@ class Prepared:
 
     @cached_property
     def weighted_clicks(self) -> Csr:
-        """Train clicks, train query rows x ads, with their weights where these differ."""
+        """Train clicks, train query rows x ads, with their weights if these differ."""
         return Csr.open(self.path / "clicks" / "train")
 
     def filters(self, split: str) -> NDArray[np.int64]:
@@ -83,8 +83,8 @@ class Prepared:
     def candidates(self, split: str) -> NDArray[np.int64]:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending.
 
-        ``zero_shot`` searches the novel ads only; ``validation`` leaves them out, because it stands
-        for the time before they exist; ``test`` searches all ads.
+        ``zero_shot`` searches the novel ads only; ``validation`` leaves them out, as they do not
+        exist yet at that time; ``test`` searches all ads.
         """
         novel = np.load(self.path / "novel_ads.npy")[:, 0]
         if split == ZERO_SHOT:
@@ -102,5 +102,5 @@ class Prepared:
 
     @cached_property
     def train_click_counts(self) -> NDArray[np.int64]:
-        """(ads,) int64, how many train clicks each ad has."""
+        """(ads,) int64, number of train clicks of each ad."""
         return np.asarray(np.load(self.path / "train_click_counts.npy", mmap_mode="r"))

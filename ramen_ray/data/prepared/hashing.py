@@ -34,7 +34,7 @@ def uniforms(key: tuple[int, ...], values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
-    """Return the place (n,) of each of ``hashes`` (n,) in ``ascending`` (m,), or -1."""
+    """Return the index (n,) of each of ``hashes`` (n,) in ``ascending`` (m,), or -1."""
     if not len(ascending):
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
@@ -43,14 +43,14 @@ def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class HashIndex:
-    """Finds rows by hash: ``hashes`` (rows,) ascending, ``rows`` (rows,) beside them."""
+    """Finds rows by hash: ``hashes`` (rows,) ascending, and ``rows`` (rows,) in the same order."""
 
     hashes: UInt64s
     rows: Int64s
 
     @classmethod
     def from_hashes(cls, hashes: UInt64s) -> "HashIndex":
-        """Index rows 0, 1, ..., of which several may have one hash."""
+        """Index rows 0, 1, ...; several may have the same hash."""
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], order)
 
@@ -73,7 +73,7 @@ def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     """Hash each text's tokens; equal texts hash equally in all tables.
 
     Args:
-        token_ids: (tokens,) all texts' tokens, one text after the other.
+        token_ids: (tokens,) all texts' tokens, one text after another.
         offsets: (texts + 1,) where each text starts.
 
     Returns:
@@ -83,9 +83,9 @@ def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:
-    """Hash strings (n,), eight bytes at a time; equal strings hash equally, null as the empty one.
+    """Hash strings (n,), eight bytes at a time; equal strings hash equally, null as an empty one.
 
-    Two of n different strings share a hash with a probability of about n² / 2⁶⁵.
+    The probability that any two of n different strings share a hash is about n² / 2⁶⁵.
 
     Returns:
         (n,) uint64.
@@ -112,7 +112,7 @@ def hash_strings(strings: pa.Array) -> UInt64s:
 def _sums(values: UInt64s, offsets: NDArray[np.int64]) -> UInt64s:
     """Sum, for each sequence of ``values``, the hashes of each value at its position."""
     running = np.zeros(len(values) + 1, dtype=np.uint64)
-    np.cumsum(mix(mix(_positions(offsets)) ^ values), out=running[1:])  # wraps around, and back
+    np.cumsum(mix(mix(_positions(offsets)) ^ values), out=running[1:])  # overflows cancel
     return running[offsets[1:]] - running[offsets[:-1]]
 
 

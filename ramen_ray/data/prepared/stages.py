@@ -1,8 +1,8 @@
 """The stages between a dataset directory and its prepared arrays, as functions of Arrow tables.
 
-All texts are converted to one form, and all edges to another; rows are sorted by (table, key),
-written as parts and joined. A train query's key is a hash of its id, so that the sort is a global
-shuffle; all other rows keep the order of their ids. The caller decides where the sort runs.
+All texts are converted to one form, and all edges to another. Rows are sorted by (table, key),
+written as parts and joined. A train query's key is a hash of its id, so the sort shuffles the train
+queries globally; all other rows keep the order of their ids. The caller decides where it runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
-"""Tables without texts or edges, which are small enough to be read whole."""
+"""Tables without texts or edges, small enough to be read whole."""
 
 _SIGN = np.uint64(1 << 63)
 
@@ -67,9 +67,9 @@ def edge_rows(table: str, rows: pa.Table) -> pa.Table:
 
 
 def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
-    """Write sorted rows as one part per table that they hold; returns the parts' descriptions.
+    """Write sorted rows as one part for each of their tables; returns descriptions of the parts.
 
-    A part's name follows from its first row, so a repeated task writes the same file again.
+    A part is named after its first row, so a repeated task writes the same file again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
@@ -141,8 +141,8 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
 
     Args:
         parts: descriptions that :func:`write_parts` returned, in any order.
-        folder: where to write.
-        num_rows: row count of every table of the dataset.
+        folder: the folder to write into.
+        num_rows: row counts of the dataset's tables.
         vocab_size: number of token ids; decides between uint16 and int32.
 
     Raises:
@@ -207,7 +207,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
     indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
-    weigh = table == SHUFFLED  # what is not trained on is never drawn by weight
+    weigh = table == SHUFFLED  # only train clicks are drawn by weight
     cumulative = _new_cumulative(target, parts, num_clicks) if weigh else None
     row = entry = 0
     for part in _open(parts):
@@ -251,7 +251,7 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
 
 
 def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.float64] | None:
-    """Map a new file of cumulative weights; None where there are no weights or all are equal."""
+    """Map a new file of cumulative weights; None if there are no weights or all are equal."""
     range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
     if range_of_all["min"] == range_of_all["max"]:
         return None
@@ -259,7 +259,7 @@ def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[
 
 
 def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:
-    """Write the running sum over ``weights`` (n,), which are those from ``entry`` on."""
+    """Write the running sum over ``weights`` (n,), the weights from ``entry`` on."""
     stop = entry + len(weights)
     cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(weights, dtype=np.float64)
 
@@ -267,7 +267,7 @@ def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]
 def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
     """Write a table of ids, filter pairs or novel ads, as (rows, columns) int64.
 
-    A table that the dataset lacks (None) has no rows.
+    A table that the dataset does not have (None) gets no rows.
     """
     columns = schema_of(table).names
     empty = np.empty((0, len(columns)), dtype=np.int64)

@@ -15,7 +15,7 @@ class TokenTable:
     """The tokens of a table's texts.
 
     Attributes:
-        token_ids: (tokens,) uint16 or int32, one text after the other.
+        token_ids: (tokens,) uint16 or int32, one text after another.
         offsets: (texts + 1,) int64, where each text starts.
         hashes: (texts,) uint64, equal for equal texts (see :func:`hashing.hash_texts`).
     """
@@ -26,7 +26,7 @@ class TokenTable:
 
     @classmethod
     def open(cls, folder: Path) -> "TokenTable":
-        """Memory-map the table in ``folder``; processes of one machine share its pages."""
+        """Memory-map the table in ``folder``; processes on one machine share its pages."""
         names = ("token_ids", "offsets", "hashes")
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
 
@@ -39,6 +39,6 @@ class TokenTable:
         return self.offsets[rows + 1] - self.offsets[rows]
 
     def gather(self, rows: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the tokens of ``rows`` (n,), one text after the other, as int64."""
+        """Return the tokens of ``rows`` (n,), one text after another, as int64."""
         positions = ragged_positions(self.offsets[rows], self.lengths(rows))
         return self.token_ids[positions].astype(np.int64)

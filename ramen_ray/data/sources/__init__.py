@@ -1,16 +1,16 @@
 """A user's own tables: CSV, TSV, JSON lines or parquet; files, folders or globs; any file system.
 
-A source is cut into pieces that tasks read apart, block by block.
+A source is cut into pieces, which tasks read independently, batch by batch.
 """
 
 from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.sources.lines import lines_before
 from ramen_ray.data.sources.pieces import Piece, find_pieces
-from ramen_ray.data.sources.reading import Block, read_cell, read_piece
+from ramen_ray.data.sources.reading import SourceBatch, read_cell, read_piece
 
 __all__ = [
-    "Block",
     "Piece",
+    "SourceBatch",
     "as_numbers",
     "as_seconds",
     "as_strings",

@@ -1,4 +1,4 @@
-"""What the cells of a column say: texts, numbers or times, and which are none."""
+"""Convert the cells of a column to texts, numbers or times, and flag those that are not."""
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     """Return a column's cells as strings, and which (rows,) are null, empty or white space.
 
     Raises:
-        ValueError: the cells are lists, no UTF-8, or floats that lost digits of an id.
+        ValueError: the cells are lists, are not UTF-8, or are floats that lost digits of an id.
     """
     values = _one_chunk(column)
     if pa.types.is_floating(values.type) and (
@@ -46,7 +46,7 @@ def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
 
 
 def as_seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
-    """Return a column's times as float64 seconds since 1970, and which (rows,) are no times.
+    """Return a column's times as float64 seconds since 1970, and which (rows,) are not times.
 
     Times are timestamps or dates, numbers (seconds), or ISO 8601 text; without a zone it is UTC.
     """
@@ -54,7 +54,7 @@ def as_seconds(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
     if pa.types.is_date(values.type):
         values = values.cast(pa.timestamp("s" if pa.types.is_date32(values.type) else "ms"))
     if pa.types.is_timestamp(values.type):
-        if values.type.unit == "ns":  # more digits than a float64 has
+        if values.type.unit == "ns":  # has more digits than a float64
             values = values.cast(pa.timestamp("us"), safe=False)
         seconds, bad = as_numbers(pa.chunked_array([values.cast(pa.int64())]))
         return seconds / UNITS_PER_SECOND[values.type.unit], bad
@@ -78,7 +78,7 @@ def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
     try:
         found = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    except pa.ArrowInvalid:  # a 13th month
+    except pa.ArrowInvalid:  # such as a 13th month
         found = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
     microseconds, bad = as_numbers(pa.chunked_array([found]))
     return microseconds / 10**6, bad
@@ -92,7 +92,7 @@ def _microseconds(text: str | None) -> int | None:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Say whether a column of this type holds numbers."""
+    """Return whether a column of this type has numbers."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 

@@ -43,7 +43,7 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
 
 
 def lines_before(piece: Piece) -> int:
-    """Count the lines before a piece of a text file; only ever needed to name a wrong one."""
+    """Count the lines before a piece of a text file; needed only to report a bad one."""
     if piece.format == "parquet" or piece.start == 0:
         return 0
     count, data = 0, b""
@@ -78,16 +78,16 @@ def _checked(piece: Piece, parts: Iterable[bytes]) -> Iterator[Chunk]:
 
 
 def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
-    """Refuse a cell that starts with a quote and has no other; within a cell a quote is a letter.
+    """Refuse a quote at the start of a cell that is never closed; other quotes are just characters.
 
     Raises:
-        DatasetError: there is one.
+        DatasetError: there is such a quote.
     """
     start = rf'(?:\A|[{delimiter_of(piece.format)}\n])"[^"]*+(?:""[^"]*+)*+("?)'
     for cell in re.finditer(start.encode(), data):
         if not cell[1]:
             line += data[: cell.start() + 1].count(b"\n")
-            message = "a quote is not closed, or its cell goes across several megabytes"
+            message = "a quote is not closed, or its cell is several megabytes long"
             advice = "close it, or write such texts as parquet or JSON lines"
             raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
 

@@ -31,16 +31,16 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task reads of a source.
+    """The part of a source that one task reads.
 
     Attributes:
-        filesystem: where the file lies.
-        path: the file, as the file system names it.
+        filesystem: the file's file system.
+        path: the file's path in it.
         format: ``csv``, ``tsv``, ``jsonl`` or ``parquet``.
         columns: the columns to read.
         header: all columns of a CSV or TSV file.
         start: first byte, or first row group.
-        stop: byte or row group after the last; -1 for the whole of a compressed file.
+        stop: the byte or row group after the last; -1 for a whole compressed file.
     """
 
     filesystem: FileSystem
@@ -61,7 +61,7 @@ def find_pieces(source: str, columns: Sequence[str]) -> list[Piece]:
         columns: the columns that every file must have.
 
     Raises:
-        DatasetError: nothing is there, or a file lacks a column or cannot be opened.
+        DatasetError: there are no files, or a file cannot be opened or lacks a column.
     """
     filesystem, path = _filesystem(source)
     files = _files(filesystem, path, source)
@@ -115,7 +115,7 @@ def _files(filesystem: FileSystem, path: str, source: str) -> list[tuple[str, in
 
 
 def _fits(path: str, pattern: str) -> bool:
-    """Say whether a glob matches; its ``*`` stays within a folder, as in a shell."""
+    """Return whether a glob matches; ``*`` does not cross folders, as in a shell."""
     same_depth = path.count("/") == pattern.count("/")
     return same_depth and PurePosixPath(path).match(pattern)
 
@@ -161,7 +161,7 @@ def _pieces_of(
 
 
 def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...]:
-    """Return a text table's columns; none for JSON lines, where each line names its own."""
+    """Return the columns of a text table; none for JSON lines, where each line has its own."""
     with filesystem.open_input_stream(path, compression="detect") as stream:
         first_line = stream.read(1 << 20).split(b"\n", 1)[0]
     if first_line.startswith(UTF_16_MARKS):
@@ -177,5 +177,5 @@ def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...
 
 
 def delimiter_of(kind: str) -> str:
-    """Return what stands between the cells of a format."""
+    """Return the delimiter between the cells of a format."""
     return "\t" if kind == "tsv" else ","

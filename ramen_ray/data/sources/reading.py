@@ -1,4 +1,4 @@
-"""Read a piece block by block, whatever its format."""
+"""Read a piece batch by batch, whatever its format."""
 
 import json
 import re
@@ -24,20 +24,20 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_JSON_SAMPLE = 1 << 20
-ROWS_PER_BLOCK = 65_536
+ROWS_PER_BATCH = 65_536
 MAX_EXAMPLES = 3
 
 Converted = TypeVar("Converted")
 
 
 @dataclass
-class Block:
+class SourceBatch:
     """A batch of a piece's rows.
 
     Attributes:
-        rows: the requested columns; text files' cells are strings (CSV, TSV) or JSON's types.
-        row_numbers: (rows,) int64: in parquet within the file, from 0; in text files the line,
-            counted from 1 at the start of the piece.
+        rows: the requested columns; cells are strings in CSV and TSV, and of JSON's types in JSON.
+        row_numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line
+            of the piece, from 1.
         findings: lines that could not be read, and damaged encoding.
     """
 
@@ -50,7 +50,7 @@ class Block:
         """Convert a column by :func:`as_strings`, :func:`as_numbers` or :func:`as_seconds`.
 
         Raises:
-            DatasetError: the column is of a kind that has no such cells.
+            DatasetError: cells of the column's type cannot be converted.
         """
         try:
             return convert(self.rows[column])
@@ -70,12 +70,12 @@ class Block:
         )
 
 
-def read_piece(piece: Piece) -> Iterator[Block]:
-    """Read a piece block by block.
+def read_piece(piece: Piece) -> Iterator[SourceBatch]:
+    """Read a piece batch by batch.
 
     Raises:
         DatasetError: the file cannot be parsed; lines with too many or too few cells are findings
-            of their block instead.
+            of their batch instead.
     """
     try:
         match piece.format:
@@ -93,28 +93,28 @@ def read_piece(piece: Piece) -> Iterator[Block]:
 
 
 def read_cell(piece: Piece, column: str, row_number: int) -> object:
-    """Read a piece again for one cell, to show it; ``row_number`` is that of its block."""
-    for block in read_piece(piece):
-        found = np.flatnonzero(block.row_numbers == row_number)
+    """Read a piece again to show one cell; ``row_number`` is as in its batch."""
+    for batch in read_piece(piece):
+        found = np.flatnonzero(batch.row_numbers == row_number)
         if len(found):
-            return block.rows[column][int(found[0])].as_py()
+            return batch.rows[column][int(found[0])].as_py()
     raise ValueError(f"{piece.path} has no row {row_number} in this piece")
 
 
-def _read_parquet(piece: Piece) -> Iterator[Block]:
+def _read_parquet(piece: Piece) -> Iterator[SourceBatch]:
     with piece.filesystem.open_input_file(piece.path) as file:
         parquet = pq.ParquetFile(file)
         first_row = sum(parquet.metadata.row_group(g).num_rows for g in range(piece.start))
         batches = parquet.iter_batches(
-            ROWS_PER_BLOCK, row_groups=[piece.start], columns=list(piece.columns)
+            ROWS_PER_BATCH, row_groups=[piece.start], columns=list(piece.columns)
         )
         for batch in batches:
             rows = pa.Table.from_batches([batch]).select(piece.columns)
-            yield Block(piece, rows, first_row + np.arange(len(batch)))
+            yield SourceBatch(piece, rows, first_row + np.arange(len(batch)))
             first_row += len(batch)
 
 
-def _read_csv(piece: Piece) -> Iterator[Block]:
+def _read_csv(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
         names_columns = not piece.start and chunk.first_line == 1
         skipped: list[pa.csv.InvalidRow] = []
@@ -142,11 +142,11 @@ def _read_csv(piece: Piece) -> Iterator[Block]:
         findings = chunk.findings + [_skipped_line(piece, row, chunk.first_line) for row in skipped]
         filled = _filled(rows)
         if filled.any() or findings:
-            yield Block(piece, rows.filter(pa.array(filled)), lines[filled], findings)
+            yield SourceBatch(piece, rows.filter(pa.array(filled)), lines[filled], findings)
 
 
 def _filled(rows: pa.Table) -> Booleans:
-    """Mark the rows that are no blank lines."""
+    """Mark the rows that are not blank lines."""
     cells = [pc.not_equal(column, "").to_numpy() for column in rows.columns]
     return np.any(cells, axis=0)
 
@@ -166,18 +166,18 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
     )
 
 
-def _read_json(piece: Piece) -> Iterator[Block]:
+def _read_json(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
-            raise _bad_line(piece, line, "is not a JSON object; write one object a line")
+            raise _bad_line(piece, line, "is not a JSON object; write one object per line")
         rows = _parse_json(piece, chunk)
         lines = chunk.first_line + np.arange(len(rows))
-        yield Block(piece, rows.select(piece.columns), lines, chunk.findings)
+        yield SourceBatch(piece, rows.select(piece.columns), lines, chunk.findings)
 
 
 def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
-    """Take each column as the first lines of ``chunk`` have it, or else as most of its lines do."""
+    """Parse with the column types of the first lines of ``chunk``, else with those of all lines."""
     whole = pa.json.ReadOptions(use_threads=False, block_size=len(chunk.data) + 1)
     start = chunk.data[: chunk.data.find(b"\n", BYTES_PER_JSON_SAMPLE) + 1] or chunk.data
     for sample in (start, chunk.data):
@@ -193,7 +193,7 @@ def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
 
 
 def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
-    """Take numbers as numbers and all else as text."""
+    """Read numbers as numbers and everything else as text."""
     missing = [name for name in piece.columns if name not in found.names]
     if missing:
         raise DatasetError(
@@ -207,7 +207,7 @@ def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
 
 
 def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
-    """Find the first line that is no JSON, or has a cell of another kind than the lines before."""
+    """Find the first line that is not JSON, or has a cell of another kind than earlier lines."""
     kinds: dict[str, str] = {}
     for line, content in enumerate(chunk.data.split(b"\n"), start=chunk.first_line):
         try:

@@ -1,1 +1,1 @@
-"""Datasets made from others: splits with novel ads, and clicks propagated over the graph."""
+"""Datasets made from other datasets: novel ads, and clicks propagated over the graph."""

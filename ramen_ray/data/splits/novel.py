@@ -1,4 +1,4 @@
-"""IRENE's novel splits: some ads appear only after training, and the test asks for them."""
+"""IRENE's novel splits: some ads appear only after training, in the test."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ramen_ray.data.validation import check
 from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
-"""Takes the query and the ad of each click, (clicks,) ids, and flags the clicks that stay."""
+"""Maps the query and the ad of each click, (clicks,) ids, to flags of the clicks to keep."""
 
 _NOVEL, _ONE_SHOT = range(2)
 
@@ -30,15 +30,15 @@ def make_novel_split(
     one_shot: bool = False,
     seed: int = 0,
 ) -> Dataset:
-    """Make some ads of a dataset novel: not clicked in training, asked for in the test.
+    """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
-    clicks on the other, seen ads, and those that lose all of them are left out, as in the paper;
-    edges and filters follow. A train query that had no click to lose stays.
-    The test split stays whole (the generalised setting, which searches all ads); ``zero_shot``
-    holds its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids.
-    Novel ads lose their edges, because they did not exist when the graph was made; an anchor left
-    without edges stays, an anchor set left without edges is dropped.
+    clicks on the other, seen ads. Queries that lose all of them are left out, as in the paper, with
+    their edges and filters; a train query that had no click to lose stays.
+    The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
+    its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids. Novel
+    ads lose their edges, because they did not exist when the graph was made. Anchors without edges
+    stay; an anchor set without edges is dropped.
 
     Args:
         dataset: Dataset directory to split.
@@ -48,8 +48,8 @@ def make_novel_split(
         seed: Seed of both draws.
 
     Raises:
-        DatasetError: the dataset is not usable, the fraction makes no split, or a split would be
-            empty; nothing is left at ``output``.
+        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, or a split
+            would be empty; nothing is left at ``output``.
     """
     parent = Dataset(dataset)
     check(parent)
@@ -77,7 +77,7 @@ def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Boolea
     """Flag the ads (ads,) with the lowest draws."""
     num_ads = parent.num_rows("ads")
     if not 0 < novel_fraction < 1:
-        raise DatasetError(f"the novel fraction must lie between 0 and 1, not be {novel_fraction}")
+        raise DatasetError(f"the novel fraction must be between 0 and 1, not {novel_fraction}")
     num_novel = round(novel_fraction * num_ads)
     if not 0 < num_novel < num_ads:
         raise DatasetError(
@@ -90,7 +90,7 @@ def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Boolea
 
 
 def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64s:
-    """Draw one train query (ads,) of each novel ad; -1 for an ad without any, and for seen ads."""
+    """Draw one train query (ads,) of each novel ad; -1 if it has none, and for seen ads."""
     lowest = np.full(len(novel), np.iinfo(np.uint64).max)
     revealed = np.full(len(novel), -1)
     for rows in parent.batches("queries/train"):
@@ -117,18 +117,18 @@ def _metadata(parent: Dataset, novel_fraction: float, one_shot: bool, seed: int)
 
 @dataclass(frozen=True)
 class _Split:
-    """Writes what stays of the parent's tables."""
+    """Writes what is kept of the parent's tables."""
 
     parent: Dataset
     writer: DatasetWriter
 
     def copy(self, *tables: str) -> None:
-        """Copy the tables that the parent has."""
+        """Copy those of the tables that the parent has."""
         for table in tables:
             self._write_if_any(table, self._rows(table))
 
     def write_queries(self, source: str, target: str, chosen: ChosenClicks) -> Int64s:
-        """Write the queries of ``source`` that lose not all of their clicks as split ``target``.
+        """Write the queries of split ``source`` that do not lose all clicks as split ``target``.
 
         Returns:
             the new ids (queries of ``source``,) by old id, -1 for a query that is left out.
@@ -160,12 +160,12 @@ class _Split:
     def write_filters(
         self, source: str, target: str, new_ids: Int64s, chosen_ads: Booleans
     ) -> None:
-        """Write the filter pairs of the queries that stay with ``chosen_ads`` (ads,)."""
+        """Write the filter pairs of the kept queries and ``chosen_ads`` (ads,)."""
         pairs = self._of_queries(self._rows(f"filters/{source}"), new_ids)
         self._write_if_any(f"filters/{target}", self._of_ads(pairs, chosen_ads))
 
     def write_graph(self, anchor_set: str, new_ids: Int64s, chosen_ads: Booleans) -> None:
-        """Write an anchor set with the edges of the train queries that stay and ``chosen_ads``."""
+        """Write an anchor set with the edges of the kept train queries and ``chosen_ads``."""
         query, ad = f"edges/{anchor_set}/query", f"edges/{anchor_set}/ad"
         has_query = self._write_if_any(query, self._of_queries(self._rows(query), new_ids))
         has_ad = self._write_if_any(ad, self._of_ads(self._rows(ad), chosen_ads))
@@ -189,7 +189,7 @@ class _Split:
             yield rows.filter(pa.array(chosen_ads[rows["ad_id"]]))
 
     def _write_if_any(self, table: str, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Write a table unless it would be empty; say whether it was written."""
+        """Write a table unless it would be empty; returns whether it was written."""
         filled = (batch for batch in batches if len(batch))
         first = next(filled, None)
         if first is None:

@@ -1,9 +1,9 @@
 """Clicks propagated over shared anchors: "AugGT" of the RAMEN paper (section 4, Table 8).
 
-The paper adds an edge between a train query and every ad that has a neighbour, so an anchor, in
-common with it in the metadata graph, and trains on these pairs as if they were clicks. It gives no
-more detail. Here a query gets the ads that it shares most with; hubs, which connect everything, are
-left out; and no query gets the ad that has its own text.
+The paper adds an edge between a train query and every ad that shares a neighbour (an anchor) with
+it in the metadata graph, and trains on these pairs as if they were clicks. It gives no more detail.
+Here a query gets the ads that it shares most with. Hubs, which connect everything, are left out,
+and no query gets the ad that has its own text.
 """
 
 import logging
@@ -30,27 +30,28 @@ from ramen_ray.naming import joined_name
 TRAIN = "queries/train"
 PRODUCTS_AT_ONCE = 1 << 22
 INFINITY = 0x7F800000
-"""Bits of a float32; those of smaller positive numbers are smaller numbers."""
+"""Bits of a float32; for positive numbers they sort like the numbers."""
 
 logger = logging.getLogger(__name__)
 
 
 class NothingPropagatedError(DatasetError):
-    """No query shares an anchor with an ad that it does not already have."""
+    """No query shares an anchor with an ad that it does not have already."""
 
 
 @dataclass(frozen=True)
 class PropagationSettings:
-    """Which ads become ads of a query.
+    """Which ads are added to a query.
 
     Attributes:
         via: What an anchor leads to: ad-edges, the ads that have an edge to it (the paper's words);
             or clicks, the ads of the train queries that have an edge to it.
-        anchor_sets: Anchor sets whose anchors count; default all.
+        anchor_sets: Anchor sets whose anchors count; default all, of those with a second set as
+            published the strict one.
         max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
-        top_k: How many ads a query gets at most: those it shares most anchors with, each weighted
-            by the product of its two edges' weights (with clicks: summed over the queries between).
-        seed: Seed of the draw among ads that share equally much.
+        top_k: Largest number of ads that a query gets: those it shares most anchors with, each
+            weighted by the product of its two edges' weights (with clicks: summed over queries).
+        seed: Seed of the draw among ads with equal scores.
     """
 
     via: Literal["ad-edges", "clicks"] = "ad-edges"
@@ -60,7 +61,7 @@ class PropagationSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse settings that would add nothing."""
+        """Refuse settings that would add no clicks."""
         if self.top_k < 1 or self.max_anchor_degree < 2:
             raise DatasetError("top_k must be 1 or more, and max_anchor_degree 2 or more")
 
@@ -68,9 +69,9 @@ class PropagationSettings:
 def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings) -> Dataset:
     """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
 
-    Only train queries and their edges take part, so that held-out clicks do not influence what is
-    added. All other tables stay as they are. Where clicks have weights, an added one weighs as much
-    as the query's lightest, or 1 for a query that had none.
+    Only train queries and their edges are used, so held-out clicks do not influence the result. All
+    other tables stay as they are. If clicks have weights, an added click gets the query's lowest
+    weight, or 1 for a query that had none.
 
     Args:
         dataset: the dataset directory to start from.
@@ -106,7 +107,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
 
 @dataclass(frozen=True)
 class _Graph:
-    """What connects train queries to ads, over the anchors of all sets.
+    """The graph from train queries to ads, over the anchors of all sets.
 
     Attributes:
         query_anchors: (train queries, anchors) float32 weights.
@@ -121,7 +122,7 @@ class _Graph:
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
         """Read the chosen anchor sets, without hubs."""
-        chosen = settings.anchor_sets or parent.anchor_sets
+        chosen = settings.anchor_sets or parent.strict_anchor_sets
         if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
             raise DatasetError(
                 f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "
@@ -150,11 +151,11 @@ class _Graph:
 
         Args:
             queries: ids of train queries.
-            known: (n, ads), minus infinity for pairs that shall not be added.
+            known: (n, ads), minus infinity for pairs that must not be added.
 
         Yields:
-            a range of the queries, and the weights (queries of the range, ads) of what they share;
-            known pairs weigh minus infinity.
+            a range of the queries, and the scores (queries of the range, ads), which are minus
+            infinity for known pairs.
         """
         anchors = self.query_anchors[queries]
         num_products = np.diff(self.anchor_ads.indptr)[anchors.indices]
@@ -187,7 +188,7 @@ def _clicks(parent: Dataset) -> csr_array:
 def _with_added_ads(
     parent: Dataset, graph: _Graph, settings: PropagationSettings, counts: Counter[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the train queries with their ads and the added ones, those that share most first."""
+    """Yield the train queries with their ads and the added ones, highest scores first."""
     num_ads = parent.num_rows("ads")
     for rows in parent.batches(TRAIN):
         queries = rows["query_id"].to_numpy()
@@ -213,7 +214,7 @@ def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> 
     positive = shared.data > 0
     rows, ads = shared.row[positive].astype(np.int64), shared.col[positive].astype(np.int64)
     draws = keyed_hash((settings.seed,), queries[rows] * scores.shape[1] + ads)
-    # one number by which to sort: 17 bits of the row, 31 of the score, 16 of the draw
+    # one sort key: 17 bits of the row, 31 of the score, 16 of the draw
     falling = np.uint64(INFINITY) - shared.data[positive].view(np.uint32).astype(np.uint64)
     keys = (rows.astype(np.uint64) << np.uint64(47)) | (falling << np.uint64(16))
     order = np.argsort(keys | (draws >> np.uint64(48)), kind="stable")

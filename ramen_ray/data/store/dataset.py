@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
-"""This and an anchor set's name: a file that hides the set until all its tables are in place."""
+"""This and an anchor set's name: a file that hides the set until all its tables are there."""
 
 
 class DatasetError(UserError):
@@ -30,10 +30,10 @@ class DatasetError(UserError):
 
 
 class Dataset:
-    """A dataset directory, opened for reading; tables stay on disk until they are asked for.
+    """A dataset directory, opened for reading; tables stay on disk until they are read.
 
     Raises:
-        DatasetError: the folder or its ``dataset.json`` is missing or of another format version.
+        DatasetError: the folder or its ``dataset.json`` is missing or has another format version.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -42,12 +42,12 @@ class Dataset:
         self.metadata = _read_metadata(self.path)
 
     def __str__(self) -> str:
-        """Name the dataset in messages."""
+        """Return the dataset's name for messages."""
         return f"the dataset directory {self.path}"
 
     @property
     def name(self) -> str:
-        """The dataset's name, as ``dataset.json`` gives it."""
+        """The dataset's name in ``dataset.json``."""
         return str(self.metadata["name"])
 
     @cached_property
@@ -67,8 +67,17 @@ class Dataset:
             name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")
         ]
 
+    @property
+    def strict_anchor_sets(self) -> list[str]:
+        """Names of the anchor sets without those that are a set as published beside a strict one.
+
+        They are what is used where nobody names sets.
+        """
+        published = {name + PUBLISHED for name in self.anchor_sets}
+        return [name for name in self.anchor_sets if name not in published]
+
     def has(self, table: str) -> bool:
-        """Return whether the directory holds ``table``."""
+        """Return whether the directory has ``table``."""
         return table in self.tables
 
     def files(self, table: str) -> list[Path]:
@@ -101,14 +110,14 @@ class Dataset:
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        """Stream a table in row order: some columns, or else all that the format knows."""
+        """Stream a table in row order: some columns, by default all that the format knows."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
             for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
                 yield batch.select(names)
 
     def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
-        """Read some rows (ascending numbers) of a table, streaming over the others."""
+        """Read some rows (ascending numbers) of a table, as a stream."""
         chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)
         for batch in self.batches(table):
             inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
@@ -117,7 +126,7 @@ class Dataset:
         return pa.Table.from_batches(chosen)
 
     def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
-        """Read the rows with some ids, in the order of their ids, streaming over the others."""
+        """Read the rows with some ids, in the order of their ids, as a stream."""
         wanted = pa.array(ids, pa.int64())
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
         return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
@@ -135,10 +144,10 @@ class Dataset:
 
 
 class DatasetWriter:
-    """A dataset directory in the making; see :func:`new_dataset`.
+    """A dataset directory that is being written; see :func:`new_dataset`.
 
     Attributes:
-        folder: where the tables are written until the directory is whole.
+        folder: the folder to write tables into until the directory is whole.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +177,7 @@ class DatasetWriter:
     def part(self, table: str, number: int) -> Path:
         """Return the file for one part of a table; parts are read in the order of their numbers.
 
-        Parts may be written by several tasks; :func:`conform` brings rows into the right columns.
+        Parts may be written by several tasks; :func:`conform` gives rows the right columns.
         """
         folder = self.folder / f"{table}.parquet"
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +211,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def dataset_name(given: str | None, folder: Path) -> str:
-    """Return the ``given`` name of a dataset, or else one like its folder's.
+    """Return the ``given`` name of a dataset, or one made from its folder's name.
 
     Raises:
         DatasetError: the given name is not usable.
@@ -217,7 +226,7 @@ def dataset_name(given: str | None, folder: Path) -> str:
 def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
     """Build a dataset directory that is whole or absent; see :func:`new_folder`.
 
-    ``metadata`` (at least ``name``) goes to ``dataset.json``, with all row counts.
+    ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts.
 
     Raises:
         DatasetError: ``path`` exists already, or the name is not usable.
@@ -252,9 +261,9 @@ def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
 def write_metadata(
     folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
 ) -> None:
-    """Write ``dataset.json`` with the row counts of all tables in ``folder``; it appears whole.
+    """Write ``dataset.json`` with the row counts of all tables in ``folder``; atomically.
 
-    ``unfinished`` are the row counts of tables that are about to be shown.
+    ``unfinished`` are the row counts of tables that are still hidden.
     """
     counts: dict[str, int] = {}
     for name, file in _table_files(folder):
@@ -317,7 +326,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     version = metadata.get("format_version") if isinstance(metadata, dict) else None
     if version != FORMAT_VERSION:
         raise DatasetError(
-            f"{file}: format_version is {version!r}, this program reads {FORMAT_VERSION}"
+            f"{file}: format_version is {version!r}, but this program reads {FORMAT_VERSION}"
         )
     name = metadata.get("name")
     if not isinstance(name, str):

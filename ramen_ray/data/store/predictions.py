@@ -26,12 +26,12 @@ Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def write_predictions(file: Path, dataset: Dataset, split: str, topk: Predictions) -> None:
-    """Write a split's predictions as a parquet table, which appears whole or not at all.
+    """Write a split's predictions as a parquet table, whole or not at all.
 
     Args:
-        file: replaced if it is there; its folder must exist.
-        dataset: gives the queries' and ads' texts and, if it has them, the user's own ids.
-        split: the split that was searched for.
+        file: the file to write, replaced if it exists; its folder must exist.
+        dataset: has the queries' and ads' texts and perhaps the user's own ids.
+        split: the split of the queries.
         topk: ad ids (queries, k), best first and padded with -1, and their scores, in the order of
             the query ids.
     """
@@ -72,5 +72,5 @@ def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def users_ids(rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
-    """Return the ids that the user knows rows by: ``source_id``, or else the row's id."""
+    """Return the ids for the user: ``source_id`` if there is one, else the row's id."""
     return rows["source_id"] if "source_id" in rows.column_names else rows[0].cast(pa.string())

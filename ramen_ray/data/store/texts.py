@@ -7,9 +7,9 @@ import pyarrow.compute as pc
 
 
 def normalized(texts: pa.Array) -> pa.Array:
-    """Normalize texts (n,) to Unicode NFKC, trim them, and make runs of white space one space."""
+    """Normalise texts (n,) to Unicode NFKC, trim them, and replace white space by single spaces."""
     non_ascii = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
-    # Arrow's own NFKC leaves letters and their accents apart: apache/arrow issue 51225
+    # Arrow's own NFKC does not compose letters and accents: apache/arrow issue 51225
     composed = [unicodedata.normalize("NFKC", text) for text in texts.filter(non_ascii).to_pylist()]
     return _single_spaced(pc.replace_with_mask(texts, non_ascii, pa.array(composed, pa.string())))
 
@@ -17,7 +17,7 @@ def normalized(texts: pa.Array) -> pa.Array:
 def fold(texts: pa.Array) -> pa.Array:
     """Map texts (n,) that differ only in case, white space or Unicode form to one string.
 
-    Otherwise a query could be in two splits, or a held-out one in a graph, under two spellings.
+    Otherwise two spellings of a query could be in two splits, or a held-out one in a graph.
     """
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 

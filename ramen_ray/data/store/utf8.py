@@ -1,11 +1,11 @@
-"""Text files as bytes: whole lines, and what is not UTF-8."""
+"""Text files as bytes: read whole lines, and convert lines that are not UTF-8."""
 
 from collections.abc import Iterator
 from typing import BinaryIO
 
 
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    r"""Read blocks of whole lines; each ends with ``\n``, also where the file does not."""
+    r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not."""
     unfinished: list[bytes] = []
     while block := stream.read(block_bytes):
         cut = block.rfind(b"\n") + 1
@@ -27,7 +27,7 @@ def is_utf8(content: bytes) -> bool:
 
 
 def to_utf8(content: bytes) -> tuple[bytes, int]:
-    """Read lines that are not UTF-8 as latin-1; returns UTF-8 and how many lines those were."""
+    """Read lines that are not UTF-8 as latin-1; returns UTF-8 and the number of such lines."""
     if is_utf8(content):
         return content, 0
     lines = content.split(b"\n")

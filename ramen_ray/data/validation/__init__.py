@@ -1,4 +1,4 @@
-"""Everything that is wrong or doubtful about a dataset directory, as findings."""
+"""Find everything that is wrong or doubtful in a dataset directory."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def validate(
 ) -> list[Finding]:
     """Check the whole dataset directory as a stream; returns all findings, errors first.
 
-    Tables that cannot be read are reported and left out of the checks that follow.
+    Tables that cannot be read are reported and left out of the later checks.
 
     Args:
         dataset: the dataset directory.

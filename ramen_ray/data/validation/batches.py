@@ -26,7 +26,7 @@ class UnreadableFileError(DatasetError):
 
     @classmethod
     def from_finding(cls, dataset: Dataset, finding: Finding) -> "UnreadableFileError":
-        """Name the file with its full path, as no other part of the message names the directory."""
+        """Build the error with the file's full path, as nothing else in the message names it."""
         error = cls(f"{dataset.path}/{finding}")  # one argument, or Ray cannot unpickle it
         error.finding = finding
         return error
@@ -37,7 +37,7 @@ class RowBatch:
     """Some rows of a file.
 
     Attributes:
-        file: the parquet file, from the dataset directory on.
+        file: the parquet file, relative to the dataset directory.
         first_row: the number of the first row within the file, from 0.
         rows: the rows.
     """
@@ -69,14 +69,14 @@ def read_batches(
     except READ_ERRORS as error:
         raise UnreadableFileError.from_finding(dataset, unreadable(file, error)) from error
     if first_row != last_row or sum(counts) != metadata.num_rows:
-        finding = unreadable(file, "other number of rows than its footer says")
+        finding = unreadable(file, "its number of rows differs from its footer")
         raise UnreadableFileError.from_finding(dataset, finding)
 
 
 def table_batches(
     dataset: Dataset, table: str, columns: list[str] | None = None
 ) -> Iterator[RowBatch]:
-    """Stream a table, or some of its columns, file after file.
+    """Stream a table, or some of its columns, file by file.
 
     Raises:
         UnreadableFileError: a file is not parquet, or damaged.
@@ -91,7 +91,7 @@ def unreadable(file: str | Path, why: object) -> Finding:
         "error",
         str(file),
         f"not a readable parquet file: {' '.join(str(why).split())}",
-        "it is damaged or cut off; copy or write it again",
+        "it is damaged or incomplete; copy or write it again",
     )
 
 

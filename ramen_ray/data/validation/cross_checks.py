@@ -1,6 +1,6 @@
-"""Checks across rows and tables, and of what is merely doubtful: leaks, repeats, bad bytes.
+"""Checks across rows and tables, and of what is only doubtful: leaks, repeats, damaged texts.
 
-Tables are read column by column as streams; memory holds a bit or eight bytes for each row.
+Tables are streamed column by column; memory holds a bit or eight bytes for each row.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
 
     Args:
         dataset: the dataset directory; rows that :mod:`row_checks` refuses are skipped.
-        num_rows: row counts of the tables to look at, which must be readable.
+        num_rows: row counts of the tables to check, which must be readable.
 
     Raises:
         UnreadableFileError: a file is damaged.
@@ -179,7 +179,7 @@ def _click_findings(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Find
 
 
 def _ads_without_click(dataset: Dataset, novel: NDArray[np.bool_]) -> list[Finding]:
-    known = novel.copy()  # novel ads are without clicks by design
+    known = novel.copy()  # novel ads have no clicks by design
     for batch in table_batches(dataset, TRAIN, ["ad_ids"]):
         _mark(known, ids(list_entries(batch.rows.column(0))[1]))
     advice = "such an ad is found by its text alone; leave it out if it should not be"

@@ -59,14 +59,14 @@ def _repeated_keys(
 
 
 def id_keys(rows: pa.RecordBatch) -> Keys:
-    """Take the first column, an id, as the key."""
+    """Use the first column, an id, as the key."""
     column = rows.column(0)
     found = np.flatnonzero(np.asarray(column.is_valid()))
     return found, ids(column)[found].view(np.uint64)
 
 
 def text_keys(rows: pa.RecordBatch) -> Keys:
-    """Take a hash of the first column, a text, as the key."""
+    """Use a hash of the first column, a text, as the key."""
     texts = readable(rows.column(0))
     found = np.flatnonzero(np.asarray(texts.is_valid()))
     return found, hash_strings(texts)[found]
@@ -81,7 +81,7 @@ def pair_keys(rows: pa.RecordBatch, limits: tuple[int, int]) -> Keys:
 def number_pairs(
     left: NDArray[np.int64], right: NDArray[np.int64], limits: tuple[int, int]
 ) -> Keys:
-    """Number the pairs (n,) whose ids lie within the limits, row by row of their grid."""
+    """Number the pairs (n,) whose ids are within the limits, row by row of their grid."""
     inside = (left >= 0) & (left < limits[0]) & (right >= 0) & (right < limits[1])
     found = np.flatnonzero(inside)
     keys = left[found].astype(np.uint64) * np.uint64(limits[1]) + right[found].astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Checks of single rows, batch by batch; all that they find are errors."""
+"""Checks of single rows, batch by batch; all findings are errors."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ramen_ray.data.validation.batches import (
 )
 
 Hits = tuple[NDArray[np.int64], pa.Array]
-"""Row numbers within the batch (n,) and the values (n,) there that are wrong."""
+"""Row numbers within the batch (n,), and the bad values (n,) of these rows."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Rule:
 def row_findings(
     table: str, batches: Iterable[RowBatch], num_rows: dict[str, int]
 ) -> list[Finding]:
-    """Check rows of a table; each rule that is broken gives one finding, which counts its rows.
+    """Check rows of a table; each broken rule gives one finding with the number of its rows.
 
     Args:
         table: the table's name in the dataset directory.
         batches: some or all of its rows.
-        num_rows: row counts of the tables; ids must lie below those that are given.
+        num_rows: row counts of tables; ids must be below them.
 
     Raises:
         UnreadableFileError: a file is damaged.
@@ -59,7 +59,7 @@ def row_findings(
 
 
 def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
-    """Say below which number the ids in a table's columns must lie, where that is known."""
+    """Return the limits that the ids in a table's columns must be below, where these are known."""
     numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": "queries/train"}
     match table.split("/"):
         case ["queries" | "filters", split]:

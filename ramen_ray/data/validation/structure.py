@@ -24,7 +24,7 @@ _EMPTY_ADVICE = {
 
 @dataclass(frozen=True)
 class Structure:
-    """What the footers say.
+    """What the parquet footers show.
 
     Attributes:
         findings: what is wrong.
@@ -36,7 +36,7 @@ class Structure:
 
 
 def read_tables(dataset: Dataset) -> list[str]:
-    """Name the dataset's tables that training and evaluation read."""
+    """Return the names of the dataset's tables that training and evaluation read."""
     optional = [name for name in optional_tables(dataset.anchor_sets) if dataset.has(name)]
     return required_tables(dataset.anchor_sets) + optional
 
@@ -47,7 +47,7 @@ def check_structure(dataset: Dataset) -> dict[str, int]:
     Only parquet footers are read. Returns each table's row count.
 
     Raises:
-        DatasetError: names every table, file and column that is wrong.
+        DatasetError: something is wrong; names every table, file and column.
     """
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
@@ -72,7 +72,7 @@ def inspect_structure(dataset: Dataset) -> Structure:
 
 
 def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | None]:
-    """Check a table's footers; returns its row count too, or None where rows cannot be read."""
+    """Check a table's footers; also returns its row count, or None if rows cannot be read."""
     findings: list[Finding] = []
     schemas: dict[str, pa.Schema] = {}
     count = 0
@@ -101,7 +101,7 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
             _finding(
                 file,
                 f"it has {count} rows, but dataset.json says {stated}",
-                "a file was changed, cut off or lost: restore it, or correct dataset.json",
+                "a file was changed, truncated or lost: restore it, or correct dataset.json",
             )
         )
     return findings, count
@@ -130,7 +130,7 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def _name_findings(dataset: Dataset) -> list[Finding]:
-    """Check that tables belong together by their names."""
+    """Check that the names of tables fit together."""
     sets, tables = dataset.anchor_sets, dataset.tables
     findings = [
         _finding(
@@ -185,7 +185,7 @@ def _is_known(table: str) -> bool:
 
 
 def _count_findings(dataset: Dataset) -> list[Finding]:
-    """Check that dataset.json counts the rows of existing tables."""
+    """Check the row counts in dataset.json against the tables that exist."""
     file = "dataset.json"
     counts = _stated_counts(dataset)
     if dataset.metadata.get("num_rows", {}) != counts:

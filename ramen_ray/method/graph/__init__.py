@@ -1,1 +1,1 @@
-"""Graphs as training sees them: walked, pruned, or made from similar texts."""
+"""Graphs for training: walked, pruned, or made from similar texts."""

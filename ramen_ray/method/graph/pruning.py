@@ -1,4 +1,4 @@
-"""Pruning: keep the edges between texts that the encoder itself finds alike (RAMEN, appendix A)."""
+"""Pruning: keep the edges whose texts the encoder itself finds similar (RAMEN, appendix A)."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ import numpy as np
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.method.model.embeddings import TextEmbeddings
 
-EDGES_PER_BLOCK = 16_384
+EDGES_PER_BATCH = 16_384
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What pruning left of a graph's side.
+    """One side of a graph after pruning.
 
     Attributes:
-        edges: nodes x anchors, the kept edges with the weights that they had.
-        share_kept: kept edges / edges; 1 where there were none.
-        num_left_bare: nodes that had edges and have none now; they bring no term to the loss.
+        edges: nodes x anchors, the kept edges with their weights.
+        share_kept: kept edges / edges; 1 if there were no edges.
+        num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
     """
 
     edges: Csr
@@ -38,11 +38,11 @@ def prune(
     """
     num_edges = len(edges.indices)
     keep = np.empty(num_edges, dtype=bool)
-    for start in range(0, num_edges, EDGES_PER_BLOCK):
-        block = slice(start, min(start + EDGES_PER_BLOCK, num_edges))
-        rows = np.searchsorted(edges.indptr, np.arange(start, block.stop), side="right") - 1
-        node_ED, anchor_ED = nodes.take(rows), anchors.take(edges.indices[block])
-        keep[block] = np.einsum("ed,ed->e", node_ED, anchor_ED) > prune_threshold
+    for start in range(0, num_edges, EDGES_PER_BATCH):
+        batch = slice(start, min(start + EDGES_PER_BATCH, num_edges))
+        rows = np.searchsorted(edges.indptr, np.arange(start, batch.stop), side="right") - 1
+        node_ED, anchor_ED = nodes.take(rows), anchors.take(edges.indices[batch])
+        keep[batch] = np.einsum("ed,ed->e", node_ED, anchor_ED) > prune_threshold
     kept_before = np.concatenate([[0], np.cumsum(keep)])
     weights = edges.cumulative_weights
     pruned = Csr(

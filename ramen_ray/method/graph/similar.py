@@ -1,8 +1,8 @@
-"""An anchor set of similar texts: each train query and ad is tied to the texts nearest to it.
+"""An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Validation and test queries bring no edges, and are no anchors, except that an ad may
-have the text of one.
+RAMEN paper). Validation and test queries have no edges and are not anchors, except that an ad may
+have the same text as one.
 """
 
 from collections.abc import Iterator
@@ -35,17 +35,17 @@ MAX_NEIGHBOURS = 1024
 
 @dataclass(frozen=True)
 class SimilarSettings:
-    """Which texts are near enough, and not too near.
+    """Which texts are similar enough, but not duplicates.
 
     Attributes:
         encoder: Encoder that measures similarity: a folder that training wrote, a pretrained
             folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams,
             whose time grows with the square of the number of texts.
-        top_k: Anchors of a node, at most.
-        min_similarity: Texts less similar (cosine) are no anchors of each other.
-        max_similarity: Texts more similar are taken for duplicates, as are texts that differ only
-            in case, punctuation or white space.
-        max_length: Tokens of a text that an encoder sees.
+        top_k: Largest number of anchors of a node.
+        min_similarity: Texts with a lower cosine are not linked.
+        max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
+            texts that differ only in case, punctuation or white space.
+        max_length: Tokens of a text that an encoder reads.
         protocol: strict leaves out edges that join a held-out query to its answer; as-published
             keeps them.
     """
@@ -58,23 +58,23 @@ class SimilarSettings:
     protocol: Protocol = "strict"
 
     def __post_init__(self) -> None:
-        """Refuse settings that leave nothing."""
+        """Refuse settings that leave no edges."""
         if self.top_k < 1 or self.max_length < 3:
-            raise DatasetError("top_k has to be 1 or more, and max_length 3 or more")
+            raise DatasetError("top_k must be at least 1, and max_length at least 3")
         if not 0 < self.min_similarity < self.max_similarity <= 1:
             raise DatasetError(
-                f"min_similarity {self.min_similarity} has to be above 0 and below "
-                f"max_similarity {self.max_similarity}, which is at most 1"
+                f"min_similarity {self.min_similarity} must be above 0 and below "
+                f"max_similarity {self.max_similarity}, which must be at most 1"
             )
 
 
 def add_similar(
     dataset_path: Path, name: str, settings: SimilarSettings, replace: bool = False
 ) -> dict[str, int]:
-    """Add an anchor set of similar texts to a dataset directory; edges weigh their similarity.
+    """Add an anchor set of similar texts to a dataset directory; edges are weighted by it.
 
     Returns:
-        Row counts of what was written, how many nodes have no edge, and edges left out.
+        Counts of the rows written, of the nodes without edges, and of edges left out.
 
     Raises:
         DatasetError: the dataset is not usable, or the name is taken.
@@ -99,7 +99,7 @@ def add_similar(
 
 
 def nearest_texts(texts: pa.StringArray, settings: SimilarSettings) -> Edges:
-    """Find the ``top_k`` nearest others of each text (n,), best first; ties by position."""
+    """Find the ``top_k`` texts nearest to each text (n,), best first; ties by position."""
     folded = _folded(texts)
     if settings.encoder is None:
         parts = list(_by_ngrams(texts, folded, settings))
@@ -115,7 +115,7 @@ Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
 
 
 def _folded(texts: pa.StringArray) -> NDArray[np.int64]:
-    """Number the texts so that those equal but for case, punctuation and space have one number."""
+    """Number the texts; texts that differ only in case, punctuation and space share a number."""
     plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
     return plain.dictionary_encode().indices.to_numpy().astype(np.int64)
 
@@ -142,7 +142,7 @@ def _by_ngrams(
 def _by_embeddings(
     embeddings: NDArray[np.float32], folded: NDArray[np.int64], settings: SimilarSettings
 ) -> Iterator[Found]:
-    """Yield near pairs (row, other, similarity); looks further where duplicates took the places."""
+    """Yield near pairs (row, other, similarity); searches deeper if duplicates fill the top."""
     rows, k = np.arange(len(embeddings)), settings.top_k + SPARE_NEIGHBOURS
     while len(rows):
         others, similarities = search(embeddings[rows], embeddings, min(k, len(embeddings)))

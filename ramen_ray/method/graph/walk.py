@@ -7,7 +7,7 @@ distribution p_k = r e + (1 - r) p_{k-1} N A, with e its start, p_0 = e, and N a
 matrices node -> anchor and anchor -> node; visits follow p_k N A N. A hop that meets a dead end
 visits nothing, and the next one leaves from the start.
 
-Edges count as present or absent, whatever they weigh, and anchors with many edges are left out.
+Edge weights are ignored, and anchors with many edges are left out.
 """
 
 from collections.abc import Sequence
@@ -30,13 +30,13 @@ _NOTHING = -1
 
 @dataclass(frozen=True)
 class WalkSettings:
-    """How to walk.
+    """Settings of the walk.
 
     Attributes:
         num_hops: hops of each node's walk.
-        restart_probability: of going back to the start before a hop.
+        restart_probability: probability of going back to the start before a hop.
         max_anchor_degree: anchors with more edges are left out.
-        top_k: how many of the anchors that it visited most a node keeps.
+        top_k: how many anchors a node keeps, those that its walk visited most.
     """
 
     num_hops: int
@@ -54,9 +54,9 @@ class WalkGraph:
 
     @classmethod
     def of(cls, edges: Csr, max_anchor_degree: int) -> "WalkGraph":
-        """Take ``edges`` (nodes x anchors) without the anchors of more than so many edges.
+        """Take ``edges`` (nodes x anchors) without anchors of over ``max_anchor_degree`` edges.
 
-        Starts and ids come as int32 where they fit, since a walk waits for memory.
+        Row starts and ids are int32 if they fit, since memory access limits the speed of a walk.
         """
         degrees = np.bincount(edges.indices)
         kept = degrees[edges.indices] <= max_anchor_degree
@@ -89,10 +89,11 @@ class Visits:
 def most_visited(
     graph: WalkGraph, start: int, stop: int, settings: WalkSettings, seed: int
 ) -> Visits:
-    """Walk from each of the nodes ``start`` to ``stop`` (exclusive) and keep what it visits most.
+    """Walk from each of the nodes ``start`` to ``stop`` (exclusive); keep the most visited anchors.
 
-    Of equally visited anchors the lower id is kept. A node's walk depends on the graph, the
-    settings, the seed and the node alone: hop h of node v takes its four 32-bit numbers from
+    Among equally visited anchors those with the lower hash ``keyed_hash((seed, v), anchor)`` are
+    kept: ties are frequent, and ids often alphabetical. A node's walk depends only on the graph,
+    the settings, the seed and the node: hop h of node v takes its four 32-bit numbers from
     ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit (high half, low half).
     """
     degrees = np.zeros(stop - start, dtype=np.int64)
@@ -112,7 +113,7 @@ def most_visited(
 
 
 def visited_edges(parts: Sequence[Visits]) -> Csr:
-    """Join the visits of consecutive ranges of nodes; an edge weighs as much as it was visited."""
+    """Join the visits of consecutive ranges of nodes; an edge's weight is its count of visits."""
     indptr = np.zeros(sum(len(part.degrees) for part in parts) + 1, dtype=np.int64)
     np.cumsum(np.concatenate([part.degrees for part in parts]), out=indptr[1:])
     counts = np.concatenate([part.counts for part in parts])
@@ -126,7 +127,10 @@ def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
 
 @njit
 def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
-    """Walk from ``start`` on, as many nodes as ``kept`` (degrees, anchors, counts) has rows."""
+    """Walk from the nodes from ``start`` on, one for each row of ``kept``.
+
+    ``kept`` has the arrays degrees, anchors and counts, which are written.
+    """
     num_hops, restart = hops
     degrees, anchors, counts = kept
     numbers = np.empty(2 * num_hops, dtype=np.uint64)
@@ -147,15 +151,15 @@ def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
             _hop(graph, numbers, active[:num_active], (leaves, reached), visits)
             num_active = _going_on(numbers, restart, active[:num_active])
         num_distinct = _count(visits, table)
-        degrees[row] = _keep_most(num_distinct, table, anchors[row], counts[row])
+        degrees[row] = _keep_most(num_distinct, table, node_seed, anchors[row], counts[row])
 
 
 @njit
 def _hop(graph, numbers, active, places, visits):  # type: ignore[no-untyped-def]
-    """Take the ``active`` hops, of which none goes on from another.
+    """Take the ``active`` hops, none of which continues another.
 
-    A hop waits for memory three times, one read after the other. Done in stages, each stage has
-    many reads of different hops under way at once, which is several times faster.
+    A hop makes three memory reads, each of which depends on the one before. Done in stages, the
+    reads of different hops overlap, which is several times faster.
     """
     forward, backward = graph
     leaves, reached = places
@@ -171,7 +175,7 @@ def _hop(graph, numbers, active, places, visits):  # type: ignore[no-untyped-def
 
 @njit
 def _after_restart(numbers, restart, active):  # type: ignore[no-untyped-def]
-    """List the hops that leave from the start; returns their number."""
+    """List the hops that leave from the start in ``active``; returns their number."""
     num_active = 0
     for hop in range(len(numbers) // 2):
         active[num_active] = hop
@@ -181,7 +185,7 @@ def _after_restart(numbers, restart, active):  # type: ignore[no-untyped-def]
 
 @njit
 def _going_on(numbers, restart, active):  # type: ignore[no-untyped-def]
-    """Replace ``active`` hops by those that go on from them; returns their number."""
+    """Replace ``active`` hops by those that continue them; returns their number."""
     num_active = 0
     for i in range(len(active)):
         hop = active[i] + 1
@@ -208,7 +212,7 @@ def _neighbour(edges, row, number):  # type: ignore[no-untyped-def]
 def _empty_table(num_hops):  # type: ignore[no-untyped-def]
     """Make a hash table of anchors and counts, and a list of the slots that are in use.
 
-    At most half full, and small enough for the first-level cache, which a count per anchor is not.
+    It is at most half full, and fits in the first-level cache, unlike a count for each anchor.
     """
     size = 2
     while size < 2 * num_hops:
@@ -222,7 +226,7 @@ def _empty_table(num_hops):  # type: ignore[no-untyped-def]
 
 @njit
 def _count(visits, table):  # type: ignore[no-untyped-def]
-    """Count the visits in an empty table; returns how many anchors there are."""
+    """Count the visits in an empty table; returns the number of distinct anchors."""
     keys, tally, used = table
     last = np.int64(len(keys) - 1)
     num_used = 0
@@ -241,7 +245,7 @@ def _count(visits, table):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def]
+def _keep_most(num_used, table, seed, anchors, counts):  # type: ignore[no-untyped-def]
     """Empty the table into ``anchors`` and ``counts`` (top_k,), most visited first."""
     keys, tally, used = table
     num_kept = 0
@@ -252,7 +256,7 @@ def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def
         place = num_kept
         while place and (
             counts[place - 1] < count
-            or (counts[place - 1] == count and anchors[place - 1] > anchor)
+            or (counts[place - 1] == count and _comes_later(anchors[place - 1], anchor, seed))
         ):
             place -= 1
         if place == len(anchors):
@@ -265,8 +269,14 @@ def _keep_most(num_used, table, anchors, counts):  # type: ignore[no-untyped-def
 
 
 @njit(inline="always")
+def _comes_later(anchor, other, seed):  # type: ignore[no-untyped-def]
+    """Whether ``anchor`` has the higher hash of two; different anchors never share a hash."""
+    return _mix(np.uint64(anchor) ^ seed) > _mix(np.uint64(other) ^ seed)
+
+
+@njit(inline="always")
 def _mix(value):  # type: ignore[no-untyped-def]
-    """Do what :func:`ramen_ray.data.prepared.hashing.mix` does, for one number."""
+    """Mix one number as :func:`ramen_ray.data.prepared.hashing.mix` does."""
     z = value + _FIBONACCI
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

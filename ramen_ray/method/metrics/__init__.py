@@ -1,1 +1,1 @@
-"""Ranking metrics, and what is measured with them: splits, retrievers, differences, bad matches."""
+"""Ranking metrics, differences between models, and bad match rates."""

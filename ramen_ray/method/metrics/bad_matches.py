@@ -2,9 +2,9 @@
 
 The RAMEN paper reports it from a search engine (section 4, Table 2) and does not say how it is
 measured. This is an estimate from lists of names: a prediction is a bad match of a kind if query
-and ad both name someone of this kind, and no one in common. An ad that names no one is no bad
-match, nor is any ad for a query that names no one. Names that the list lacks are not seen; words
-that only look like a name are.
+and ad both have names of this kind, but none in common. If the query or the ad has no name, it is
+not a bad match. Names that are not on the list are missed, and words that only look like a name
+are counted.
 """
 
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ def bad_match_metrics(
     """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for all kinds.
 
     A kind's rate is the share of bad matches among the first k predictions for the queries that
-    name someone of this kind; ``brand/named_queries`` is the share of such queries. A prediction is
-    bad for all kinds together if it is for one of them.
+    have a name of this kind; ``brand/named_queries`` is the share of such queries. For all kinds
+    together, a prediction is bad if it is bad for one of them.
 
     Args:
-        topk_ad_ids: (queries, at least 5) ad ids, best first, -1 where there is no more.
-        query_names: (queries, named) bool, whom each query names.
-        ad_names: (ads, named) bool, whom each ad names.
-        kind_of: (named,) the place in ``kinds`` of each one who can be named.
-        kinds: of names.
+        topk_ad_ids: (queries, at least 5) ad ids, best first, -1 after the last.
+        query_names: (queries, named) bool, the brands, places and so on that each query names.
+        ad_names: (ads, named) bool, those that each ad names.
+        kind_of: (named,) index into ``kinds`` of each of them.
+        kinds: the kinds of names.
     """
     shown = topk_ad_ids[:, : max(KS)]
     names_any = np.zeros(len(shown), dtype=np.bool_)
@@ -65,7 +65,7 @@ def _bad_matches(shown: NDArray[np.int64], queries: csr_array, ads: csr_array) -
 
 
 def _rates(shown: NDArray[np.int64], has_name: Booleans, bad: Booleans) -> dict[str, float]:
-    """Return the shares of ``bad`` (queries, k) for the queries that have a name (queries,)."""
+    """Return the shares of ``bad`` (queries, k) over the queries that ``has_name`` (queries,)."""
     predicted = (shown >= 0) & has_name[:, None]
     rates = {NAMED_QUERIES: float(has_name.mean())}
     for k in KS:

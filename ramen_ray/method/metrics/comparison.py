@@ -1,4 +1,4 @@
-"""Two models on the same queries: the difference of their metrics, with intervals."""
+"""Differences of the metrics of two models on the same queries, with confidence intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """A metric of one model less that of another, with the bounds of its 95 % interval."""
+    """A metric of one model minus that of another, with the bounds of its 95 % interval."""
 
     value: float
     low: float
@@ -34,8 +34,8 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base`` on the same queries.
 
-    The intervals are of a bootstrap over the queries (percentiles of 2,000 samples): all metrics of
-    both models are taken anew over each sample of queries.
+    The intervals come from a bootstrap over the queries (percentiles of 2,000 samples): all metrics
+    of both models are computed anew on each sample of queries.
     """
     return paired_differences_over_seeds([ours], [base], seed)
 
@@ -45,9 +45,9 @@ def paired_differences_over_seeds(
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base``, as means over their runs.
 
-    Runs of the two sides belong together by twos, as those of the same training seed do. A sample
-    of the bootstrap draws such pairs and, apart from that, queries: so the intervals hold what the
-    seeds do, though of few seeds less than there is.
+    Runs of the two sides are paired, such as those of the same training seed. A bootstrap sample
+    draws pairs of runs and, independently, queries. So the intervals include the variance between
+    seeds, though they underestimate it if there are few.
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])

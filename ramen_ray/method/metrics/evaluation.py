@@ -1,4 +1,4 @@
-"""Embed, search, filter, measure: one split of a prepared dataset with one model."""
+"""Evaluate a model on one split of a prepared dataset: embed, search, filter, measure."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ramen_ray.method.retrieval.search import (
 def evaluate(
     model: DualEncoder, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
 ) -> tuple[dict[str, float], TopK]:
-    """Embed, search and measure one split, shared out over the workers.
+    """Embed, search and measure one split, divided among the workers.
 
     Each worker embeds its share of the candidates (:meth:`Prepared.candidates`) and queries and
     searches its own ads for all queries; every worker returns the same metrics and the same best

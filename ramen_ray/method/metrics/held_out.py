@@ -1,4 +1,4 @@
-"""The test queries of a dataset, on which retrievers are measured."""
+"""The test queries of a dataset, on which retrievers are evaluated."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
 
 
 class HeldOutQueries:
-    """Test queries, and how good the ads are that a retriever finds for them."""
+    """Test queries, and the metrics of the ads that a retriever finds for them."""
 
     def __init__(self, dataset: Dataset, propensity: Propensity) -> None:
         """Read the split; ``propensity`` has the constants of PSP and PSN."""
@@ -40,7 +40,7 @@ class HeldOutQueries:
 
     @property
     def num_searched(self) -> int:
-        """How many of the dataset's ads are looked at for each query, if there are so many."""
+        """How many of the dataset's ads the metrics need for each query, if there are so many."""
         return max(KS) + most_filters(self._filters)
 
     def measure(self, topk: TopK) -> dict[str, PerQuery]:
@@ -49,8 +49,8 @@ class HeldOutQueries:
         Filter pairs are dropped, as in training's evaluation.
 
         Args:
-            topk: ad ids (queries, ``num_searched`` or all ads), best first, -1 where there is no
-                more, and their scores, in the order of ``texts``.
+            topk: ad ids (queries, ``num_searched`` or all ads), best first, -1 after
+                the last, and their scores, in the order of ``texts``.
         """
         ads, _ = drop_filtered(topk, self._filters, max(KS))
         return self._judgement.by_query(ads)

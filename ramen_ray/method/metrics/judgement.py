@@ -1,4 +1,4 @@
-"""Predictions measured: against the clicks of a split, with the popularity of its ads."""
+"""Measure predictions against the clicks of a split and the popularity of its ads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ GROUP_KS = (1, 5, 10)
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
     f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
 ]
-"""The names of what :meth:`Judgement.metrics` gives."""
+"""The names of the metrics that :meth:`Judgement.metrics` returns."""
 
 
 @dataclass(frozen=True)
 class Propensity:
-    """The constants of the propensity model (Jain et al. 2016); A and B of the literature."""
+    """The constants of the propensity model (Jain et al. 2016): A and B in the literature."""
 
     a: float = 0.55
     b: float = 1.5
@@ -37,12 +37,12 @@ class Propensity:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What decides how good predictions are.
+    """What predictions are measured against.
 
     Attributes:
         truth: queries x ads, the clicks to be found.
         inverse: (ads,) inverse propensities.
-        groups: of the ads by popularity: head, torso and tail.
+        groups: the ads by popularity: head, torso and tail.
     """
 
     truth: Csr
@@ -57,9 +57,9 @@ class Judgement:
         num_train_queries: int,
         propensity: Propensity,
     ) -> "Judgement":
-        """Take popularity and propensity from the train clicks (ads,) of each ad.
+        """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
 
-        Propensity counts the train queries that have clicks: others are no data points.
+        Propensity counts only the train queries that have clicks.
         """
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
@@ -67,15 +67,15 @@ class Judgement:
 
     @classmethod
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
-        """Judge predictions for the queries of a split."""
+        """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
         num_queries = len(data.clicked_queries)
         return cls.from_clicks(data.clicks[split], counts, num_queries, propensity)
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
-        """Measure predictions (queries, k), best first, -1 where there is no more, by query.
+        """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.
 
-        ``METRICS``: overall, and by the ads' popularity.
+        Predictions are ad ids, best first, -1 after the last.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         return overall | group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
@@ -85,5 +85,5 @@ class Judgement:
         return ratios(self.by_query(topk_ad_ids))
 
     def on_tail(self) -> "Judgement":
-        """Judge by the clicks on ads of the tail only."""
+        """Return the judgement by clicks on tail ads only."""
         return Judgement(clicks_on(self.truth, self.groups["tail"]), self.inverse, self.groups)

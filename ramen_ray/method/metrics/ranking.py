@@ -1,7 +1,7 @@
 """Ranking metrics of the extreme-classification literature, vectorised.
 
-Every metric is a ratio of two sums over queries, of what was gained and of what could be; both are
-kept by query, so that two models can be compared query by query.
+Every metric is a ratio of two sums over queries: the gains, and the possible gains. Both are kept
+by query, so that two models can be compared query by query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.csr import Csr
 
 PerQuery = tuple[Float64s, Float64s]
-"""What each query gained, and what it could: (queries,) each."""
+"""The gain of each query, and its possible gain: (queries,) each."""
 
 
 def inverse_propensities(
@@ -29,7 +29,7 @@ def inverse_propensities(
 
 
 def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
-    """Mark which predictions are clicks; -1 predicts nothing.
+    """Mark the predictions that are clicks; -1 stands for no prediction.
 
     Args:
         topk_ad_ids: (queries, k) ad ids, best first.
@@ -40,7 +40,7 @@ def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     """
     rows, ads = truth.gather(np.arange(truth.num_rows))
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
-    known = rows * span + ads  # ascending, because rows and the ads within a row are
+    known = rows * span + ads  # ascending, because the rows, and the ads within a row, ascend
     predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
     if not len(known):
         return np.zeros(topk_ad_ids.shape, dtype=bool)
@@ -100,10 +100,10 @@ def query_metrics(
 ) -> dict[str, PerQuery]:
     """Return P, N, R, PSP and PSN at each of ``ks`` by query.
 
-    Queries without clicks gain nothing, and only P counts them.
+    Queries without clicks have gain 0, and only P counts them.
 
     Args:
-        topk_ad_ids: (queries, at least max(ks)) ad ids, best first, -1 where there is no more.
+        topk_ad_ids: (queries, at least max(ks)) ad ids, best first, -1 after the last.
         truth: queries x ads.
         inverse: (ads,) inverse propensities.
         ks: cut-offs.
@@ -121,7 +121,7 @@ def query_metrics(
 
 
 def ratio(values: PerQuery) -> float:
-    """Return a metric over all queries: the sum of gains over that of possible gains."""
+    """Return a metric over all queries: the sum of gains divided by that of possible gains."""
     gained, possible = values
     return float(gained.sum() / possible.sum()) if possible.any() else 0.0
 
@@ -141,11 +141,11 @@ def clicks_on(truth: Csr, member: Booleans) -> Csr:
 def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Booleans]:
     """Split ads into head, torso and tail by train clicks, each with about a third of the clicks.
 
-    Ads with equally many clicks are in the same group; ads without a train click are tail.
+    Ads with the same number of clicks are in the same group; ads without train clicks are tail.
     """
     order = np.argsort(-click_counts, kind="stable")
     share = np.cumsum(click_counts[order]) / max(int(click_counts.sum()), 1)
-    # the click count that is reached when a third (two thirds) of the clicks are covered
+    # the click count at which a third (two thirds) of all clicks are covered
     head_from, torso_from = (
         click_counts[order[min(int(np.searchsorted(share, third)), len(order) - 1)]]
         for third in (1 / 3, 2 / 3)
@@ -160,8 +160,8 @@ def group_metrics(
 ) -> dict[str, PerQuery]:
     """Return each group's part of P@k and its own R@k, such as ``tail/P@1``, by query.
 
-    A group's P@k counts only hits on its ads, so that the groups' values add up to P@k. Its R@k is
-    over the queries that have clicks in the group.
+    A group's P@k counts only hits on its ads, so the groups' values add up to P@k. Its R@k is
+    over the queries with clicks in the group.
     """
     hits = find_hits(topk_ad_ids, truth)
     rows, ads = truth.gather(np.arange(truth.num_rows))

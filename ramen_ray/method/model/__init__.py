@@ -1,1 +1,1 @@
-"""Encoders: what turns texts into vectors, and how they are loaded, saved and compiled."""
+"""Encoders, which turn texts into vectors: loaded, saved and compiled."""

@@ -1,4 +1,4 @@
-"""Encoders as ONNX graphs, with which ONNX Runtime answers faster on CPUs than torch does."""
+"""Encoders as ONNX graphs: on CPUs ONNX Runtime is faster than torch."""
 
 import logging
 import tempfile
@@ -18,7 +18,7 @@ INPUTS, OUTPUT = ("input_ids", "attention_mask"), "last_hidden_state"
 
 
 class _States(nn.Module):
-    """A transformer from token ids (N, T) and mask (N, T) to states (N, T, D)."""
+    """A transformer that maps token ids (N, T) and mask (N, T) to states (N, T, D)."""
 
     def __init__(self, backbone: PreTrainedModel) -> None:
         super().__init__()
@@ -35,19 +35,19 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> str:
     Args:
         encoder: on the CPU.
         folder: the encoder's folder.
-        int8: multiply matrices of 8-bit integers: weights are rounded here, by output channel,
-            activations as they come.
+        int8: multiply matrices of 8-bit integers: weights are quantised here, per output channel,
+            activations at run time.
 
     Returns:
         The graph's file, relative to ``folder``.
 
     Raises:
-        EncoderError: what this takes is not installed.
+        EncoderError: the packages for this are not installed.
     """
     try:
         from onnxruntime.quantization import QuantType, quantize_dynamic
     except ImportError as error:
-        raise EncoderError(f"{error}; compiling takes: pip install -e '.[onnx]'") from None
+        raise EncoderError(f"{error}; compiling needs: pip install -e '.[onnx]'") from None
     (folder / ONNX_FOLDER).mkdir(exist_ok=True)
     name = f"{ONNX_FOLDER}/{INT8_FILE if int8 else FLOAT32_FILE}"
     if not int8:
@@ -61,13 +61,13 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> str:
 
 
 def _export(encoder: TransformerEncoder, file: Path) -> None:
-    from torch.export import Dim  # takes a second, which only those who compile should wait
+    from torch.export import Dim  # the import takes a second, and only compiling needs it
 
     token_ids = torch.ones(2, 3, dtype=torch.long)
-    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])  # a tensor of its own: the same would be one input
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])  # another tensor than the ids: else one input
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's own parts
+        warnings.simplefilter("ignore")  # torch's own
         torch.onnx.export(
             _States(encoder.backbone),
             (token_ids, mask),

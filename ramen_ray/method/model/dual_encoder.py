@@ -1,4 +1,4 @@
-"""The model: turns queries and ads into vectors for search; trained, saved and loaded whole."""
+"""The model: it turns queries and ads into vectors, and is trained, saved and loaded whole."""
 
 import shutil
 from pathlib import Path
@@ -22,13 +22,13 @@ Embeddings = NDArray[np.float32]
 class DualEncoder(nn.Module):
     """One encoder for queries, ads and anchors.
 
-    Whatever searches, prunes, mines or serves gets its vectors from ``embed_*``, so that a model
-    with more parts than an encoder needs to change nothing else. Training steps call the module
-    itself on the texts of a batch.
+    All code that searches, prunes, mines or serves gets its vectors from ``embed_*``, so a model
+    with more parts than an encoder can take its place. Training steps call the module itself on the
+    texts of a batch.
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        """Take over an encoder."""
+        """Wrap an encoder."""
         super().__init__()
         self.encoder = encoder
 
@@ -39,7 +39,7 @@ class DualEncoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     def forward(self, texts: TokenBatch) -> Tensor:
@@ -53,8 +53,8 @@ class DualEncoder(nn.Module):
         """Return the queries' vectors for search.
 
         Args:
-            texts: of queries.
-            rows: (n,) which of them.
+            texts: the queries' texts.
+            rows: (n,) the rows to embed.
             use_bf16: encode under bfloat16 autocast.
 
         Returns:
@@ -72,7 +72,7 @@ class DualEncoder(nn.Module):
     def embed_texts(
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
     ) -> Embeddings:
-        """Return the encoder's view of texts of any kind, anchors too; as :meth:`embed_queries`."""
+        """Return the encoder's embeddings of any texts, anchors too; as :meth:`embed_queries`."""
         if not len(rows):
             return np.empty((0, self.dim), dtype=np.float32)
         by_length = np.argsort(texts.lengths(rows), kind="stable")
@@ -87,9 +87,9 @@ class DualEncoder(nn.Module):
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write all that is trained into ``folder``, for :func:`load_model`.
+        """Write all trained parameters into ``folder``, for :func:`load_model`.
 
-        ``encoder`` in it is a folder that sentence-transformers loads unchanged.
+        Its subfolder ``encoder`` can be loaded by sentence-transformers as it is.
         """
         self.encoder.save(folder / ENCODER_FOLDER, max_length)
 
@@ -98,18 +98,18 @@ def load_model(folder: Path) -> DualEncoder:
     """Load what :meth:`DualEncoder.save` wrote, without unpickling code.
 
     Raises:
-        EncoderError: the folder holds no model.
+        EncoderError: the folder has no model.
     """
     return DualEncoder(load_encoder(folder / ENCODER_FOLDER))
 
 
 def copy_model(folder: Path, target: Path) -> None:
-    """Copy a saved model into the folder ``target``, and nothing else that lies in ``folder``."""
+    """Copy a saved model into the folder ``target``, but no other files of ``folder``."""
     shutil.copytree(folder / ENCODER_FOLDER, target / ENCODER_FOLDER)
 
 
 def tokenize_texts(tokenize: TextTokenizer, texts: list[str]) -> TokenTable:
-    """Tokenise ``texts`` into a table for ``embed_*``; it tells equal texts apart."""
+    """Tokenise ``texts`` into a table for ``embed_*``; equal texts stay separate."""
     token_ids, lengths = tokenize(texts)
     no_hashes = np.zeros(len(texts), dtype=np.uint64)
     return TokenTable(token_ids, np.append(0, lengths.cumsum()), no_hashes)

@@ -1,4 +1,4 @@
-"""Embeddings of several tables of texts, in which each distinct text has one."""
+"""Embeddings of several tables of texts, one for each distinct text."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ class TextEmbeddings:
     """The embeddings of one table's texts.
 
     Attributes:
-        embeddings: (U, D) unit-norm float16 or float32, one a distinct text.
-        positions: (texts,) which of them is each text's.
+        embeddings: (U, D) unit-norm float16 or float32, one per distinct text.
+        positions: (texts,) the row of each text in ``embeddings``.
     """
 
     embeddings: NDArray[Any]
@@ -28,9 +28,9 @@ class TextEmbeddings:
 
 
 def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:
-    """Number the distinct texts of all ``tables`` in the order in which they first come.
+    """Number the distinct texts of all ``tables`` in order of first appearance.
 
-    Equal texts, of whatever table, have equal hashes.
+    Equal texts have equal hashes in all tables.
 
     Returns:
         Per table, the rows (n,) whose texts no earlier row has, ascending; and per table, the

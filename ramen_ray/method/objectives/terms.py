@@ -19,13 +19,13 @@ class Term:
     """One part of the objective.
 
     Attributes:
-        name: in logs, checkpoints and adaptive weights.
-        weight: in the sum.
-        loss: from an encoded batch to this worker's share of the term, a scalar: the sum over its
-            rows divided by the number of rows of the global batch.
-        regularizer: whose anchors the term needs in the batch; None for terms that need none.
-        every_steps: the term is part of the first of so many steps, and counts that many times
-            there: what is optimised stays the same on average, for fewer texts to encode.
+        name: its name in logs, checkpoints and adaptive weights.
+        weight: its weight in the sum.
+        loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
+            this worker's rows, divided by the number of rows of the global batch.
+        regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
+        every_steps: the term is computed in one of every so many steps, and then counts that many
+            times. On average the objective is the same, with fewer texts to encode.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Term:
     every_steps: int = 1
 
     def is_due(self, step: int) -> bool:
-        """Say whether a step has the term."""
+        """Say whether the term is computed in a step."""
         return step % self.every_steps == 0
 
 
@@ -66,10 +66,10 @@ class Objective:
         return [regularizer for regularizer in due if regularizer is not None]
 
     def losses(self, encoded: EncodedBatch, step: int) -> Tensor:
-        """Return this worker's share of the terms (terms,) of a step.
+        """Return this worker's part (terms,) of the losses of a step.
 
-        The sum over the workers is each term's mean over the global batch, whatever their number,
-        times ``every_steps`` of the term; 0 for terms that the step does not have.
+        Summed over the workers, however many, this is each term's mean over the global batch times
+        the term's ``every_steps``; 0 for terms that are not due.
         """
         nothing = encoded.embeddings_UD.new_zeros(())
         return torch.stack(
@@ -81,7 +81,7 @@ class Objective:
 
 
 def task_term(loss: Loss) -> Term:
-    """Rank the ads that a query led to before all others of the batch."""
+    """Build the term that ranks the ads a query led to above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
         queries, pool = encoded.local.queries, encoded.ad_pool()
@@ -99,7 +99,7 @@ def task_term(loss: Loss) -> Term:
 def regularizer_term(
     regularizer: Regularizer, weight: float, loss: Loss, every_steps: int = 1
 ) -> Term:
-    """Rank the anchors that a node is linked to before all others of the batch."""
+    """Build the term that ranks a node's own anchors above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
         nodes, anchors = encoded.local.anchors[regularizer]
@@ -124,13 +124,13 @@ def ramen_objective(
 ) -> Objective:
     """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
 
-    A regulariser without weight is no part of a run: it is neither drawn nor encoded.
+    A regulariser of weight 0 is left out: its anchors are neither drawn nor encoded.
 
     Args:
-        loss: of the task and of the regularisers.
-        lambda_x: λ_x, the weights of R_x by anchor set; 0 where a set is absent.
-        lambda_z: λ_z, those of R_z.
-        every_steps: see :class:`Term`; of the regularisers.
+        loss: the loss of the task and of the regularisers.
+        lambda_x: λ_x, the weights of R_x by anchor set; an absent set has weight 0.
+        lambda_z: λ_z, the weights of R_z, likewise.
+        every_steps: of the regularisers; see :class:`Term`.
     """
     terms = [task_term(loss)]
     for anchor_set in sorted({*lambda_x, *lambda_z}):

@@ -1,1 +1,1 @@
-"""From vectors to ads: search, indexes, shortlists, and the retriever that is deployed."""
+"""Find ads by their vectors: search, indexes, shortlists, and the retriever that is deployed."""

@@ -1,6 +1,6 @@
-"""The index that a retriever searches: exact for few ads, a graph for more, cells for most.
+"""The index that a retriever searches: exact for few ads, HNSW for more, IVF-PQ for most.
 
-All rank by inner product, of unit-norm embeddings.
+All rank by the inner product of unit-norm embeddings.
 """
 
 import math
@@ -17,7 +17,7 @@ IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 MOST_FLAT_ADS = 50_000
 MOST_HNSW_ADS = 2_000_000
 FEWEST_IVF_PQ_ADS = 10_000
-"""From so many on, faiss has enough to learn the 256 codes of a sub-quantiser from."""
+"""With at least this many, faiss can learn the 256 codes of a sub-quantiser."""
 
 HNSW_LINKS = 32
 HNSW_CANDIDATES_BUILDING = 100
@@ -30,7 +30,7 @@ FEWEST_CELLS_SEARCHED = 64
 
 
 def choose_kind(num_ads: int) -> IndexKind:
-    """Choose by size: exact search, then HNSW, then, where its memory is too much, IVF-PQ."""
+    """Choose by size: exact search, then HNSW, then IVF-PQ, where HNSW needs too much memory."""
     if num_ads <= MOST_FLAT_ADS:
         return "flat"
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
@@ -39,8 +39,8 @@ def choose_kind(num_ads: int) -> IndexKind:
 def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
     """Make an empty index for about ``num_ads`` embeddings of width ``dim``.
 
-    What it is searched with (candidates, cells) is kept in its file. One of kind ``ivf_pq`` must
-    be trained before ads are added, on :func:`sample_size` of them.
+    The search settings (candidates, cells) are saved with the index. One of kind ``ivf_pq`` must be
+    trained before ads are added, on :func:`sample_size` of them.
     """
     codes = max(n for n in range(1, max(dim // DIMENSIONS_PER_CODE, 1) + 1) if dim % n == 0)
     cells = _num_cells(num_ads)
@@ -56,27 +56,27 @@ def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
 
 
 def sample_size(num_ads: int) -> int:
-    """How many of ``num_ads`` ads an index of kind ``ivf_pq`` learns its cells and codes from."""
+    """Return how many of ``num_ads`` ads an index of kind ``ivf_pq`` is trained on."""
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
 
 
 def search_first(index: Any, query_embeddings: NDArray[np.float32], k: int, num_ads: int) -> TopK:
     """Find each query's k most similar of the first ``num_ads`` ads of an index.
 
-    It finds about what it would if no ads had been added after these.
+    The result is about the same as if no ads had been added after these.
 
     Args:
-        index: of one of the kinds above.
+        index: an index of one of the kinds above.
         query_embeddings: (queries, D) float32.
         k: ads per query.
-        num_ads: the ads from here on are passed over.
+        num_ads: ads from this number on are ignored.
 
     Returns:
-        ad row numbers (queries, k) int64, -1 where there is no more, and similarities (queries, k)
+        ad row numbers (queries, k) int64, -1 after the last, and similarities (queries, k)
         float32, -inf there, best first.
     """
     first = faiss.IDSelectorRange(0, num_ads)
-    if isinstance(index, faiss.IndexHNSW):  # ads that are passed over are candidates too
+    if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
         candidates = index.hnsw.efSearch * index.ntotal // num_ads
         how = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
     elif isinstance(index, faiss.IndexIVF):

@@ -1,13 +1,13 @@
-"""A retriever: a model, an index of the ads, and what is needed to answer with them.
+"""A retriever: a model, an index of the ads, and the settings to answer queries with them.
 
-A folder with
+It is a folder with
 
     encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
     index.faiss       one embedding per ad
     ads.parquet       ad_id (the user's) and text, in the order of the index
     retriever.json    how texts become embeddings
 
-which `ramen_ray/tracking/retriever_model.py` serves.
+`ramen_ray/tracking/retriever_model.py` serves it.
 """
 
 import json
@@ -52,19 +52,19 @@ def write_retriever(
     kind: IndexKind,
     max_length: int,
 ) -> dict[str, float]:
-    """Write a retriever of all ads into ``folder``; memory holds the index and a block of ads.
+    """Write a retriever of all ads into ``folder``; memory holds the index and a batch of ads.
 
     Args:
-        folder: where to write; made if it is missing.
-        model_folder: a saved model; it computes on a GPU if there is one.
-        dataset: has the ads' texts and the users' ids.
+        folder: the folder to write into; made if it is missing.
+        model_folder: a saved model; it is run on a GPU if there is one.
+        dataset: the dataset with the ads' texts and the users' ids.
         data: the same dataset, prepared.
-        kind: of the index.
+        kind: the kind of index.
         max_length: texts are cut to this many tokens.
 
     Returns:
         ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
-        test queries (a thousand at most), and the index's ``megabytes``.
+        at most a thousand test queries, and the index's size in ``megabytes``.
     """
     model = _load(model_folder)
     copy_model(model_folder, folder)
@@ -86,14 +86,14 @@ def known_ids(folder: Path) -> pa.Array:
 
 
 def add_ads(folder: Path, ads: pa.Table) -> int:
-    """Add ads to a retriever by their texts; its encoder and its index's cells stay as they are.
+    """Add ads to a retriever by their texts; its encoder and its index's cells do not change.
 
     Args:
         folder: what :func:`write_retriever` wrote.
         ads: ``ad_id`` and ``text``, strings.
 
     Returns:
-        How many ads it has now.
+        The number of ads it has now.
     """
     model = _load(folder)
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
@@ -111,14 +111,14 @@ def add_ads(folder: Path, ads: pa.Table) -> int:
 
 
 def compile_retriever(folder: Path, int8: bool) -> None:
-    """Let a retriever answer with its encoder compiled; ads are still added with the original.
+    """Compile a retriever's encoder for queries; ads are still added with the original.
 
     Args:
         folder: what :func:`write_retriever` wrote.
         int8: see :func:`ramen_ray.method.model.compilation.write_onnx`.
 
     Raises:
-        EncoderError: its encoder is a bag, or what this takes is not installed.
+        EncoderError: its encoder is a bag, or the packages for this are not installed.
     """
     encoder = load_model(folder).encoder
     if not isinstance(encoder, TransformerEncoder):
@@ -141,7 +141,7 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:
-    """Say how texts become tokens and tokens an embedding."""
+    """Return how texts become tokens, and tokens an embedding."""
     is_transformer = isinstance(encoder, TransformerEncoder)
     tokenizer = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
     return {
@@ -179,7 +179,7 @@ def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
 
 
 def _share_found(found: Int64s, exact: Int64s) -> float:
-    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, but for -1."""
+    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, ignoring -1."""
     span = int(exact.max()) + 2
     rows = np.arange(len(exact))[:, None] * span
     return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())

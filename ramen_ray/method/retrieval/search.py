@@ -21,8 +21,8 @@ def search(
     Args:
         query_embeddings: (queries, D) float32.
         ad_embeddings: (ads, D) float32.
-        k: ads per query; fewer than k ads give -1 and -inf at the end.
-        gpu: search on this GPU if the faiss that is installed can.
+        k: ads per query; with fewer than k ads, the rest is -1 and -inf.
+        gpu: search on this GPU if the installed faiss supports GPUs.
 
     Returns:
         ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
@@ -61,7 +61,7 @@ def search_parts(
     filter_pairs: NDArray[np.int64],
     k: int,
 ) -> TopK:
-    """Search ads that come in consecutive parts, and drop the filter pairs.
+    """Search ads that are given in consecutive parts, and drop the filter pairs.
 
     Memory holds one part and the best ads so far, however many parts there are.
 
@@ -80,7 +80,7 @@ def search_parts(
     first = 0
     for part in ad_parts:
         ads, scores = search(query_embeddings, part, searched)
-        ids = np.append(ad_ids[first : first + len(part)], -1)  # search says -1 for no more ads
+        ids = np.append(ad_ids[first : first + len(part)], -1)  # search returns -1 for no ad
         best = [merge_topk([*best, (ids[ads], scores)], searched)]
         first += len(part)
     return drop_filtered(best[0], filter_pairs, k)

@@ -1,6 +1,7 @@
-"""Shortlists: the ads that a model puts nearest to a query though it never led to them.
+"""Shortlists: the ads that a model ranks first for a query although it never led to them.
 
-They are ANCE's hard negatives. Ads that training must not know (novel ads) are on no shortlist.
+They are ANCE's hard negatives. Left out are ads with the query's own text, which training cannot
+push away because both have the same embedding, and ads that training must not see (novel ads).
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, search_index
 
@@ -18,10 +20,10 @@ QUERIES_PER_BLOCK = 1 << 14
 def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> None:
-    """Search the ads for every train query, a block at a time, and drop what it has clicked.
+    """Search the ads for every train query, a batch at a time; drop its ads and its own text.
 
-    Writes (train queries, size) int32 ads, best first, for ``np.load``: those of the ``size``
-    nearest that are no positives of the query, then -1.
+    Writes (train queries, size) int32 ads, best first, for ``np.load``: what is left of the
+    ``size`` nearest, then -1.
     """
     queries, clicks, ads = (
         data.queries["train"],
@@ -29,18 +31,20 @@ def write_shortlists(
         data.candidates("validation"),
     )
     index = build_index(model.embed_ads(data.ads, ads, use_bf16), model.device.index)
-    ad_ids = np.append(ads, -1)  # search says -1 for no more ads
+    same_text = HashIndex.from_hashes(data.ads.hashes)
+    ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
     shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
         embedded = model.embed_queries(queries, rows, use_bf16)
         found, scores = search_index(index, embedded, size)
-        positives = np.stack(clicks.gather(rows), axis=1)
-        shortlists[rows] = drop_filtered((ad_ids[found], scores), positives, size)[0]
+        dropped = zip(clicks.gather(rows), same_text.all(queries.hashes[rows]), strict=True)
+        pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)
+        shortlists[rows] = drop_filtered((ad_ids[found], scores), pairs, size)[0]
     shortlists.flush()
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :func:`write_shortlists` wrote; processes of one node share its pages."""
+    """Memory-map what :func:`write_shortlists` wrote; processes on one machine share its pages."""
     return np.asarray(np.load(file, mmap_mode="r"))

@@ -1,7 +1,7 @@
 """The batches of a run: what each step draws, by name.
 
-Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives a query, n
-nodes of a regulariser.
+Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per
+query, n nodes of a regulariser.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,9 +16,14 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
-from ramen_ray.method.sampling.draws import draw_ads, draw_anchors, draw_hard_negatives
+from ramen_ray.method.sampling.draws import (
+    draw_ads,
+    draw_anchors,
+    draw_hard_negatives,
+    draw_nodes,
+)
 from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
-from ramen_ray.method.sampling.regularizers import Graphs, Regularizer
+from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -37,7 +42,7 @@ class NodeAnchors(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step draws; ids are int64, and -1 stands for nothing drawn.
+    """What a step draws; ids are int64, and -1 means that nothing was drawn.
 
     Attributes:
         queries: (b,) rows of train queries.
@@ -79,12 +84,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sources:
-    """What batches are drawn from at present; a run replaces it as it goes.
+    """What batches are drawn from at present; replaced as the run goes on.
 
     Attributes:
-        graphs: one per regulariser.
-        clusters: of queries that come in the same batch; None stands for random order.
-        shortlists: (train queries, size) ads to draw hard negatives from; None draws none.
+        graphs: one graph per regulariser.
+        clusters: queries of a cluster come in the same batches; None for random order.
+        shortlists: (train queries, size) ads to draw hard negatives from; None to draw none.
     """
 
     graphs: Graphs
@@ -99,9 +104,13 @@ class Sampler:
     Attributes:
         data: what the run trains on.
         batch_size: B, queries of a global batch.
-        seed: of all draws.
-        clicks: what a query's ad is drawn from, by its weights; None takes ``data.clicks``.
-        num_hard_negatives: H, whether there are shortlists yet or not.
+        seed: seeds all draws.
+        clicks: the graph that a query's ad is drawn from, by its weights; None for ``data.clicks``.
+        num_hard_negatives: H; it stays the same before there are shortlists.
+        nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
+            uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
+            ``clicked`` takes the batch's queries and ads, as the paper's training does (section
+            3.2); ads without clicks are then never drawn.
     """
 
     data: TrainingData
@@ -109,28 +118,41 @@ class Sampler:
     seed: int
     clicks: Csr | None = None
     num_hard_negatives: int = 0
+    nodes: NodeChoice = "all"
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
+    _linked: dict[Regularizer, tuple[Csr, Int64s]] = field(default_factory=dict, init=False)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch."""
-        return num_steps(len(self.data.query_ids), self.batch_size)
+        """Number of steps in an epoch."""
+        return num_steps(len(self.data.clicked_rows), self.batch_size)
+
+    @property
+    def slots(self) -> range:
+        """This worker's places in the global batch."""
+        rank, num_workers = world()
+        share = self.batch_size // num_workers
+        return range(rank * share, (rank + 1) * share)
 
     def draw(self, step: int, sources: Sources, regularizers: Collection[Regularizer]) -> Batch:
-        """Draw a step's batch, with anchors for ``regularizers``.
-
-        R_x pulls the queries of the batch, and R_z the ads that they drew.
-        """
+        """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
         rows = self._order_of(epoch, sources.clusters)[position]
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         ads = draw_ads(self.data.clicks if self.clicks is None else self.clicks, rows, ids, key)
         anchors = {}
         for number, (regularizer, edges) in enumerate(sources.graphs.items()):
-            if regularizer in regularizers:
-                nodes = rows if regularizer.side == "query" else ads
-                drawn = draw_anchors(edges, nodes, ids, key, number)
-                anchors[regularizer] = NodeAnchors(nodes, drawn)
+            if regularizer not in regularizers:
+                continue
+            if self._draws_nodes(regularizer):
+                linked, step_key = self._linked_nodes(regularizer, edges), (self.seed, step)
+                anchors[regularizer] = NodeAnchors(
+                    *draw_nodes(edges, linked, self.slots, step_key, number)
+                )
+            else:
+                own = rows if regularizer.side == "query" else ads
+                drawn = draw_anchors(edges, own, ids, key, number)
+                anchors[regularizer] = NodeAnchors(own, drawn)
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
         if sources.shortlists is not None:
             hard_negatives = draw_hard_negatives(
@@ -138,16 +160,29 @@ class Sampler:
             )
         return Batch(rows, ads[:, None], hard_negatives, anchors)
 
+    def _draws_nodes(self, regularizer: Regularizer) -> bool:
+        """Whether a regulariser draws its own nodes instead of taking the batch's.
+
+        If all queries have clicks, an epoch passes through all of them anyway.
+        """
+        if self.nodes == "clicked":
+            return False
+        has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
+        return regularizer.side == "ad" or not has_all
+
+    def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Int64s:
+        """Return the nodes that have edges; kept until the graph changes."""
+        if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
+            self._linked[regularizer] = edges, edges.filled_rows
+        return self._linked[regularizer][1]
+
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:
-        """Return the query rows (steps, b) of an epoch, kept for its other steps."""
+        """Return the query rows (steps, b) of an epoch; kept until the epoch or clusters change."""
         if self._order is None or self._order[0] != epoch or self._order[1] is not clusters:
-            rank, num_workers = world()
-            share = self.batch_size // num_workers
-            slots = range(rank * share, (rank + 1) * share)
             if clusters is None:
-                num_queries = len(self.data.query_ids)
-                rows = random_order(num_queries, self.batch_size, slots, self.seed, epoch)
+                num_queries = len(self.data.clicked_rows)
+                places = random_order(num_queries, self.batch_size, self.slots, self.seed, epoch)
             else:
-                rows = clustered_order(clusters, self.batch_size, slots, self.seed, epoch)
-            self._order = epoch, clusters, rows
+                places = clustered_order(clusters, self.batch_size, self.slots, self.seed, epoch)
+            self._order = epoch, clusters, self.data.clicked_rows[places]
         return self._order[2]

@@ -1,6 +1,6 @@
-"""Balanced clusters of similar queries, by halving: NGAME's way to batches with hard negatives.
+"""Balanced clusters of similar queries, by halving: how NGAME gets hard negatives into batches.
 
-One level of halving is done for all of its clusters at once. Shapes: N rows, D width of an
+All clusters of a level are halved together. Shapes: N rows, D width of an
 embedding, C clusters, M rows of the largest, S rows of a cluster that its centres are found on.
 """
 
@@ -20,10 +20,10 @@ LEAST_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Clusters:
-    """Rows in clusters whose sizes differ by one at most.
+    """Rows in clusters whose sizes differ by at most one.
 
     Attributes:
-        rows: (N,) int64, a permutation of the rows, one cluster after the other.
+        rows: (N,) int64, a permutation of the rows, one cluster after another.
         num_clusters: C; cluster i is ``rows[i * N // C : (i + 1) * N // C]``.
     """
 
@@ -36,13 +36,13 @@ def balanced_clusters(embeddings: Tensor, cluster_size: int, seed: int) -> Clust
 
     A cluster is halved by spherical 2-means with sides of the same size: its rows are ordered by
     how much more similar they are to one centre than to the other, and cut in the middle. The
-    centres of large clusters are found on a sample, as faiss's are.
+    centres of large clusters are found on a sample, as in faiss.
 
     Args:
         embeddings: (N, D) unit-norm, of any float type and on any device; a row of zeros is similar
-            to nothing and goes anywhere.
+            to nothing and may end up in any cluster.
         cluster_size: largest size of a cluster.
-        seed: of the samples and the first centres.
+        seed: seeds the samples and the first centres.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(len(embeddings), device=embeddings.device)
@@ -53,7 +53,7 @@ def balanced_clusters(embeddings: Tensor, cluster_size: int, seed: int) -> Clust
 
 
 def count_levels(num_rows: int, cluster_size: int) -> int:
-    """Return how often to halve until no cluster has more than ``cluster_size`` rows."""
+    """Return how many times to halve until no cluster has more than ``cluster_size`` rows."""
     return (-(-num_rows // cluster_size) - 1).bit_length()
 
 
@@ -64,9 +64,9 @@ def halve(
 
     Args:
         embeddings: (N, D).
-        rows: (N,) int64, one cluster after the other.
+        rows: (N,) int64, one cluster after another.
         num_clusters: C.
-        generator: of the samples and the first centres.
+        generator: draws the samples and the first centres.
 
     Returns:
         (N,) int64.
@@ -88,7 +88,7 @@ def halve(
 
 
 def _differences(sample_CSD: Tensor) -> Tensor:
-    """Return the difference (C, D) of the centres of each cluster's two halves, by 2-means."""
+    """Find the centres of each cluster's two halves by 2-means; return their difference (C, D)."""
     num_left = (sample_CSD.shape[1] + 1) // 2
     total_CD = sample_CSD.sum(dim=1)
     difference_CD = sample_CSD[:, 0] - sample_CSD[:, -1]
@@ -108,7 +108,7 @@ def _differences(sample_CSD: Tensor) -> Tensor:
 
 
 def _scores(embeddings: Tensor, rows_CM: Tensor, difference_CD: Tensor) -> Tensor:
-    """Multiply rows with their cluster's difference; returns (C, M)."""
+    """Return the products (C, M) of rows with their cluster's difference."""
     parts = [
         torch.bmm(_gather(embeddings, some), difference_CD[:, :, None])[:, :, 0]
         for some in rows_CM.split(ROWS_AT_ONCE, dim=1)

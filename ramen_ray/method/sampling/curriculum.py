@@ -1,8 +1,8 @@
 """NGAME's curriculum: random batches at first, then batches of ever larger clusters of queries.
 
-In the epoch before new clusters are made, the first worker keeps the embeddings that the steps
-compute anyway, one of each query: (train queries, D) numbers of 16 bits on its device. Queries that
-the epoch left out are clustered at random. The other workers get the result.
+In the epoch before new clusters are made, the first worker keeps the query embeddings that the
+steps compute anyway: (train queries, D) float16 on its device. Queries that the epoch left out are
+put into clusters at random. The first worker sends the clusters to the others.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from ramen_ray.method.sampling.training_data import QUERIES
 
 @dataclass(frozen=True)
 class ClusterSchedule:
-    """When clusters are made, and of which size.
+    """When clusters are made, and how large they are.
 
     Attributes:
-        first_epoch: the first one of clustered batches, at least 1.
-        refresh_every: epochs from one making of clusters to the next.
-        cluster_size: queries of a cluster, at most, at first.
-        double_at: epochs from which on clusters that are made are twice as large.
-        num_epochs: of the whole run.
+        first_epoch: the first epoch with clustered batches, at least 1.
+        refresh_every: clusters are made anew every so many epochs.
+        cluster_size: how many queries a cluster has at most, before any doubling.
+        double_at: epochs from which on new clusters are twice as large.
+        num_epochs: epochs of the whole run.
     """
 
     first_epoch: int
@@ -46,7 +46,7 @@ class ClusterSchedule:
         return since >= 0 and since % self.refresh_every == 0 and epoch < self.num_epochs
 
     def size_at(self, epoch: int) -> int:
-        """Return the largest size of a cluster that is made before ``epoch``."""
+        """Return the largest size of the clusters that are made for ``epoch``."""
         return self.cluster_size * 2 ** sum(epoch >= doubled for doubled in self.double_at)
 
 
@@ -54,9 +54,10 @@ class Curriculum:
     """Makes the clusters that a run's batches are cut from.
 
     Attributes:
-        clusters: those of the present epochs; None while the order is random.
-        seen: (train queries, D) float16, what the steps of this epoch showed of each query, on the
-            first worker; None in epochs that nothing is made after, and on other workers.
+        clusters: the present ones; None while the order is random.
+        seen: (train queries with clicks, D) float16, the embeddings of the queries that this epoch
+            has seen so far. Only on the first worker, and only in an epoch before clusters are
+            made; else None.
     """
 
     def __init__(
@@ -66,14 +67,15 @@ class Curriculum:
 
         Args:
             schedule: when to make clusters.
-            sampler: of the run.
+            sampler: the run's.
             dim: D, width of an embedding.
             device: where embeddings are kept and clustered.
         """
         self.schedule = schedule
         self.clusters: Clusters | None = None
         self.seen: Tensor | None = None
-        self._num_queries = len(sampler.data.query_ids)
+        self._rows = sampler.data.clicked_rows
+        self._num_queries = len(self._rows)
         self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
         self._dim, self._device = dim, device
 
@@ -83,13 +85,14 @@ class Curriculum:
             return
         queries = encoded.batch.queries
         kept = encoded.detached().vectors(QUERIES, queries).to(self.seen.dtype)
-        self.seen[to_device(queries, self._device)] = kept
+        self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
     def advance(self, step: int) -> None:
-        """Prepare for what comes after ``step``; ``clusters`` may be other ones then.
+        """Make new clusters if they are due after ``step``, and start collecting embeddings.
 
-        Every worker calls this before the first step and where a checkpoint will be written, before
-        that. Embeddings of an earlier encoder than the present one make the clusters, as in NGAME.
+        Every worker calls this before the first step, and before each checkpoint is written, so
+        that the checkpoint has the new clusters. The embeddings come from earlier steps of the
+        epoch, and so from a slightly older encoder, as in NGAME.
         """
         epoch, position = divmod(step, self._steps_per_epoch)
         if position == 0 and self.schedule.is_due(epoch):
@@ -118,7 +121,7 @@ class Curriculum:
         return content
 
     def load_state_dict(self, content: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if content["seen"] is not None and world()[0] == 0:

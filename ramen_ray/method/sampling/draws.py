@@ -1,4 +1,4 @@
-"""What is drawn for queries and nodes: pure functions of (seed, epoch, query)."""
+"""Random draws for queries and nodes: pure functions of (seed, epoch, query)."""
 
 from enum import IntEnum
 from typing import Any
@@ -12,19 +12,21 @@ from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 
 
 class Stream(IntEnum):
-    """Keeps the random numbers of different draws apart; the values are part of every run."""
+    """Keeps the random numbers of different draws apart; other values would change all runs."""
 
     ORDER = 0
     AD = 1
     ANCHOR = 2
     CLUSTERS = 3
     HARD_NEGATIVES = 4
+    NODE = 5
+    NODE_ANCHOR = 6
 
 
 def draw_ads(
     clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int]
 ) -> Int64s:
-    """Draw an ad of each query, by the weights of ``clicks`` if it has any.
+    """Draw one ad for each query, by the weights of ``clicks`` if it has any.
 
     Args:
         clicks: query rows x ads.
@@ -41,7 +43,7 @@ def draw_ads(
 def draw_anchors(
     edges: Csr, nodes: Int64s, query_ids: NDArray[Any], key: tuple[int, int], number: int
 ) -> Int64s:
-    """Draw an anchor of each node, by the edges' weights.
+    """Draw one anchor for each node, by the edges' weights.
 
     Args:
         edges: nodes x anchors.
@@ -54,6 +56,29 @@ def draw_anchors(
         (b,) int64; -1 for a node without edges.
     """
     return edges.draw(nodes, uniforms((*key, Stream.ANCHOR, number), query_ids))
+
+
+def draw_nodes(
+    edges: Csr, linked: Int64s, slots: range, key: tuple[int, int], number: int
+) -> tuple[Int64s, Int64s]:
+    """Draw a node for each slot of a batch, uniformly among those with edges, and an anchor of it.
+
+    Args:
+        edges: nodes x anchors.
+        linked: (nodes with edges,) rows of ``edges``.
+        slots: places in the global batch, which seed the draws: workers draw their own.
+        key: (seed, step).
+        number: tells the run's regularisers apart.
+
+    Returns:
+        Nodes and anchors, (slots,) int64 each; if no node has edges, the anchors are -1.
+    """
+    places = np.arange(slots.start, slots.stop)
+    if not len(linked):
+        return np.zeros_like(places), np.full_like(places, -1)
+    chosen = uniforms((*key, Stream.NODE, number), places) * len(linked)
+    nodes = linked[chosen.astype(np.int64)]
+    return nodes, edges.draw(nodes, uniforms((*key, Stream.NODE_ANCHOR, number), places))
 
 
 def draw_hard_negatives(

@@ -1,4 +1,4 @@
-"""A batch with its texts encoded: vectors of what was drawn, pools, and who is positive to whom.
+"""An encoded batch: vectors of what was drawn, pools of candidates, and which are positives.
 
 Shapes: b rows of this worker and B of the global batch, U distinct texts, L candidates of a pool,
 D width of an embedding.
@@ -28,11 +28,11 @@ class DistinctTexts:
     """The distinct texts of a global batch, shortest first.
 
     Attributes:
-        tables: (U,) which of the tables, by number, a text comes from.
-        rows: (U,) its row there.
-        lengths: (U,) its tokens, ascending.
+        tables: (U,) number of the table that a text comes from.
+        rows: (U,) its row in that table.
+        lengths: (U,) how many tokens it has, ascending.
         ids: by table, the ids that were drawn, ascending.
-        positions: by table, where the text of each of these ids stands among the U.
+        positions: by table, the position of each of these ids' texts among the U.
     """
 
     tables: Int64s
@@ -62,12 +62,12 @@ class DistinctTexts:
         return cls(numbers[shown], all_rows[shown], lengths[shown], ids, positions)
 
     def find(self, table: str, ids: Int64s) -> Int64s:
-        """Return where the texts of drawn ``ids`` stand among the U, in the shape of ``ids``."""
+        """Return the positions of drawn ``ids`` among the U texts, in the shape of ``ids``."""
         return self.positions[table][np.searchsorted(self.ids[table], ids)]
 
 
 def _unique_ids(parts: list[Int64s]) -> Int64s:
-    """Return the distinct ids of parts of any shape, ascending, without -1."""
+    """Return the distinct ids of arrays of any shape, ascending, without -1."""
     ids = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(p.ravel() for p in parts)]))
     return ids[ids >= 0]
 
@@ -80,7 +80,7 @@ class Pool:
     ids: Int64s
 
     def find(self, drawn: Int64s) -> Int64s:
-        """Return where ``drawn`` ids, of any shape, stand in the pool; -1 for -1."""
+        """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
     def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
@@ -99,11 +99,11 @@ class EncodedBatch:
     """A batch and the embeddings of its texts.
 
     Attributes:
-        data: what the batch was drawn from; says what is positive to what.
+        data: what the batch was drawn from; it knows the positives.
         batch: the global batch.
         local: this worker's share of it.
         texts: the distinct texts of the global batch.
-        embeddings_UD: (U, D) float32, theirs.
+        embeddings_UD: (U, D) float32, the embeddings of ``texts``.
     """
 
     data: TrainingData
@@ -113,17 +113,17 @@ class EncodedBatch:
     embeddings_UD: Tensor
 
     def detached(self) -> "EncodedBatch":
-        """Return the same without gradients, for who only looks."""
+        """Return the same batch without gradients, for observers."""
         embeddings_UD = self.embeddings_UD.detach()
         return EncodedBatch(self.data, self.batch, self.local, self.texts, embeddings_UD)
 
     def vectors(self, table: str, ids: Int64s) -> Tensor:
-        """Return the embeddings (n, D) of drawn ids (n,); those of -1 are any."""
+        """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
         positions = self.texts.find(table, ids.clip(min=self.texts.ids[table][0]))
         return self.embeddings_UD[to_device(positions, self.embeddings_UD.device)]
 
     def ad_pool(self) -> Pool:
-        """Return the ads that all queries of the batch compare: drawn, and hard negatives."""
+        """Return the candidates of all queries of the batch: drawn ads and hard negatives."""
         return Pool(ADS, _unique_ids([self.batch.ads, self.batch.hard_negatives]))
 
     def anchor_pool(self, anchor_set: str) -> Pool:
@@ -136,7 +136,7 @@ class EncodedBatch:
         return Pool(anchor_table(anchor_set), _unique_ids(drawn))
 
     def places(self, pool: Pool, drawn: Int64s) -> Tensor:
-        """Return where ``drawn`` ids, of any shape, stand in the pool, on the device."""
+        """Return the positions of ``drawn`` ids, of any shape, in the pool, on the device."""
         return to_device(pool.find(drawn), self.embeddings_UD.device)
 
     def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
@@ -154,10 +154,10 @@ class EncodedBatch:
 def encode(
     model: nn.Module, data: TrainingData, local: Batch, use_bf16: bool = False
 ) -> EncodedBatch:
-    """Encode each distinct text of the global batch once, shared out over the workers.
+    """Encode each distinct text of the global batch once, split over the workers.
 
     Args:
-        model: from a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings.
+        model: maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings.
         data: what ``local`` was drawn from.
         local: this worker's share of the batch.
         use_bf16: encode under bfloat16 autocast.
@@ -177,7 +177,7 @@ def encode(
 
 
 def gather_tokens(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:
-    """Collect texts (u,) from several tables; ``numbers`` says of which each row is."""
+    """Collect texts (u,) from several tables; ``numbers`` (u,) says which table a row is in."""
     by_table = np.argsort(numbers, kind="stable")
     parts, lengths = [], np.empty(len(rows), dtype=np.int64)
     for number, table in enumerate(tables):

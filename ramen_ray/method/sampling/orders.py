@@ -2,8 +2,8 @@
 
 A batch takes one query from each of ``batch_size`` slots, and a worker owns whole slots: the global
 batch stays the same for any number of workers that divides the batch size. In random order slot i
-is the i-th equal share of the globally shuffled queries, so that a worker needs to look at its own
-share only; in clustered order, which keeps similar queries together, a slot passes through all.
+is the i-th equal share of the globally shuffled queries, so a worker needs only its own share. In
+clustered order, which keeps similar queries together, a slot takes queries from all of them.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from ramen_ray.method.sampling.draws import Stream
 
 
 def num_steps(num_queries: int, batch_size: int) -> int:
-    """Return the steps of an epoch; each leaves out the ``num_queries % batch_size`` last drawn."""
+    """Return the steps of an epoch; the last ``num_queries % batch_size`` queries are left out."""
     return num_queries // batch_size
 
 
@@ -42,8 +42,7 @@ def clustered_order(
     """Order one epoch's queries so that the clusters follow one another in random order.
 
     Returns:
-        (steps, slots) int64, as :func:`random_order`; batches are cut without regard to where
-        clusters end.
+        (steps, slots) int64, as in :func:`random_order`; a batch may span several clusters.
     """
     num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
     bounds = np.arange(num_clusters + 1) * num_queries // num_clusters

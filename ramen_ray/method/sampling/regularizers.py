@@ -6,6 +6,9 @@ from typing import Literal, NamedTuple
 
 from ramen_ray.data.prepared.csr import Csr
 
+NodeChoice = Literal["all", "clicked"]
+"""Which nodes regularisers draw: all that have edges, or the batch's own queries and ads."""
+
 
 class Regularizer(NamedTuple):
     """R_x (side query) or R_z (side ad) of an anchor set: pulls nodes to their anchors."""
@@ -20,7 +23,7 @@ class Regularizer(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where its edges lie in a folder of graphs."""
+        """Where its edges are in a folder of graphs."""
         return f"{self.anchor_set}/{self.side}"
 
 
@@ -29,5 +32,5 @@ Graphs = Mapping[Regularizer, Csr]
 
 
 def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
-    """Map the graphs that lie in the folder ``edges`` as SET/{query,ad}."""
+    """Map the graphs in the folder ``edges``, stored as SET/{query,ad}."""
     return {one: Csr.open(edges / one.path) for one in regularizers}

@@ -1,12 +1,14 @@
-"""What a run trains on, and what stays the same while it does."""
+"""What a run trains on; it stays the same during the run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -30,10 +32,11 @@ class TrainingData:
     """Texts, clicks and edges of a run.
 
     Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows.
+        query_ids: (train queries,) int64, the ids of the query rows. Queries without clicks take
+            part in R_x only.
         clicks: query rows x ads.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
-        known_edges: per regulariser, the graphs whose edges are no negatives, drawn or not.
+        known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
         tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
     """
 
@@ -43,6 +46,11 @@ class TrainingData:
     known_edges: Mapping[Regularizer, Sequence[Csr]]
     tables: Mapping[str, TokenTable]
 
+    @cached_property
+    def clicked_rows(self) -> Int64s:
+        """(clicked queries,) int64, rows of the queries with clicks: what an epoch passes over."""
+        return self.clicks.filled_rows
+
     @classmethod
     def from_prepared(
         cls, data: Prepared, regularizers: Iterable[Regularizer], edges: Path | None = None
@@ -51,8 +59,9 @@ class TrainingData:
 
         Args:
             data: the dataset.
-            regularizers: those of the run.
-            edges: a folder of graphs to draw from in place of the dataset's own, which stay known.
+            regularizers: the run's.
+            edges: a folder of graphs to draw from instead of the dataset's own, which still count
+                as known edges.
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)

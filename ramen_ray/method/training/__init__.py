@@ -1,1 +1,1 @@
-"""The training step, its optimiser, its collectives and its checkpoints."""
+"""The training step, its optimiser, its figures and its checkpoints."""

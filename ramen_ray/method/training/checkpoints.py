@@ -1,4 +1,4 @@
-"""A checkpoint: the model as it is deployed, and the other training state beside it."""
+"""A checkpoint: the model as it is deployed, and the rest of the training state."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ STATE_FILE, CURRICULUM_FILE = "state.pt", "curriculum.pt"
 
 
 class CheckpointError(UserError):
-    """A folder is not a checkpoint, or not one of this run."""
+    """A folder is not a checkpoint, or is not one of this run."""
 
 
 def save_checkpoint(
@@ -22,8 +22,8 @@ def save_checkpoint(
 ) -> None:
     """Write model, training state and ``progress`` (plain values) into ``folder``.
 
-    All draws are functions of the seed and the step, so the step also is the generators' state.
-    Graphs and shortlists are not part of it: ``progress`` says which ones were in use.
+    All draws are functions of the seed and the step, so no state of random generators is needed.
+    Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
     model.save(folder, max_length)
     content = {
@@ -39,13 +39,13 @@ def save_checkpoint(
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Put optimiser, schedule, step, weights and order back; the model was loaded before.
+    """Restore optimiser, schedule, step, weights and order; the model is loaded before.
 
     Returns:
-        The ``progress`` that :func:`save_checkpoint` was given.
+        The ``progress`` that was given to :func:`save_checkpoint`.
 
     Raises:
-        CheckpointError: the folder holds no training state.
+        CheckpointError: the folder has no training state.
     """
     content = _read(folder / STATE_FILE)
     state.optimizer.load_state_dict(content["optimizer"])

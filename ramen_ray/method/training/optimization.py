@@ -10,14 +10,14 @@ from ramen_ray.method.model.encoder import Encoder
 def build_optimizer(
     encoder: Encoder, lr: float, weight_decay: float, embedding_lr: float | None = None
 ) -> torch.optim.AdamW:
-    """Build AdamW (eps 1e-6, as NGAME); biases and norms, which are vectors, are not decayed.
+    """Build AdamW (eps 1e-6, as in NGAME); vectors, which are biases and norms, are not decayed.
 
     Args:
-        encoder: whose parameters to train.
+        encoder: the encoder to train.
         lr: peak learning rate.
-        weight_decay: of the matrices.
-        embedding_lr: peak learning rate of the token embeddings; None takes ``lr``. A token's
-            embedding is updated only in steps that see the token, so rare words need larger ones.
+        weight_decay: weight decay of the matrices.
+        embedding_lr: peak learning rate of the token embeddings; None for ``lr``. A token's
+            embedding is updated only in steps with the token, so rare words need a larger rate.
     """
     tokens = encoder.token_embeddings
     others = [p for p in encoder.parameters() if p is not tokens]

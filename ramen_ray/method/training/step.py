@@ -1,4 +1,4 @@
-"""The training step: draw, encode the distinct texts once, losses of the terms, optimiser."""
+"""The training step: draw a batch, encode its distinct texts once, compute losses, update."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, encode
 
 
 class StepResult(NamedTuple):
-    """What a step computes.
+    """The result of a step, before the update.
 
     Attributes:
-        losses: (terms,) this worker's share of the objective's terms.
-        encoded: the batch that they are of.
+        losses: (terms,) this worker's part of the objective's terms.
+        encoded: the batch that they were computed on.
     """
 
     losses: Tensor
@@ -37,7 +37,7 @@ def compute_step(
     step: int,
     use_bf16: bool = False,
 ) -> StepResult:
-    """Compute the losses of a step; nothing is changed."""
+    """Compute the losses of a step, without changing anything."""
     local = sampler.draw(step, sources, objective.regularizers_at(step))
     encoded = encode(model, sampler.data, local, use_bf16)
     return StepResult(objective.losses(encoded, step), encoded)
@@ -48,13 +48,13 @@ class TrainState:
     """What a run changes as it goes.
 
     Attributes:
-        model: what is trained; on several workers, what spreads it over them.
-        optimizer: of its parameters.
-        schedule: of the learning rate.
+        model: the model that is trained, or its wrapper for several workers.
+        optimizer: the optimiser of its parameters.
+        schedule: the schedule of the learning rate.
         sources: what batches are drawn from at present.
-        step: steps made, which is also the position of every random draw.
-        adaptive: moves the terms' weights; None leaves them as the objective has them.
-        curriculum: makes clusters of queries; None leaves their order random.
+        step: number of steps done; all random draws depend on it.
+        adaptive: adapts the terms' weights; None to keep those of the objective.
+        curriculum: makes clusters of queries; None for random order.
     """
 
     model: nn.Module
@@ -66,7 +66,7 @@ class TrainState:
     curriculum: Curriculum | None = None
 
     def advance_curriculum(self) -> None:
-        """Let the curriculum prepare for the coming steps, and take its clusters."""
+        """Let the curriculum prepare for the next steps, and use its clusters."""
         if self.curriculum is not None:
             self.curriculum.advance(self.step)
             self.sources = replace(self.sources, clusters=self.curriculum.clusters)
@@ -81,9 +81,9 @@ def train_steps(
     use_bf16: bool = False,
     max_gradient_norm: float | None = None,
 ) -> Iterator[Tensor]:
-    """Train from ``state.step`` up to step ``stop``, yielding each step's (terms,) of this worker.
+    """Train from ``state.step`` up to step ``stop``; yields this worker's losses (terms,) of each.
 
-    The yielded losses stay on the device and are not waited for.
+    The yielded losses stay on the device, so that no step waits for them.
     """
     device = next(state.model.parameters()).device
     num_workers = world()[1]
@@ -95,7 +95,7 @@ def train_steps(
         if state.curriculum is not None:
             state.curriculum.observe(encoded)
         if state.adaptive is not None:
-            state.adaptive.observe(encoded)  # before the update: this step has the new weights
+            state.adaptive.observe(encoded)  # before the update: this step uses the new weights
             weights = state.adaptive.weights
         loss = (losses * weights).sum() * num_workers  # DDP averages gradients over the workers
         state.optimizer.zero_grad(set_to_none=True)
@@ -109,5 +109,5 @@ def train_steps(
 
 
 def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
-    """Turn the workers' shares of several steps' losses into their global values (steps, terms)."""
+    """Sum the workers' parts of several steps' losses into global values (steps, terms)."""
     return sum_over_workers(torch.stack(steps)).float().cpu().numpy()

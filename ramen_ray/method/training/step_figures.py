@@ -1,7 +1,7 @@
-"""The losses of training steps as they are logged: of each step the terms that it has.
+"""The losses of training steps as they are logged: for each step, the terms that were due.
 
-A term counts ``every_steps`` times in its steps (:class:`~ramen_ray.method.objectives.terms.Term`),
-which is undone here.
+A term counts ``every_steps`` times when it is due (see
+:class:`~ramen_ray.method.objectives.terms.Term`); the logged values are divided by this factor.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class StepLosses:
     """The losses of consecutive steps.
 
     Attributes:
-        objective: whose terms they are.
+        objective: the objective of the terms.
         values: (steps, terms) means over the batch, in the order of the objective.
-        known: (steps, terms) bool, whether a step has the term.
+        known: (steps, terms) bool, whether the term was due in the step.
     """
 
     objective: Objective
@@ -31,7 +31,7 @@ class StepLosses:
 
     @classmethod
     def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":
-        """Take the ``losses`` (steps, terms) that the steps from ``first_step`` on optimised."""
+        """Convert the ``losses`` (steps, terms) of consecutive steps from ``first_step`` on."""
         steps = range(first_step, first_step + len(losses))
         known = [[term.is_due(step) for term in objective.terms] for step in steps]
         times = np.array([term.every_steps for term in objective.terms], dtype=losses.dtype)
@@ -39,7 +39,7 @@ class StepLosses:
 
     @property
     def means(self) -> dict[str, float]:
-        """The terms' means by name, over the steps that have them; 0 where none has."""
+        """The terms' means by name, over the steps where they were due; 0 if there is none."""
         sums = self.values.sum(axis=0, where=self.known, dtype=np.float64)
         means = sums / np.maximum(self.known.sum(axis=0), 1)
         return dict(zip(self.objective.names, means.tolist(), strict=True))
@@ -47,15 +47,15 @@ class StepLosses:
     def figures(
         self, moved: Floats | None, queries_per_s: float
     ) -> tuple[list[str], Floats, NDArray[np.bool_]]:
-        """Lay out all that is logged of the steps.
+        """Return all figures of the steps that are logged.
 
         Args:
-            moved: (steps, terms) the weights of each step; None where they stay the objective's.
-            queries_per_s: trained on meanwhile.
+            moved: (steps, terms) the weights of each step; None if they do not move.
+            queries_per_s: training speed during these steps.
 
         Returns:
             names, values (steps, names), and which of them are known, of the same shape. The total
-            is known of steps that have all terms.
+            is known for steps in which all terms were due.
         """
         terms, always = self.objective.names, np.ones((len(self.values), 1), dtype=bool)
         weights = np.array([self.objective.weights]) if moved is None else moved

@@ -1,1 +1,1 @@
-"""What is computed from a checkpoint while training goes on: pruned graphs and shortlists."""
+"""Tasks that work on checkpoints while training goes on: pruned graphs and shortlists."""

@@ -1,6 +1,6 @@
 """Pruned graphs: the run's own graph, pruned by the model of one checkpoint after another.
 
-Each prunes the graph that the run began with, so that an edge can come back.
+Each task prunes the graph that the run began with, so a pruned edge can come back later.
 """
 
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ EMBEDDINGS_FILE = "embeddings.npy"
 
 @dataclass(frozen=True)
 class GraphPruning:
-    """Prunes the graph in ``edges``; plain values, for it travels to a task.
+    """Prunes the graph in ``edges``; plain values, as it is sent to a task.
 
     Attributes:
         data: the prepared dataset.
         edges: folder of the graph that the run began with.
-        regularizers: those of the run.
-        prune_threshold: edges with a cosine up to this are dropped.
+        regularizers: the run's.
+        prune_threshold: edges with a cosine of at most this are dropped.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads of a task that encodes.
     """
@@ -39,7 +39,7 @@ class GraphPruning:
     num_threads: int = 1
 
     def __call__(self, model: Path, folder: Path) -> dict[str, float]:
-        """Write each regulariser's pruned graph, and return what is left of it."""
+        """Write each regulariser's pruned graph, and return figures of what is left."""
         report: dict[str, float] = {}
         nodes, anchors = self._embed(model, folder / EMBEDDINGS_FILE)
         for one in self.regularizers:
@@ -70,7 +70,7 @@ class GraphPruning:
 
 
 def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
-    """Return the task that prunes a run's graph; None where a run does not prune."""
+    """Return the task that prunes a run's graph; None if the run does not prune."""
     settings = config.pruning
     if settings.mode == "never" or not run.regularizers:
         return None

@@ -19,11 +19,11 @@ SHORTLISTS_FILE = "shortlists.npy"
 
 @dataclass(frozen=True)
 class ShortlistMining:
-    """Makes the shortlists of all train queries; plain values, for it travels to a task.
+    """Makes the shortlists of all train queries; plain values, as it is sent to a task.
 
     Attributes:
         data: the prepared dataset.
-        size: nearest ads of a query to look at.
+        size: how many nearest ads of a query to search for.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads to encode and search with.
     """
@@ -34,7 +34,7 @@ class ShortlistMining:
     num_threads: int = 1
 
     def __call__(self, model: Path, folder: Path) -> dict[str, float]:
-        """Write shortlists into ``folder``; there is nothing to report of them."""
+        """Write shortlists into ``folder``; returns no figures."""
         torch.set_num_threads(self.num_threads)
         faiss.omp_set_num_threads(self.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
@@ -53,7 +53,7 @@ class ShortlistMining:
 
 
 def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
-    """Return the task that makes a run's shortlists; None where a run has none."""
+    """Return the task that makes a run's shortlists; None if the run has none."""
     base = config.base
     if base.parts.hard_negatives == "none":
         return None

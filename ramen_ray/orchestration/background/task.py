@@ -1,14 +1,14 @@
-"""What is computed from a checkpoint while training goes on, and taken when it is there.
+"""Results that are computed from a checkpoint while training goes on, and used when they are ready.
 
 A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
-Ray task reads a copy of the model, since Ray Train deletes old checkpoints, and writes beside it,
-in ``.pending``; the first worker then gives the result its name. So the folders tell a run that was
-cut off what it had and what it waited for.
+Ray task works in ``.pending``, on a copy of the model, since Ray Train deletes old checkpoints. The
+first worker then renames the result. So an interrupted run sees from the folders which results it
+had, and which one it was waiting for.
 
-Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but gives its result as
-that checkpoint's metrics, and not to the workers at the start of an epoch. Besides, all kinds of
-task would share the one that it has under way at a time, each would need a free CPU, ``fit`` would
-wait for the last one, and its interface is an alpha.
+Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but it returns the result
+as metrics of the checkpoint, not to the workers at the start of an epoch. It also runs only one
+such task at a time for all kinds together, needs a free CPU for each, makes ``fit`` wait for the
+last one, and its interface is an alpha.
 """
 
 import itertools
@@ -35,10 +35,10 @@ from ramen_ray.orchestration.cluster.resources import free_share
 logger = logging.getLogger(__name__)
 
 STEP_FOLDER = "step_{:09d}"
-SECONDS_BETWEEN_SIGNS = 10  # to the workers that wait, whose collectives time out
+SECONDS_BETWEEN_SIGNS = 10  # to waiting workers, whose collectives would time out
 SIGNS_BETWEEN_LINES = 6
 NUM_RETRIES = 2
-NUM_KEPT = 2  # the newest, and the one that the last checkpoint goes with
+NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
 
@@ -47,13 +47,13 @@ Compute = Callable[[Path, Path], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When results are computed and looked for: at the starts of epochs.
+    """At the start of which epochs results are computed.
 
     Attributes:
         first: epochs before the first checkpoint to compute from.
         every: epochs from one such checkpoint to the next.
-        num_epochs: of the training.
-        steps_per_epoch: of the training.
+        num_epochs: epochs of the training.
+        steps_per_epoch: steps of an epoch.
         wait: whether training waits for each result.
     """
 
@@ -64,7 +64,7 @@ class Schedule:
     wait: bool
 
     def is_due(self, step: int, newest: int | None) -> bool:
-        """Say whether to compute from the checkpoint of ``step``, given the newest result's."""
+        """Say whether to compute from the checkpoint of ``step``, after that of ``newest``."""
         epoch = step // self.steps_per_epoch
         taken_at = epoch if self.wait else epoch + 1
         due = self.first if newest is None else newest // self.steps_per_epoch + self.every
@@ -73,14 +73,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What tasks need to know of the run that they belong to.
+    """What tasks need to know about their run.
 
     Attributes:
         data: folder of the prepared dataset.
         edges: folder of the graphs that the run began with.
-        regularizers: those of the run.
-        folder: of the run.
-        steps_per_epoch: of its training.
+        regularizers: the run's.
+        folder: the run's.
+        steps_per_epoch: steps of an epoch.
         device: this worker's.
         use_bf16: encode in bfloat16 where there is a GPU.
     """
@@ -98,17 +98,18 @@ class TaskContext:
 class BackgroundTask:
     """Computes results of one kind, at most one at a time, and lets a run use the newest.
 
-    The first worker submits and looks; all workers call :meth:`advance` and hear of it together.
+    The first worker submits tasks and checks on them. All workers call :meth:`advance`, and switch
+    to a new result at the same step.
 
     Attributes:
-        name: of the kind, for people and in metrics.
-        folder: where the results lie.
-        compute: writes the result of a saved model's folder into another folder, and returns
-            figures for its report; run as a Ray task, on a GPU if one is free.
-        take: returns the sources of batches with a result's folder taken into use.
-        schedule: when.
+        name: the kind's name, in logs and metrics.
+        folder: folder of the results.
+        compute: computes a result from a saved model (its folder) into another folder, and returns
+            figures for the report; run as a Ray task, on a GPU if one is free.
+        take: returns the sources of batches, changed to use a result (its folder).
+        schedule: when to compute.
         device: this worker's.
-        has_own_tasks: whether ``compute`` starts tasks that do its work, and needs next to nothing.
+        has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
         taken: step of the checkpoint that the result in use was made from; None before the first.
         waited_s: seconds that training has waited for results so far.
     """
@@ -131,22 +132,22 @@ class BackgroundTask:
     def advance(
         self, step: int, checkpoint: Path, sources: Sources
     ) -> tuple[Sources, dict[str, float]]:
-        """At the start of an epoch, begin what is due and take the newest result.
+        """At the start of an epoch, start what is due and take the newest result.
 
-        Every worker calls this after the same steps. Where the schedule says so, it returns when
-        the result is there.
+        Every worker calls this after the same steps. If the schedule says to wait, it returns when
+        the result is ready.
 
         Args:
-            step: steps made.
+            step: number of steps done.
             checkpoint: folder with the model after these steps.
             sources: what batches are drawn from.
 
         Returns:
             The sources from now on, and figures: ``waited_s``; if a result was taken, also its
-            ``step`` and what its report says.
+            ``step`` and the figures of its report.
         """
         started = time.monotonic()
-        newest = self._begin_and_look(step, checkpoint)
+        newest = self._start_and_check(step, checkpoint)
         figures: dict[str, float] = {}
         if newest is not None and newest != self.taken:
             sources = self._take(newest, sources)
@@ -156,11 +157,11 @@ class BackgroundTask:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps of this task."""
         return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], sources: Sources) -> Sources:
-        """Go on from what :attr:`progress` gave, with the result that was in use then."""
+        """Restore what :attr:`progress` returned, and take the result that was in use then."""
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
             return sources
@@ -170,11 +171,11 @@ class BackgroundTask:
         self.taken = step
         return self.take(self.result(step), sources)
 
-    def _begin_and_look(self, step: int, checkpoint: Path) -> int | None:
-        """Begin what is due after ``step``, and return the step of the newest result."""
+    def _start_and_check(self, step: int, checkpoint: Path) -> int | None:
+        """Start what is due after ``step``, and return the step of the newest result."""
         is_first = world()[0] == 0
         if is_first:
-            self._look()
+            self._check()
             if self._pending is None and self.schedule.is_due(step, self._newest):
                 self._submit(step, checkpoint)
         if self.schedule.wait:
@@ -186,10 +187,10 @@ class BackgroundTask:
         return None if shared < 0 else shared
 
     def _wait(self, step: int) -> None:
-        """Return, on all workers together, when nothing is under way any more."""
+        """Return, on all workers together, when no task is running."""
         is_first = world()[0] == 0
         for sign in itertools.count(1):
-            waits = is_first and not self._look(SECONDS_BETWEEN_SIGNS)
+            waits = is_first and not self._check(SECONDS_BETWEEN_SIGNS)
             if not from_first_worker(int(waits), self.device):
                 return
             if is_first and sign % SIGNS_BETWEEN_LINES == 0:
@@ -197,7 +198,7 @@ class BackgroundTask:
                 logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
 
     def stop(self) -> None:
-        """Give up what is under way, and keep no result but the one in use."""
+        """Cancel a running task, and remove all results but the one in use."""
         if self._task is not None:
             ray.cancel(self._task, force=True)
             ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
@@ -241,12 +242,12 @@ class BackgroundTask:
             )
         )
 
-    def _look(self, seconds: float = 0) -> bool:
-        """Wait up to ``seconds`` for what is under way; says whether nothing is any more."""
+    def _check(self, seconds: float = 0) -> bool:
+        """Wait up to ``seconds`` for a running task; returns whether none is running any more."""
         step = self._pending
         if step is None:
             return True
-        if self._task is None:  # a run that was cut off had begun it
+        if self._task is None:  # started before the run was interrupted
             self._start(step)
         done, _ = ray.wait([self._task], timeout=seconds)
         if not done:
@@ -255,7 +256,7 @@ class BackgroundTask:
             ray.get(self._task).rename(self.result(step))
         except RayError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            again = "it is tried again after the next epoch"
+            again = "will be tried again after the next epoch"
             logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)
         self._task = None
         shutil.rmtree(self.folder / ".pending", ignore_errors=True)
@@ -271,9 +272,9 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _run(name: str, compute: Compute, pending: Path) -> Path:
-    """Return the folder of a whole result; an attempt that was cut off left its own."""
+    """Return the folder of a whole result; interrupted attempts have left folders of their own."""
     for leftover in pending.glob("attempt-*"):
-        logger.warning("%s was cut off and is run again", name)
+        logger.warning("%s was interrupted and is run again", name)
         shutil.rmtree(leftover, ignore_errors=True)
     attempt = pending / f"attempt-{uuid.uuid4().hex}"
     attempt.mkdir()
@@ -285,6 +286,6 @@ def _run(name: str, compute: Compute, pending: Path) -> Path:
 
 
 def read_report(result: Path) -> dict[str, float]:
-    """Return the figures about a result, and the ``seconds`` that it took."""
+    """Return a result's figures, and the ``seconds`` that it took."""
     report: dict[str, float] = json.loads((result / REPORT_FILE).read_text())
     return report

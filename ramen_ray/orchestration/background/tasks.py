@@ -7,6 +7,6 @@ from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 
 
 def background_tasks(config: RunConfig, run: TaskContext) -> list[BackgroundTask]:
-    """Build the tasks that a configuration asks for, in the order in which they are taken."""
+    """Build the tasks that a configuration needs, in the order in which their results are taken."""
     tasks = (pruning_task(config, run), shortlist_task(config, run))
     return [task for task in tasks if task is not None]

@@ -23,9 +23,9 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError
 
 GPU_SHARE = 0.25
-A_MOMENT_S = 1  # in which Ray says yes where there is room
+A_MOMENT_S = 1  # enough for Ray to answer if there is room
 
-RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries, added to any error
+RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
 
 class ClusterError(UserError):
@@ -35,11 +35,11 @@ class ClusterError(UserError):
 def start_ray(show_workers: bool = True) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
-    Ray's usage reporting is off. Train's controller looks after its workers twice a second, so that
-    a checkpoint counts soon after it is written.
+    Ray's usage reporting is off. Train's controller polls its workers twice a second, so that it
+    knows of a checkpoint soon after it is written.
 
     Args:
-        show_workers: print here what tasks and workers print.
+        show_workers: show the output of tasks and workers.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer.
@@ -47,9 +47,9 @@ def start_ray(show_workers: bool = True) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Idle processes have their libraries loaded, which takes longer than most of our tasks.
+    # Keep idle processes: loading their libraries again takes longer than most of our tasks.
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
-    if "RAY_ADDRESS" not in os.environ:  # one machine: there is no preemption to watch for
+    if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if not ray.is_initialized():
         try:
@@ -60,7 +60,7 @@ def start_ray(show_workers: bool = True) -> None:
 
 
 def quiet_ray_data() -> None:
-    """Have Ray Data, in this process, show progress to people only, and errors by raising them."""
+    """Let Ray Data, in this process, show progress on a terminal only, and only raise errors."""
     context = DataContext.get_current()
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
@@ -68,10 +68,10 @@ def quiet_ray_data() -> None:
 
 
 def free_share(num_cpus: int = 1) -> dict[str, float]:
-    """Return what a background task takes of what is free: a quarter of a GPU, CPUs, or nothing.
+    """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none.
 
-    The workers may hold all that there is, and wait for the task. What is free in all may lie on
-    several machines and GPUs, so that no task can have it.
+    It takes none if the workers hold everything, as they may be waiting for it. Free resources may
+    also be spread over several machines and GPUs, so that no task can have them.
     """
     free = ray.available_resources()
     for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
@@ -95,7 +95,7 @@ def task_of(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise a DatasetError of a task as itself, without Ray's wrapping and Ray Data's advice."""
+    """Raise a task's DatasetError itself, without Ray's wrapper and Ray Data's advice."""
     try:
         yield
     except RayTaskError as error:
@@ -107,11 +107,11 @@ def user_errors() -> Iterator[None]:
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
 
-    Ray is asked for a placement group, so that an autoscaler brings the machines that are missing.
+    It requests a placement group, so that an autoscaler adds missing machines.
     """
     group = placement_group(bundles)
     try:
-        return group.wait(math.ceil(seconds))  # Ray cuts a fraction off
+        return group.wait(math.ceil(seconds))  # Ray drops the fraction
     finally:
         remove_placement_group(group)
 
@@ -120,7 +120,7 @@ def check_resources(workers: WorkersConfig) -> None:
     """Wait until the cluster can hold all workers at once.
 
     Raises:
-        ClusterError: after ``startup_timeout_s`` it still cannot.
+        ClusterError: it still cannot after ``startup_timeout_s``.
     """
     worker: dict[str, float] = {"CPU": workers.cpus_per_worker}
     if workers.use_gpu:
@@ -135,16 +135,16 @@ def check_resources(workers: WorkersConfig) -> None:
     )
     raise ClusterError(
         f"workers.num_workers {workers.num_workers} with {per_worker} needs {needs}, each "
-        f"worker's on one machine and GPU; ask for less, add machines, or raise "
-        f"workers.startup_timeout_s ({workers.startup_timeout_s:g}) if machines are on their way"
+        f"worker's on one machine and GPU; ask for less, add machines, or, if machines are still "
+        f"starting, raise workers.startup_timeout_s ({workers.startup_timeout_s:g})"
     )
 
 
 @contextmanager
 def no_placement_group_left() -> Iterator[None]:
-    """Remove, in the end, the placement groups that this job still has.
+    """At the end, remove the placement groups that this job still has.
 
-    The one that Ray Train made for a trial outlives the trial when Tune ends it, and holds its
+    If Tune ends a trial, the placement group that Ray Train made for it stays, and would keep its
     CPUs and GPUs.
     """
     try:
@@ -152,6 +152,6 @@ def no_placement_group_left() -> Iterator[None]:
     finally:
         job = ray.get_runtime_context().get_job_id()
         for group, entry in placement_group_table().items():
-            is_own = group.endswith(job)  # as every id that Ray makes for a job
+            is_own = group.endswith(job)  # as all ids of a job do
             if is_own and entry["state"] != "REMOVED":
                 remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))

@@ -1,4 +1,4 @@
-"""Functions that leave their results in files, run as tasks of the cluster."""
+"""Run functions that write their results to files as tasks on the cluster."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ from ramen_ray.orchestration.cluster.resources import start_ray, task_of, user_e
 
 Task = Callable[[], Any]
 
-MAX_TASKS_HERE = 7  # which take about as long as a cluster takes to start
+MAX_TASKS_HERE = 7  # more would take longer than starting a cluster
 
 
 def in_tasks(tasks: Sequence[Task]) -> list[Any]:
-    """Run functions on the cluster's CPUs; returns what they return, in their order.
+    """Run functions on the cluster's CPUs; returns their results, in their order.
 
-    A process that has not joined a cluster runs a few of them itself, one after another.
+    If there are few and this process has not joined a cluster, it runs them itself.
 
     Raises:
-        DatasetError: a function raised it; the others have been cancelled.
+        DatasetError: a function raised it; the others are cancelled.
     """
     if len(tasks) <= MAX_TASKS_HERE and not ray.is_initialized():
         return [task() for task in tasks]
     start_ray()
-    run, shared = task_of(_run_one), ray.put(list(tasks))  # what tasks share is sent once
+    run, shared = task_of(_run_one), ray.put(list(tasks))  # sent once for all tasks
     running = [run.remote(shared, number) for number in range(len(tasks))]
     try:
         with user_errors():
@@ -31,7 +31,7 @@ def in_tasks(tasks: Sequence[Task]) -> list[Any]:
     except BaseException:
         for task in running:
             ray.cancel(task)
-        ray.wait(running, num_returns=len(running))  # none writes where its caller cleans up
+        ray.wait(running, num_returns=len(running))  # else some write while the caller cleans up
         raise
 
 

@@ -1,1 +1,1 @@
-"""From a finished run to answers: retrievers, promotion, compilation, batch prediction."""
+"""Deploy a finished run: promotion, compilation, new ads, batch prediction."""

@@ -1,4 +1,4 @@
-"""Compile a retriever's encoder, and see that it answers faster and as well as before."""
+"""Compile a retriever's encoder, and check that it answers faster and as well as before."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ class Compiled:
     """A retriever with a compiled encoder.
 
     Attributes:
-        model_uri: its address; that of its version where the old one was named by a version.
+        model_uri: its URI; with its version if the original was named by a version.
         milliseconds: median time of one query alone.
-        milliseconds_before: the same of the original.
-        score_difference: the largest among the scores of all answers to the test queries.
-        metrics: on the test split.
+        milliseconds_before: the same for the original.
+        score_difference: the largest difference of scores over all answers to the test queries.
+        metrics: its metrics on the test split.
         differences: by how much they exceed those of the original.
-        refusal: why it does not take the original's place, if it does not.
+        refusal: why it does not replace the original; None if it does.
     """
 
     model_uri: str
@@ -44,23 +44,23 @@ class Compiled:
 
 
 def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
-    """Log a copy of a retriever whose encoder is compiled, and let it take the place if it may.
+    """Log a copy of a retriever with a compiled encoder; it replaces the original if it is better.
 
-    It may if it answers faster than the original, both on the CPU, and as well: with scores equal
-    within 0.001, which 8-bit integers do not have to have, and with a selection metric on the test
-    split that is not lower by more than the noise of the draw of queries (see
+    It must be faster than the original, both on the CPU, and as good: the scores must agree within
+    0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
+    more than the noise of the choice of queries (see
     :mod:`~ramen_ray.orchestration.deployment.promotion`).
 
     Args:
-        registry: of the store that the retriever is in.
+        registry: the registry of the retriever's store.
         model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
         int8: compute in 8-bit integers.
         output: where artifacts go if no server keeps them.
 
     Raises:
-        EncoderError: the encoder is a bag, or what compiling takes is not installed.
-        RegistryError, TrackingError: there is no such retriever, or its alias has moved on.
-        DatasetError: the dataset that it was trained on is gone, or has changed since.
+        EncoderError: the encoder is a bag, or the packages for compiling are not installed.
+        RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
+        DatasetError: the dataset that it was trained on is missing, or has changed since.
     """
     original = registry.look_up(model_uri)
     queries = open_test_queries(registry, original)
@@ -94,7 +94,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
 
 def _largest_difference(ours: NDArray[np.float32], base: NDArray[np.float32]) -> float:
-    """Compare scores (queries, k) rank by rank; one that a side lacks counts as 0 there."""
+    """Compare scores (queries, k) rank by rank; a missing score counts as 0."""
     shown, shown_base = (np.where(np.isfinite(scores), scores, 0) for scores in (ours, base))
     return float(np.abs(shown - shown_base).max())
 

@@ -1,4 +1,4 @@
-"""Retrievers made from others: logged as runs of their own, and chosen in their place."""
+"""Changed copies of retrievers: logged as runs of their own, and put in the original's place."""
 
 import re
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ def log_copy(
     """Log a changed copy of a retriever, with the parameters of the original's training.
 
     Args:
-        registry: of the store that the original is in.
-        original: what the copy was made from.
-        folder: the changed copy.
+        registry: the registry of the original's store.
+        original: the retriever that the copy was made from.
+        folder: folder of the changed copy.
         example: a few queries.
-        changes: parameters of the run and metadata of the model that differ from the original's.
+        changes: parameters of the run and metadata of the model that differ from the original.
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
-    run = open_run(registry.uri, parameters["experiment"], "derived", output)
+    run = open_run(registry.uri, parameters["experiment"], "copy", output)
     with run.closing():
-        run.log_parameters(parameters, {"derived_from": original.uri})
+        run.log_parameters(parameters, {"copy_of": original.uri})
         metadata = {**original.metadata, **changes}
         model_id = log_retriever(run, folder, example, metadata)
     return registry.look_up(uri_of(model_id))
@@ -43,17 +43,17 @@ def take_place(
     """Register a changed copy under its original's name, and move the named alias to it.
 
     Args:
-        registry: of the store that both are in.
-        copy: the new one.
-        original: what it was made from.
-        model_uri: how that was named: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
-            ``models:/MODEL_ID``, which is not registered.
+        registry: the registry of their store.
+        copy: the changed copy.
+        original: the retriever that it was made from.
+        model_uri: the name of the original: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
+            ``models:/MODEL_ID``; in the last case the copy is not registered.
 
     Returns:
-        The new one's address.
+        The copy's URI.
 
     Raises:
-        RegistryError: another version has been given the alias since.
+        RegistryError: the alias was moved to another version meanwhile.
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:
@@ -64,8 +64,8 @@ def take_place(
     if alias:
         if registry.look_up(model_uri).model_id != original.model_id:
             raise RegistryError(
-                f"{name}@{alias} has moved on, and {made} was made from the version before; run "
-                f"this again"
+                f"{name}@{alias} was moved meanwhile, and {made} was made from the version before; "
+                f"run this again"
             )
         registry.choose(version, alias)
     return made

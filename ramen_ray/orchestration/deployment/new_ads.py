@@ -1,4 +1,4 @@
-"""Add ads to a retriever's index without training: a new version with the same encoder."""
+"""Add ads to a retriever's index without training; the new version has the same encoder."""
 
 import tempfile
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Extended:
     """A retriever with more ads.
 
     Attributes:
-        model_uri: its address; that of its version where the old one was named by a version.
-        num_ads: how many ads it has now.
-        num_new: how many of them are new.
+        model_uri: its URI; with its version if the original was named by a version.
+        num_ads: number of ads it has now.
+        num_new: number of new ones among them.
     """
 
     model_uri: str
@@ -28,17 +28,17 @@ class Extended:
 
 
 def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path) -> Extended:
-    """Log a copy of a retriever that answers with new ads too, and let it take the place.
+    """Log a copy of a retriever that also has new ads, and put it in the original's place.
 
     Args:
-        registry: of the store that the retriever is in.
+        registry: the registry of the retriever's store.
         model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
-        ads: columns ``ad_id`` and ``text``, in CSV, TSV, JSON lines or parquet.
+        ads: a table with the columns ``ad_id`` and ``text``: CSV, TSV, JSON lines or parquet.
         output: where artifacts go if no server keeps them.
 
     Raises:
-        DatasetError: the table cannot be read, or an id is taken.
-        RegistryError, TrackingError: there is no such retriever, or its alias has moved on.
+        DatasetError: the table cannot be read, or an id is in use.
+        RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
     """
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:

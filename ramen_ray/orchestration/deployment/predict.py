@@ -1,6 +1,6 @@
 """Answer a table of queries of any size with a retriever, partition by partition.
 
-A partition is a row group of the source, or some of its rows where it has many.
+A partition is a row group of the source, or a part of a large one.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
-PLAN_FILE = "_predictions.json"  # readers of parquet folders pass over such names
+PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 PART = "part-{:06d}.parquet"
 ANSWERS = pa.schema(
     [
@@ -48,7 +48,7 @@ QUERIES_PER_BATCH = 4096
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 CPUS_PER_ACTOR = 2
 BYTES_PER_ACTOR = 1 << 30
-"""What a process takes beside the retriever's files, with torch and a batch of answers."""
+"""Memory of a process besides the retriever's files: torch and a batch of answers."""
 MOMENT_S, PATIENCE_S = 2, 600
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class QueryTable:
 
 @dataclass(frozen=True)
 class Answered:
-    """What was done: rows in all, those without an answer, partitions that were there already."""
+    """The result of a call: all rows, rows without an answer, partitions done by earlier calls."""
 
     rows: int
     errors: int
@@ -86,7 +86,7 @@ class _Partition:
     stop: int
 
     def read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        """Read the rows batch by batch; those before them are read over."""
+        """Read the rows batch by batch; rows before ``start`` are read and dropped."""
         first = 0
         for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.start]):
             begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
@@ -105,23 +105,23 @@ def predict(
     top_k: int,
     use_gpu: bool = False,
 ) -> Answered:
-    """Write each query's best ads beside it; a call that was cut off goes on where it was.
+    """Write each query's best ads beside it; the same call resumes an interrupted one.
 
-    A partition's file in ``output`` has the source's columns and those of ANSWERS, and appears
-    whole. A row that cannot be answered says so in ``error``.
+    A partition's file in ``output`` has the source's columns and those of ANSWERS, and only appears
+    when it is whole. For a row that cannot be answered, ``error`` says why.
 
     Args:
-        registry: of the store that the retriever is in.
+        registry: the registry of the retriever's store.
         model_uri: the retriever, such as ``models:/NAME@champion``.
-        table: on any file system that pyarrow knows.
-        output: folder that all machines see; made if it is missing.
+        table: the queries, on any file system that pyarrow knows.
+        output: a folder that all machines can reach; made if it is missing.
         top_k: ads per query.
-        use_gpu: wait for a machine with GPUs; else those are used that the cluster has by now.
+        use_gpu: wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, the retriever has no use for a GPU, or
-            ``output`` is of another call or of queries that have changed since.
+        ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, or
+            ``output`` is from a different call or from queries that have changed since.
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
@@ -131,7 +131,7 @@ def predict(
         raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
     if use_gpu and not retriever.uses_gpu:
         raise ConfigError(
-            f"use_gpu: {retriever.uri} answers on CPUs only, as bags and compiled encoders do"
+            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
         )
     pieces = _parquet_pieces(table)
     partitions = _partitions(pieces)
@@ -160,11 +160,11 @@ def _parquet_pieces(table: QueryTable) -> list[Piece]:
     pieces = find_pieces(table.queries, [table.column])
     for piece in pieces:
         if piece.format != "parquet":
-            raise DatasetError(f"{piece.path}: queries are read from parquet only")
-        if taken := set(ANSWERS.names) & set(piece.header):
+            raise DatasetError(f"{piece.path}: queries can be read from parquet only")
+        if taken := sorted(set(ANSWERS.names) & set(piece.header)):
             raise DatasetError(
-                f"{piece.path} has a column {', '.join(map(repr, sorted(taken)))}, as the answers "
-                f"have; rename it"
+                f"{piece.path} has a column {', '.join(map(repr, taken))}, as the answers do"
+                f"; rename it"
             )
     return pieces
 
@@ -185,7 +185,7 @@ def _partitions(pieces: list[Piece]) -> list[_Partition]:
 
 
 def _contents(pieces: list[Piece]) -> dict[str, str]:
-    """Return the files with a hash of what is in each."""
+    """Return the files, each with a hash of its content."""
     files = {piece.path: piece.filesystem for piece in pieces}
     with ThreadPoolExecutor() as threads:
         return dict(zip(files, threads.map(_content_hash, files.values(), files), strict=True))
@@ -197,7 +197,7 @@ def _content_hash(filesystem: FileSystem, path: str) -> str:
 
 
 def _claim(output: Path, plan: dict[str, Any]) -> None:
-    """Note in ``output`` what is written there, or refuse if it is something else."""
+    """Note in ``output`` what is written there, or refuse if it already has something else."""
     file = output / PLAN_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -212,13 +212,13 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
     differ = [key for key in plan if before.get(key) != plan[key]]
     if differ:
         raise ConfigError(
-            f"{output} has predictions of another call ({', '.join(differ)} "
+            f"{output} has predictions of a different call ({', '.join(differ)} "
             f"differ); choose another folder"
         )
 
 
 def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
-    """Return what an actor takes of a machine, by Ray's names; memory is in bytes."""
+    """Return the resources that an actor needs, by Ray's names; memory in bytes."""
     offered = ray.cluster_resources()
     needs = {
         "CPU": min(CPUS_PER_ACTOR, num_cpus()),
@@ -254,19 +254,19 @@ def _in_words(needs: dict[str, int]) -> str:
 
 
 def _wait_for_room(needs: dict[str, int], needed: str) -> None:
-    """Wait until a machine has what an actor takes, and say so if it takes longer than a moment."""
-    asked: dict[str, float] = {**needs}
-    if has_room([asked], MOMENT_S):
+    """Wait until a machine has the resources of an actor; logs if that is not at once."""
+    bundle: dict[str, float] = {**needs}
+    if has_room([bundle], MOMENT_S):
         return
     logger.info("waiting for a machine with %s free", needed)
-    if not has_room([asked], PATIENCE_S):
+    if not has_room([bundle], PATIENCE_S):
         raise ClusterError(
-            f"no machine has had {needed} free for {PATIENCE_S} s; start this again when one has"
+            f"no machine has had {needed} free for {PATIENCE_S} s; run this again when one has"
         )
 
 
 class _Answerer:
-    """Holds the retriever in an actor and answers one partition after the other."""
+    """An actor that holds the retriever and answers one partition after another."""
 
     def __init__(
         self,
@@ -298,8 +298,8 @@ class _Answerer:
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
-        asked = pd.Series(texts.to_pylist(), dtype=object)
-        answers = self.model.predict(asked, params={"top_k": self.top_k})
+        queries = pd.Series(texts.to_pylist(), dtype=object)
+        answers = self.model.predict(queries, params={"top_k": self.top_k})
         columns = {field.name: pa.array(answers[field.name], field.type) for field in ANSWERS}
         return pa.table(columns)
 

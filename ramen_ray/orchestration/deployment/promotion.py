@@ -1,4 +1,4 @@
-"""Choose which retriever is deployed: the one that is measurably better on the same test split."""
+"""Choose the retriever to deploy: a new one must be measurably better on the same test split."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,23 +17,23 @@ CHAMPION = "champion"
 
 
 class IncomparableError(RegistryError):
-    """A candidate cannot be compared with the champion; it can be chosen by force."""
+    """A candidate cannot be compared with the champion; ``force`` promotes it anyway."""
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What happened to a candidate.
+    """The outcome for a candidate.
 
     Attributes:
-        version: the registered version that it is.
-        champion: the version that was champion; None if there was none.
-        metric: what decides.
+        version: its registered version.
+        champion: the version that was champion before; None if there was none.
+        metric: the metric that decides.
         promoted: whether it has the alias now.
-        origin: of which run of a sweep it is, and why.
-        candidate: its metrics on the test split; none where nothing was compared.
+        origin: the run of a sweep that it comes from, and why that one.
+        candidate: its metrics on the test split; empty if nothing was compared.
         differences: by how much they exceed the champion's.
-        num_lost_ads: how many ads the champion has more, added since it was trained.
-        obstacle: why it was not compared with the champion, but chosen by force.
+        num_lost_ads: how many more ads the champion has, added since its training.
+        obstacle: why it was promoted by force without a comparison, if so.
     """
 
     version: str
@@ -48,7 +48,7 @@ class Promotion:
 
     @property
     def verdict(self) -> str:
-        """Say what decided, in one line."""
+        """Describe in one line what decided."""
         if self.champion is None:
             return "the first of its name"
         if self.obstacle is not None:
@@ -71,31 +71,31 @@ def promote(
 ) -> Promotion:
     """Register a run's retriever, and give it ``alias`` if it beats the present champion.
 
-    It does if its metric on the test split is higher by more than the noise of the draw of queries:
-    the 95 % interval of a paired bootstrap lies above zero. Both are asked as they are deployed,
-    with their index. The first of a name becomes the champion without a comparison.
+    It does if its metric on the test split is higher by more than the noise of the choice of
+    queries: the 95 % interval of a paired bootstrap lies above zero. Both retrievers answer as
+    deployed, with their index. The first retriever of a name becomes champion without a comparison.
 
     Args:
-        registry: of the store that the run is in.
-        run: folder of a finished run, or an MLflow run id; of a sweep, for its best child by the
-            validation split's metric.
-        name: registered model.
-        alias: what to give it, such as ``champion`` or ``challenger``.
-        metric: such as ``R@10``; None takes the one that chose the run's best checkpoint.
-        force: give the alias whatever comes out, even where the champion cannot be compared.
+        registry: the registry of the run's store.
+        run: folder of a finished run, or an MLflow run id; for that of a sweep, its best child by
+            the metric on the validation split is taken.
+        name: name of the registered model.
+        alias: the alias to give, such as ``champion`` or ``challenger``.
+        metric: such as ``R@10``; None for the one that selected the run's best checkpoint.
+        force: give the alias in any case, even if the champion cannot be compared.
 
     Raises:
-        RegistryError: ``name`` or ``alias`` is no name, there is no such metric or no retriever, or
-            it is the champion already.
-        IncomparableError: the champion is no retriever or of another version of the dataset, and
-            ``force`` is not given.
-        DatasetError: the dataset that the run was trained on is gone, or has changed since.
+        RegistryError: ``name`` or ``alias`` is not a valid name, there is no such metric or no
+            retriever, or it is the champion already.
+        IncomparableError: the champion is not a retriever, or was trained on another version of the
+            dataset, and ``force`` is not given.
+        DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
     registry.check_name(name, alias)
-    asked = _mlflow_run_id(run)
-    source, model_id = registry.find_logged(asked, metric)
+    run_id = _mlflow_run_id(run)
+    source, model_id = registry.find_logged(run_id, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
     compared: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def promote(
         None if champion is None else str(champion.version),
         metric,
         promoted=force or champion is None or compared["differences"][metric].low > 0,
-        origin=registry.explain_choice(asked, source, metric),
+        origin=registry.explain_choice(run_id, source, metric),
         **compared,
     )
     registry.describe(version, promotion.verdict)
@@ -133,12 +133,12 @@ def _mlflow_run_id(run: str) -> str:
         return run
     found = RunDirectory(Path(run)).notes.get("mlflow_run_id")
     if found is None:
-        raise RegistryError(f"the run {run} has not begun yet")
+        raise RegistryError(f"the run {run} has not started yet")
     return str(found)
 
 
 def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
-    """Measure both on the test split."""
+    """Evaluate both on the test split."""
     base = registry.look_up(champion_uri)
     if ours.metadata["dataset_fingerprint"] != base.metadata["dataset_fingerprint"]:
         raise RegistryError(

@@ -1,1 +1,1 @@
-"""Measuring checkpoints and retrievers."""
+"""Evaluation of checkpoints and retrievers."""

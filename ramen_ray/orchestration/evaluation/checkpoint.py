@@ -19,7 +19,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK, search_parts
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.embedding import BlockTask, TableRows, embed_tables
+from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
@@ -38,17 +38,17 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
-            folder of a finished run, for its best checkpoint.
+            folder of a finished run, to use its best checkpoint.
         split: ``validation``, ``test`` or ``zero_shot``.
-        dataset: another dataset directory than the one trained on.
-        predictions: a parquet file to write the predictions to, in the users' ids.
-        names: a list of names, to measure how often predictions name another than the query does.
+        dataset: a dataset directory other than the one trained on.
+        predictions: a parquet file to write the predictions to, with the users' ids.
+        names: a list of names, to measure how often the predictions' names are not the query's.
 
     Raises:
         CheckpointError: the folder is not a checkpoint.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset directory or the list of names is not usable, or the split is
-            not there.
+        DatasetError: the dataset directory or the list of names is not usable, or there is no
+            such split.
     """
     checkpoint = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
@@ -77,12 +77,12 @@ def evaluate_checkpoint(
 
 
 def _best_checkpoint(folder: Path) -> Path:
-    """Return the best checkpoint of a run's folder; any other folder as it is."""
+    """Return the best checkpoint of a run's folder; any other folder is returned as it is."""
     if not (folder / RUN_FILE).is_file():
         return folder
     name = RunDirectory(folder).notes.get("best_checkpoint")
     if name is None:
-        raise CheckpointError(f"the run {folder} is not finished; name one of its checkpoints")
+        raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
     return folder / name
 
 
@@ -98,13 +98,13 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
 
 
 def _embed(checkpoint: Path, data: Prepared, split: str, file: Path, config: RunConfig) -> None:
-    """Write the embeddings of the split's queries and then of its candidates into ``file``."""
+    """Write the embeddings of the split's queries, then of its candidates, into ``file``."""
     tokens, workers = data.path / "tokens", config.workers
     num_queries = len(data.queries[split])
     queries = TableRows(tokens / "queries" / split, np.arange(num_queries), "queries")
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")
     cpus, gpus = workers.cpus_per_worker, int(workers.use_gpu)
-    embed_tables(checkpoint, [queries, ads], file, BlockTask(cpus, cpus, gpus))
+    embed_tables(checkpoint, [queries, ads], file, EmbeddingResources(cpus, cpus, gpus))
 
 
 def _measure(

@@ -1,4 +1,4 @@
-"""Retrievers on the test queries of the dataset that they were made from."""
+"""Evaluate retrievers on the test queries of their dataset."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> HeldOut
     """Open the test split of a retriever's dataset.
 
     Raises:
-        DatasetError: the dataset is gone, or has changed since.
+        DatasetError: the dataset is missing, or has changed since.
     """
     parameters = registry.parameters(retriever.run_id)
     dataset = Dataset(parameters["dataset"])
@@ -34,16 +34,16 @@ def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> HeldOut
 
 
 def retrieve(model: Any, queries: HeldOutQueries) -> TopK:
-    """Return each query's best ads of the dataset (queries, k), as many as the metrics look at.
+    """Return each query's best ads of the dataset (queries, k), as many as the metrics need.
 
-    The model's own encoder and index are used; ads that were added since are passed over.
+    The model's own encoder and index are used; ads that were added later are ignored.
 
     Args:
         model: the retriever, as MLflow loads it.
         queries: the test queries.
 
     Returns:
-        ad ids int64, best first, -1 where the index finds no more, and their scores.
+        ad ids int64, best first, -1 after the last that the index finds, and their scores.
     """
     retriever, texts = model.unwrap_python_model(), queries.texts
     k = min(queries.num_searched, queries.num_ads)
@@ -59,11 +59,11 @@ def retrieve(model: Any, queries: HeldOutQueries) -> TopK:
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
     """Return each model's median time for one query alone, in milliseconds.
 
-    The models take turns, so that a machine which is busy for a while slows them alike.
+    The models take turns, so that a machine that is busy for a while slows all of them.
 
     Args:
         models: retrievers, as MLflow loads them.
-        texts: queries; the first ones are answered once before, untimed.
+        texts: queries; the first ones are answered once before timing starts.
     """
     timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
     seconds = np.empty((len(timed_texts), len(models)))

@@ -1,1 +1,1 @@
-"""Everything before training: imports, prepared arrays, walked and co-session graphs."""
+"""Work before training: imports, prepared arrays, walked and co-session graphs."""

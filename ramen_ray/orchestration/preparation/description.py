@@ -1,4 +1,4 @@
-"""Describe a dataset directory: count it, write the page, put it beside the runs in MLflow."""
+"""Describe a dataset directory: compute its figures, write the page, log both in MLflow."""
 
 import logging
 from pathlib import Path
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
-    """Count what there is to say about ``dataset``; texts are read as a stream.
+    """Compute the description of ``dataset``; texts are read as a stream.
 
     Args:
         dataset: the dataset directory.

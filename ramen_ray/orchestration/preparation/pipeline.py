@@ -1,8 +1,8 @@
-"""The data pipeline: Ray Data turns a dataset directory into prepared, memory-mapped arrays, once.
+"""The data pipeline: with Ray Data, turn a dataset directory into memory-mapped arrays, once.
 
 Two streaming executions (texts, edges) read the parquet files, check and tokenise their rows, sort
-them by table and key, which shuffles the train queries globally together with their clicks and
-edges, and write parts; a task joins the parts. Rows never pass through the driver.
+them by table and key, and write parts, which a task then joins. The sort also shuffles the train
+queries globally, with their clicks and edges. Rows never pass through the driver.
 """
 
 import hashlib
@@ -48,11 +48,11 @@ MAX_WARNINGS_SHOWN = 10
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
-    """Return ``dataset`` prepared with ``tokenizer``, made if not in ``cache``.
+    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings. Where two
-    processes need the same at the same time, the second waits for the first. Warnings about the
-    dataset are logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings. If two
+    processes need the same data at the same time, the second waits for the first. Warnings about
+    the dataset are logged each time.
 
     Raises:
         DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
@@ -116,10 +116,10 @@ def _run(
     folder: Path,
     num_rows: dict[str, int],
 ) -> pa.Table:
-    """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns the parts' list.
+    """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns a list of parts.
 
-    The unit of reading is a parquet row group, of whichever table, so that one execution, whose
-    start costs seconds, serves all tables.
+    The unit of reading is a parquet row group of any table. So one execution serves all tables, as
+    starting one takes seconds.
     """
     groups = [
         {"table": table, "file": str(file), "row_group": row_group}

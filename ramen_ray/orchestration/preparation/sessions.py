@@ -1,7 +1,7 @@
-"""Co-session anchor sets from a log: Ray Data reads it, brings sessions together, counts and ranks.
+"""Co-session anchor sets from a log: with Ray Data, read it, group sessions, count and rank pairs.
 
-One streaming execution with three shuffles: events meet by session, pairs by anchor, then by node.
-Only the edges that remain come to the driver.
+One streaming execution has three shuffles: events by session, pairs by anchor, pairs by node. Only
+the final edges come to the driver.
 """
 
 import json
@@ -55,15 +55,15 @@ def add_co_session(
     Args:
         dataset_path: the dataset directory.
         log: the log and its columns.
-        settings: which pairs become edges, and what the anchor sets of train queries and of ads are
-            called; one that gets no edge is left out, and removed with ``replace``.
+        settings: which pairs become edges, and the names of the anchor sets of train queries and of
+            ads. A set that gets no edges is left out; with ``replace``, an old one is removed.
         replace: whether sets of these names may be replaced.
 
     Returns:
-        Row counts of what was written, nodes without edges, and what was left out of the log.
+        Counts of rows written, of nodes without edges, and of what was left out of the log.
 
     Raises:
-        DatasetError: dataset or log is not usable, a name is taken, or no edge comes out.
+        DatasetError: dataset or log is not usable, a name is taken, or there would be no edges.
     """
     dataset = Dataset(dataset_path)
     for name in (settings.query_set, settings.ad_set):
@@ -115,7 +115,7 @@ def _find_pieces(log: SessionLog) -> list[Piece]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What the tasks that read the log need; notes and texts of new queries go to ``aside``."""
+    """What tasks that read the log need; they write counts and new texts to ``aside``."""
 
     pieces: list[Piece]
     log: SessionLog
@@ -146,19 +146,19 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
 def _of_whole_groups(
     rows: pa.Table, function: Callable[[pa.Table], pa.Table]
 ) -> Iterator[pa.Table]:
-    """Apply ``function`` to a partition, which holds all rows of its keys; some hold no rows."""
+    """Apply ``function`` to a partition, which has all rows of its keys, or no rows at all."""
     if len(rows):
         yield function(rows)
 
 
 def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iterator[pa.Table]:
-    """Read one piece; notes what is dropped and writes the texts of queries that are new."""
+    """Read one piece; notes what is dropped and writes the texts of new queries."""
     work: _Work = ray.get(reference)
     (number,) = batch["id"].tolist()
     dropped: Counter[str] = Counter()
     new_texts = []
-    for block in read_piece(work.pieces[number]):
-        events, new, reasons = read_events(block, work.log, work.known)
+    for row_batch in read_piece(work.pieces[number]):
+        events, new, reasons = read_events(row_batch, work.log, work.known)
         dropped.update(reasons)
         new_texts.append(new)
         yield events
@@ -176,7 +176,7 @@ def _count_pairs(events: pa.Table, settings: SessionSettings, aside: Path) -> pa
 
 
 def _note(aside: Path, name: str, counts: Counter[str]) -> None:
-    """Write counts down under a name of the task's own: a repeated task writes them again."""
+    """Write counts to a file named after the task, so that a repeated task overwrites its own."""
     (aside / f"{name}.json").write_text(json.dumps(counts))
 
 
@@ -188,7 +188,7 @@ def _noted(aside: Path) -> Counter[str]:
 
 
 def _texts(dataset: Dataset, nodes: NodeIndex, anchors: UInt64s, aside: Path) -> pa.Array:
-    """Return the texts (anchors,) whose hashes are ``anchors`` (ascending)."""
+    """Return the texts (anchors,) with the hashes ``anchors`` (ascending)."""
     table = "ads" if nodes.key else "queries/train"
     node = nodes.by_text.first(anchors)
     known = np.sort(node[node >= 0])

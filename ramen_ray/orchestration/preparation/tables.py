@@ -1,7 +1,7 @@
 """Import a user's own tables with Ray Data: stage, number, plan, write.
 
-Every stage reads and writes files of one staging folder within the dataset directory in the making,
-so rows never pass through the driver; only the clicks, as numbers, go through Ray's shuffle.
+Every stage reads and writes files of a staging folder inside the unfinished dataset directory, so
+rows never pass through the driver. Only the clicks, as numbers, go through Ray's shuffle.
 """
 
 import logging
@@ -50,14 +50,14 @@ ImportTask = Callable[[], RowCounts | None]
 
 
 def import_tables(tables: UserTables, output: Path, name: str | None = None) -> Dataset:
-    """Bring a user's own tables into a dataset directory at ``output``.
+    """Import a user's own tables into a dataset directory at ``output``.
 
     The same tables and settings give the same dataset directory, on any cluster.
 
     Args:
         tables: where the tables are, what their columns are called, how they are split.
-        output: must not exist; on several machines, a folder that all of them see.
-        name: of the dataset; default the folder's name.
+        output: must not exist; with several machines, a folder that all of them can reach.
+        name: name of the dataset; by default that of the folder.
 
     Raises:
         DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
@@ -65,7 +65,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
     pieces = {kind: find_pieces(*source) for kind, source in tables.sources.items()}
     for edge_list in tables.edge_lists.values():
         for source, names in edge_list.tables.values():
-            find_pieces(source, names)  # says at once what is missing
+            find_pieces(source, names)  # so that errors come before the work
     metadata = {
         "name": dataset_name(name, output),
         "source": tables.clicks,
@@ -155,21 +155,21 @@ def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) ->
 _MEANT = {
     "ids": "different ids",
     "repeated_rows": "rows repeat an id",
-    "other_texts": "of them with another text, which is not used",
+    "other_texts": "of them with a different text, which is not used",
     "merged": "have the text of an earlier one and are merged with it",
     "clicks": "rows of known queries and ads",
-    "pairs": "different pairs of query and ad that they sum up to",
-    "light_pairs": "pairs left out as too light",
+    "pairs": "different pairs of query and ad among them",
+    "light_pairs": "pairs left out for their low weight",
     "own_pairs": "pairs left out as an ad of the query's own text",
     "ads_left_out": "ads left out",
     "queries_left_out": "queries left out",
     "unclicked_queries": "train queries kept without a click",
 }
-"""What the counts of the stages mean, in a sentence that starts with the count."""
+"""What the counts of the stages mean; each text follows its count."""
 
 
 def _log_counts(what: str, counts: Mapping[str, int]) -> None:
-    """Say what was counted, and pass over what was not found."""
+    """Log the counts that are not 0."""
     logger.info(
         "%s: %s", what, ", ".join(f"{n:,} {name}" for name, n in counts.items() if n) or "none"
     )
@@ -215,7 +215,7 @@ def _stage_given(
 
 
 def _run(tasks: Sequence[ImportTask]) -> list[RowCounts]:
-    """Run tasks that leave their results in files, and return their counts in their order."""
+    """Run tasks that write their results to files; returns their counts, in their order."""
     done = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
         _run_one, fn_args=(tasks,), batch_size=1
     )

@@ -1,7 +1,7 @@
-"""Walked graphs: Ray tasks over ranges of nodes, made once for a graph, its settings and a seed.
+"""Walked graphs: Ray tasks walk ranges of nodes, once for each graph, settings and seed.
 
-The folder of a walked graph looks like ``edges`` in the prepared arrays, SET/{query,ad}. Each side
-of a set is made on its own, so that runs that use different sets share what they have in common.
+The folder of a walked graph has the form of ``edges`` in the prepared arrays, SET/{query,ad}. Each
+side of a set is walked separately, so runs with different sets share what they have in common.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from ramen_ray.orchestration.cluster.resources import task_of
 
 logger = logging.getLogger(__name__)
 
-WALK_VERSION = 1
+WALK_VERSION = 2
 NODES_PER_TASK = 50_000
 SECONDS_BETWEEN_LINES = 30
 
@@ -34,11 +34,11 @@ def walked_edges(
     seed: int,
     cache: Path,
 ) -> Path:
-    """Return the folder of the walked graphs of ``regularizers``, made where ``cache`` lacks them.
+    """Return the folder of the walked graphs of ``regularizers``, from ``cache`` if they are there.
 
     The cache is keyed by the content of the dataset's graphs, the settings and the seed; how texts
-    are tokenised does not matter. Of two that ask for the same at the same time the second waits
-    for the first.
+    are tokenised does not matter. If two processes need the same graph at the same time, the second
+    waits for the first.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def walked_edges(
 
 def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
     digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
-    for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not count
+    for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not matter
         digest.update(str(file.relative_to(edges)).encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "blake2b").digest())
@@ -64,7 +64,7 @@ def _walk(
     write, walk, join = task_of(_write_graph), task_of(_walk_range), task_of(_join)
     started = time.monotonic()
     aside = folder / ".aside"
-    shutil.rmtree(aside, ignore_errors=True)  # what a killed run left
+    shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
     aside.mkdir()
     ranges, joined = [], []
     try:
@@ -95,7 +95,7 @@ def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
 def _walk_range(
     made: None, graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int
 ) -> Visits:
-    """Walk from the nodes from one number up to another, once the graph is ``made``."""
+    """Walk from the nodes of a range, once the graph is ``made``."""
     walkable = WalkGraph(Csr.open(graph / "forward"), Csr.open(graph / "backward"))
     return most_visited(walkable, *nodes, settings, seed)
 
@@ -105,7 +105,7 @@ def _join(folder: Path, *parts: Visits) -> None:
 
 
 def _wait(tasks: list[ray.ObjectRef]) -> None:
-    """Wait until all tasks are done, telling how far they are; if one fails, end the others."""
+    """Wait until all tasks are done, and log progress; if one fails, cancel the others."""
     waiting = tasks
     try:
         while waiting:

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a run before anything is started."""
+"""Checks of a run's configuration and data before anything is started."""
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
@@ -16,10 +16,9 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist, texts are longer or
-            layers more than the encoder has, training ends before pruning or the base's hard
-            negatives begin, or clusters outgrow a batch or are to be larger from an epoch on in
-            which none are made.
+        ConfigError: an anchor set or the selection metric does not exist; texts may be longer, or
+            layers more, than the encoder has; training ends before pruning or the base's hard
+            negatives begin; clusters outgrow a batch, or are to double in an epoch that makes none.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -85,12 +84,12 @@ def _check_encoder(encoder: EncoderConfig) -> None:
 
 def _check_pruning(config: RunConfig) -> None:
     pruning, epochs = config.pruning, config.training.epochs
-    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # the epoch in which it is pruned
+    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # pruning takes an epoch of training
     if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
         raise ConfigError(
-            f"training.epochs {epochs} end before a graph that is pruned after "
-            f"pruning.warmup_epochs {pruning.warmup_epochs} is trained on; shorten the warm-up, "
-            f"or set pruning.mode to never"
+            f"training.epochs {epochs} is too few: the graph that is pruned after "
+            f"pruning.warmup_epochs {pruning.warmup_epochs} would never be used; "
+            f"shorten the warm-up, or set pruning.mode to never"
         )
 
 
@@ -99,8 +98,8 @@ def _check_base(config: RunConfig) -> None:
     meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
     if base.parts.hard_negatives == "shortlists" and base.refresh_every + meanwhile >= epochs:
         raise ConfigError(
-            f"training.epochs {epochs} end before hard negatives are drawn from shortlists that "
-            f"are made after base.refresh_every {base.refresh_every}; make them more often"
+            f"training.epochs {epochs} is too few: the shortlists of hard negatives that are made "
+            f"after base.refresh_every {base.refresh_every} would never be used; refresh more often"
         )
     if base.parts.order == "clustered":
         _check_clusters(config)
@@ -111,19 +110,19 @@ def _check_clusters(config: RunConfig) -> None:
     schedule = cluster_schedule(config)
     if base.first_clustered_epoch >= epochs:
         raise ConfigError(
-            f"training.epochs {epochs} end before base.first_clustered_epoch "
-            f"{base.first_clustered_epoch}; begin clusters earlier"
+            f"training.epochs {epochs} is too few: clustered batches begin at "
+            f"base.first_clustered_epoch {base.first_clustered_epoch}; begin them earlier"
         )
     for epoch in base.double_cluster_size_at:
         if epoch < epochs and not schedule.is_due(epoch):
             raise ConfigError(
-                f"base.double_cluster_size_at {epoch}: clusters are made every base.refresh_every "
-                f"{base.refresh_every} epochs from base.first_clustered_epoch "
-                f"{base.first_clustered_epoch} on, and not then"
+                f"base.double_cluster_size_at {epoch}: no clusters are made at this epoch, only "
+                f"every base.refresh_every {base.refresh_every} epochs from "
+                f"base.first_clustered_epoch {base.first_clustered_epoch} on"
             )
     largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
     if largest > batch:
         raise ConfigError(
             f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
-            f"training.global_batch_size {batch} holds; double it at fewer epochs"
+            f"training.global_batch_size {batch}; double it at fewer epochs"
         )

@@ -1,4 +1,4 @@
-"""What a run is made of, built from its configuration; this part needs no Ray."""
+"""Build the parts of a run from its configuration; this module does not need Ray."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ def build_model(config: EncoderConfig) -> DualEncoder:
 
 
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
-    """Load the tokenizer that goes with an encoder; a bag of tokens takes no special ones."""
+    """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
     special = encoder.kind == "transformer"
     return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
 
@@ -47,7 +47,7 @@ def build_propensity(config: RunConfig) -> Propensity:
 
 
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
-    """Build what draws a run's batches."""
+    """Build the sampler that draws a run's batches."""
     base = config.base
     has_shortlists = base.parts.hard_negatives == "shortlists"
     return Sampler(
@@ -56,11 +56,12 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
         config.seed,
         data.weighted_clicks if config.training.sampling == "clicks" else None,
         base.num_hard_negatives if has_shortlists else 0,
+        config.regularization.nodes,
     )
 
 
 def cluster_schedule(config: RunConfig) -> ClusterSchedule:
-    """Return when clusters of queries are made, and of which size."""
+    """Return when clusters of queries are made, and how large they are."""
     base = config.base
     return ClusterSchedule(
         base.first_clustered_epoch,
@@ -74,13 +75,13 @@ def cluster_schedule(config: RunConfig) -> ClusterSchedule:
 def build_state(
     config: RunConfig, model: DualEncoder, trained: nn.Module, sampler: Sampler
 ) -> TrainState:
-    """Build what a run changes as it goes, as it is before the first step.
+    """Build the state that a run changes as it goes, before the first step.
 
     Args:
-        config: of the run.
+        config: the run's.
         model: on the device where it is trained.
-        trained: what steps call: the model, or what spreads it over several workers.
-        sampler: of the run.
+        trained: what steps call: the model, or its wrapper for several workers.
+        sampler: the run's.
     """
     rates, regularization, device = config.optimizer, config.regularization, model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs
@@ -89,7 +90,9 @@ def build_state(
     state = TrainState(trained, optimizer, schedule, Sources(sampler.data.graphs))
     if regularization.adaptive:
         objective = build_objective(config)
-        state.adaptive = AdaptiveWeights(objective, regularization.adaptive_step, device)
+        state.adaptive = AdaptiveWeights(
+            objective, regularization.adaptive_max, regularization.adaptive_step, device
+        )
     if config.base.parts.order == "clustered":
         state.curriculum = Curriculum(cluster_schedule(config), sampler, model.dim, device)
     return state

@@ -1,6 +1,7 @@
-"""How workers are entered.
+"""The function that Ray Train calls in each worker.
 
-Ray Train's controller unpickles this too, so it imports little: a worker's libraries take seconds.
+Ray Train's controller unpickles it too, so this module imports little: a worker's libraries take
+seconds to import.
 """
 
 import logging
@@ -12,7 +13,7 @@ from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult:
     """Run the ``task`` of ``settings``, a :class:`WorkerTask`."""
     task: WorkerTask = settings["task"]
-    logging.getLogger().setLevel(logging.WARNING)  # else Ray Train logs every report
+    logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.orchestration.training.worker import run_worker
 
     return run_worker(task)

@@ -1,4 +1,4 @@
-"""What a worker does after the last step: measure the best model beside the untrained one."""
+"""After the last step, evaluate the best model and the untrained one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.training.task import FinalEvaluation
 
 VALIDATION = "validation/"
-SCORE = "score"  # the selection metric, by which Ray Train tells which checkpoints to keep
+SCORE = "score"  # the selection metric; Ray Train keeps checkpoints by it
 NOT_VALIDATED = -1.0
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
@@ -32,15 +32,15 @@ def evaluate_best(
     evaluate: Evaluate,
     folder: Path,
 ) -> FinalEvaluation:
-    """Measure the best model and the untrained one on ``splits``, of which one is ``test``.
+    """Evaluate the best model and the untrained one on ``splits``, one of which is ``test``.
 
     Args:
-        config: the run's; names the metric that decides.
-        splits: the splits to measure.
-        untrained: the model that training started from, on the device where models compute.
-        evaluate: gives the metrics of a model on a split, and its best ads for each query.
-        folder: where the first worker leaves the trained model's best ads of every test query, as
-            ids (queries, k) in TEST_ADS_FILE, for comparisons of runs.
+        config: the run's; it names the metric that selects the best model.
+        splits: the splits to evaluate on.
+        untrained: the model that training started from, on the device to compute on.
+        evaluate: returns the metrics of a model on a split, and its best ads for each query.
+        folder: where the first worker writes the trained model's best ads of every test query, as
+            ids (queries, k) in TEST_ADS_FILE, so that runs can be compared.
     """
     key = VALIDATION + config.training.selection_metric
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]

@@ -1,4 +1,4 @@
-"""How far a run is: its first worker writes it into the run's folder, and the driver shows it."""
+"""Progress of a run: its first worker writes it into the run's folder, the driver shows it."""
 
 import json
 import logging
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LiveProgress:
-    """How far a run is.
+    """How far a run has come.
 
     Attributes:
-        step: the last one trained (from 1).
-        total_steps: of the whole training.
-        message: what its last epoch came to, or the latest news.
+        step: the last step that is done (from 1).
+        total_steps: steps of the whole training.
+        message: the results of the last epoch, or the latest news.
     """
 
     step: int
@@ -38,13 +38,13 @@ class LiveProgress:
     message: str = ""
 
     def write(self, folder: Path) -> None:
-        """Write it into the run's folder, for whoever watches."""
+        """Write the progress into the run's folder."""
         with whole_file(folder / PROGRESS_FILE) as aside:
             aside.write_text(json.dumps(asdict(self)) + "\n")
 
 
 def read_progress(folder: Path) -> LiveProgress | None:
-    """Read how far the run in ``folder`` is; None before its first step."""
+    """Read how far the run in ``folder`` has come; None before its first step."""
     try:
         return LiveProgress(**json.loads((folder / PROGRESS_FILE).read_text()))
     except FileNotFoundError:
@@ -53,10 +53,10 @@ def read_progress(folder: Path) -> LiveProgress | None:
 
 @contextmanager
 def shown_progress(folder: Path) -> Iterator[None]:
-    """Show how far the run in ``folder`` is until the block ends.
+    """Show the progress of the run in ``folder`` until the ``with`` block ends.
 
-    A terminal has one line that changes; elsewhere a line is logged for each message, and every
-    half minute. The time left is that of the steps, validations and checkpoints included.
+    A terminal shows one line that changes. Elsewhere a line is logged for each new message, and
+    every half minute. The time left includes validations and checkpoints.
     """
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
     ended = Event()
@@ -93,7 +93,7 @@ def _log_lines(folder: Path, ended: Event) -> None:
 
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
-    """Look into ``folder`` until ``ended``, and once more; yields progress and the time left."""
+    """Yield the progress in ``folder`` and the time left until ``ended``, and once more then."""
     first: tuple[int, float] | None = None
     is_last = False
     while not is_last:
@@ -101,7 +101,7 @@ def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
         now = read_progress(folder)
         if now is None:
             continue
-        if first is None or now.step < first[0]:  # lost workers go on from a checkpoint
+        if first is None or now.step < first[0]:  # after a lost worker, from a checkpoint
             first = (now.step, time.monotonic())
         yield now, _time_left(now, *first)
 

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind, in its folder and in MLflow."""
+"""Results of a finished run, in its folder and in MLflow."""
 
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ramen_ray.tracking.runs import Run, tracking_uri
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run leaves behind.
+    """Results of a finished run.
 
     Attributes:
         metrics: by row (``untrained``, ``trained``), then split, then metric name.
@@ -35,7 +35,7 @@ class TrainResult:
 
 
 def finished_result(config: RunConfig) -> TrainResult | None:
-    """Return what the run of this name left behind if it is finished.
+    """Return the results of the run of this name, or None if it is not finished.
 
     Raises:
         RunError: it has another configuration or other data.
@@ -60,12 +60,12 @@ def log_results(
 
     Args:
         config: the run's.
-        result: what it leaves behind.
+        result: the run's results.
         trained: what its first worker returned.
-        dataset: what it was trained on.
-        data: the same, prepared.
+        dataset: the dataset it was trained on.
+        data: the same dataset, prepared.
     """
-    # not at the top: training need not wait for what only its end needs
+    # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.training.retriever import log_run_retriever
     from ramen_ray.reports.run import write_plots
 
@@ -90,7 +90,7 @@ def log_results(
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
-    """Spell out the sample, one row per prediction, with hits marked."""
+    """Write the sample out as texts, one row per prediction, with hits marked."""
     queries = dataset.rows_with_ids("queries/test", sample["queries"])
     ad_ids, scores = np.array(sample["ads"]), np.array(sample["scores"], dtype=np.float32)
     ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))

@@ -1,4 +1,4 @@
-"""Make the retriever of a finished run, and log it."""
+"""Build the retriever of a finished run, and log it."""
 
 import tempfile
 from collections.abc import Callable
@@ -25,14 +25,14 @@ def log_run_retriever(
     """Index all ads with the run's best model, and log both as a deployable model.
 
     Args:
-        config: the run's; its ``output`` is a folder that all machines see.
-        dataset: what the run was trained on.
-        data: the same, prepared.
+        config: the run's; its ``output`` is a folder that all machines can reach.
+        dataset: the dataset the run was trained on.
+        data: the same dataset, prepared.
         model: folder of the best model.
         run: the run in MLflow.
 
     Returns:
-        The model's id, and what is known of its index.
+        The model's id, and figures of its index.
     """
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
@@ -41,7 +41,7 @@ def log_run_retriever(
             write_retriever, folder, model, dataset, data, kind, config.encoder.max_length
         )
         if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
-            measured = write()  # takes less than the start of a task's process
+            measured = write()  # takes less time than starting a task
         else:
             measured = ray.get(_task(config.workers).remote(write))
         metadata = {
@@ -58,11 +58,11 @@ def log_run_retriever(
 
 
 def _task(workers: WorkersConfig) -> Any:
-    """Return a task that does a call with the resources of a worker, which are free by now."""
+    """Return a task that makes a call with the resources of a worker, which are free by now."""
     return ray.remote(_call).options(
         num_cpus=workers.cpus_per_worker,
         num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
-        scheduling_strategy="DEFAULT",  # a sweep's trial has room for its own process only
+        scheduling_strategy="DEFAULT",  # a trial's placement group has no room for it
     )
 
 

@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 def fit(
     config: RunConfig, parent: Run | None = None, callbacks: Sequence[UserCallback] = ()
 ) -> TrainResult:
-    """Train, or go on with a run that was cut off, and evaluate its best encoder.
+    """Train a run, or resume one that was interrupted, and evaluate its best encoder.
 
     Args:
         config: what to train.
-        parent: the MLflow run that this one is part of; its progress is then not shown.
-        callbacks: of Ray Train, which hear of every report.
+        parent: the MLflow run that this one is part of, if any; its progress is then not shown.
+        callbacks: Ray Train callbacks, called at every report.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
-            the store or the cluster is not usable; nothing half-written is left.
+            the store or the cluster is not usable; no half-written files are left.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
@@ -57,7 +57,7 @@ def fit(
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()
-                if not nested:  # the whole has checked; other parts hold CPUs meanwhile
+                if not nested:  # else its sweep or ablation did, whose other runs hold CPUs
                     check_resources(config.workers)
             logger.info("data:    %s", dataset.path)
             logger.info("run:     %s", directory.path)
@@ -102,7 +102,7 @@ def _edges(config: RunConfig, data: Prepared) -> Path:
     walk = config.walk
     if not walk.enabled:
         return data.path / "edges"
-    from ramen_ray.method.graph.walk import WalkSettings  # numba takes half a second
+    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
     from ramen_ray.orchestration.preparation.walks import walked_edges
 
     settings = WalkSettings(

@@ -1,4 +1,4 @@
-"""A run's folder: its name, its configuration, who works on it, and whether it is finished."""
+"""A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, output: str, name: str) -> "RunDirectory":
-        """Return the folder of the run ``name``, which need not be there yet."""
+        """Return the folder of the run ``name``, which need not exist yet."""
         return cls(Path(output).absolute() / "runs" / name)
 
     @property
@@ -49,12 +49,12 @@ class RunDirectory:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What is noted: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
+        """The notes: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
         file = self.path / RUN_FILE
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
     def create(self) -> bool:
-        """Make the folder if it is not there; says whether it was made.
+        """Make the folder if it does not exist; returns whether it was made.
 
         Raises:
             RunError: it cannot be written.
@@ -70,13 +70,13 @@ class RunDirectory:
         return True
 
     def note(self, **notes: Any) -> None:
-        """Add to what is noted about the run."""
+        """Add to the run's notes."""
         with whole_file(self.path / RUN_FILE) as aside:
             aside.write_text(json.dumps({**self.notes, **notes}, indent=2) + "\n")
 
 
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
-    """Hash what decides a run's result: the data's content and all settings but where it runs."""
+    """Hash what determines a run's result: the data, and all settings but where it runs."""
     settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
     content = f"{settings}{dataset_fingerprint}".encode()
     return hashlib.blake2b(content, digest_size=4).hexdigest()
@@ -84,29 +84,29 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
 
 @contextmanager
 def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirectory]:
-    """Find the run that ``config`` starts or continues, and hold it while the caller works on it.
+    """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
 
-    The same configuration on the same data continues a run that was cut off, and begins a new one
-    (with a number behind its name) when all earlier ones are finished or being worked on.
+    The same configuration on the same data resumes a run that was interrupted. It starts a new run
+    (with a number after its name) when all earlier ones are finished or in use.
 
     Raises:
-        RunError: the name is taken by a finished or active run, or by one with another
+        RunError: the name is taken by a finished or active run, or by one with a different
             configuration; the message lists the keys that differ.
     """
     identity = experiment_hash(config, dataset.fingerprint)
-    derived = joined_name(dataset.name, identity)
-    names = _numbered(derived) if config.name is None else iter([config.name])
+    default_name = joined_name(dataset.name, identity)
+    names = _numbered(default_name) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         try:
             held = FileLock(directory.path / ".lock").acquire(blocking=False)
         except Timeout:
-            reason = "is being worked on by another process"
+            reason = "is in use by another process"
         else:
             with held:
                 if not directory.notes.get("finished"):
-                    with _undone_if_nothing_came_of_it(directory.path, is_made_here):
+                    with _undone_on_early_failure(directory.path, is_made_here):
                         _claim(directory, config, identity)
                         yield directory
                     return
@@ -117,7 +117,7 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
 
 
 def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
-    """Return the folder of the run that ``config`` names, if that is finished.
+    """Return the folder of the run that ``config`` names, or None if it is not finished.
 
     Raises:
         RunError: it has another configuration or other data.
@@ -130,11 +130,11 @@ def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
 
 
 @contextmanager
-def _undone_if_nothing_came_of_it(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Undo a new run that fails before its first checkpoint.
+def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
+    """Remove a new run that fails before its first checkpoint.
 
-    A folder that was there already may hold what others put there: it stays, and only the notes
-    that made it a run's go.
+    A folder that existed before may hold files of others. It stays, and only the run's own notes
+    are removed.
     """
     notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
@@ -158,7 +158,7 @@ def _numbered(stem: str) -> Iterator[str]:
 
 
 def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
-    """Note whose run this is, or refuse if it is another's."""
+    """Write down the run's configuration, or refuse if the folder belongs to another."""
     file = directory.path / CONFIG_FILE
     if file.exists():
         _refuse_another(directory, config, identity)
@@ -173,20 +173,20 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -
     before = deciding_settings(read_config(directory.path / CONFIG_FILE))
     changed = differences(before, deciding_settings(config))
     raise RunError(
-        f"the checkpoints in {directory.path} come from another configuration: "
+        f"the checkpoints in {directory.path} come from a different configuration: "
         f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
         f"choose another name"
     )
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that decide a run's result: all but where it runs, by dotted key."""
+    """Return the settings that determine a run's result, all but where it runs, by dotted key."""
     settings = flatten(config).items()
     return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Spell out in one line which keys have other values now than before."""
+    """Describe in one line which keys have different values now than before."""
     return "; ".join(
         f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
         for key in sorted({*before, *now})

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: figures to MLflow, progress to its folder; by worker 0 only."""
+"""What worker 0 logs while a run trains: figures to MLflow, progress to the run's folder."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ SECONDS_BETWEEN_WRITES = 1
 
 
 class RunLog:
-    """Logs what the first worker knows."""
+    """Logs figures and progress; only the first worker has one."""
 
     def __init__(
         self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
@@ -27,9 +27,9 @@ class RunLog:
         """Log to a run of MLflow.
 
         Args:
-            steps: of the run.
-            objective: names the terms.
-            total_steps: of the whole training.
+            steps: logger of the run's steps.
+            objective: it names the terms.
+            total_steps: steps of the whole training.
             folder: the run's.
         """
         self._steps = steps
@@ -50,40 +50,40 @@ class RunLog:
 
         Args:
             losses: (steps, terms) global losses.
-            weights: of each step (terms,) if they move, else empty.
-            step: the last of them (from 1).
-            queries_per_s: trained on meanwhile.
+            weights: each step's weights (terms,) if they are adapted, else empty.
+            step: the last of the steps (from 1).
+            queries_per_s: training speed during these steps.
         """
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None
         self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
 
-    def say_step(self, step: int) -> None:
-        """Say which step is done; at most once a second, so that every step may call it."""
+    def show_step(self, step: int) -> None:
+        """Show which step is done; at most once a second, so every step may call this."""
         if time.monotonic() >= self._next_write_at:
             self._next_write_at = time.monotonic() + SECONDS_BETWEEN_WRITES
             LiveProgress(step, self._total_steps, self._message).write(self._folder)
 
-    def _say(self, message: str, step: int) -> None:
+    def _show(self, message: str, step: int) -> None:
         self._message, self._next_write_at = message, 0.0
-        self.say_step(step)
+        self.show_step(step)
 
-    def say_epoch(
+    def show_epoch(
         self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
     ) -> None:
-        """Say what an epoch, such as ``3/10``, has come to."""
+        """Show the results of an epoch, such as ``3/10``."""
         parts = [f"{name} {value:.4f}" for name, value in losses.items()]
         parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
-        self._say(f"epoch {epoch}: {', '.join(parts)}", step)
+        self._show(f"epoch {epoch}: {', '.join(parts)}", step)
 
     def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a validation's metrics after ``step`` steps."""
+        """Log the metrics of a validation after ``step`` steps."""
         if metrics:
             self._steps.log_validation(metrics, step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
-        """Log a background task's figures, and say which result is in use from ``step`` on."""
+        """Log a background task's figures, and show which result is in use from ``step`` on."""
         self._steps.log_background(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-            self._say(f"new {name}: {parts}", step)
+            self._show(f"new {name}: {parts}", step)

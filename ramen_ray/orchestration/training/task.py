@@ -1,4 +1,4 @@
-"""What the driver hands to workers, and what they return; light, for Ray's controller loads it."""
+"""What workers receive and return; imports little, since Ray's controller imports it too."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +9,14 @@ from ramen_ray.tracking.runs import Run
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """What the driver hands to every worker; plain values only.
+    """What the driver sends to every worker; plain values only.
 
     Attributes:
         config: what to train.
         prepared: folder of the prepared dataset.
         edges: folder of the graphs to train on.
         run_directory: folder of the run.
-        run: the run in MLflow, which it takes no MLflow to unpickle.
+        run: the run in MLflow; it can be unpickled without importing MLflow.
     """
 
     config: RunConfig
@@ -28,12 +28,12 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """What the best model of a run reaches.
+    """Results of the best model of a run.
 
     Attributes:
         metrics: by row (``untrained``, ``trained``), then split, then metric name.
         sample: test ``queries`` (n,), and their best ``ads`` and ``scores`` (n, k), as lists.
-        best_checkpoint: the folder of the model.
+        best_checkpoint: the best model's folder.
         best_step: the step after which it was written.
     """
 
@@ -45,14 +45,14 @@ class FinalEvaluation:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a worker returns; the first one's counts.
+    """What a worker returns; the driver uses that of the first.
 
     Attributes:
         evaluation: the same on every worker.
-        trained_seconds: spent in steps, over all attempts.
-        waited_seconds: spent waiting for background tasks.
-        entered_at: when this process was entered, in seconds since 1970.
-        first_step_at: when it had made its first step.
+        trained_seconds: time spent in steps, over all attempts.
+        waited_seconds: time spent waiting for background tasks.
+        entered_at: when the worker began, in seconds since 1970.
+        first_step_at: when its first step was done, likewise.
     """
 
     evaluation: FinalEvaluation

@@ -1,4 +1,4 @@
-"""What every Ray Train worker runs: train, validate, checkpoint, go on where a lost worker was."""
+"""What every Ray Train worker runs: train, validate, checkpoint, resume after a lost worker."""
 
 import tempfile
 import time
@@ -54,18 +54,18 @@ CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 
 @dataclass
 class Progress:
-    """What a run remembers besides the training state; plain values, kept in checkpoints."""
+    """What checkpoints keep besides the training state; plain values."""
 
     best: float = NOT_VALIDATED
     validations_since_best: int = 0
     trained_seconds: float = 0.0
     background: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The progress of each background task, by name, when the checkpoint was written."""
+    """Progress of each background task, by name, when the checkpoint was written."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker trains with, and what stays the same while it does.
+    """What a worker trains with; it stays the same during training.
 
     Attributes:
         config: the run's.
@@ -75,8 +75,8 @@ class Setup:
         data: the prepared dataset.
         objective: the terms.
         sampler: draws this worker's share of the batches.
-        background: the run's background tasks, which keep what they have under way.
-        log: None on all workers but the first.
+        background: the run's background tasks; these keep track of their own work.
+        log: the run's log on the first worker; None on the others.
     """
 
     config: RunConfig
@@ -91,13 +91,13 @@ class Setup:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the whole training."""
         return self.sampler.steps_per_epoch * self.config.training.epochs
 
 
 @dataclass
 class Training:
-    """A worker's run under way: the model, and what changes as it is trained."""
+    """A worker's run in progress: the model, and what changes as it is trained."""
 
     setup: Setup
     model: DualEncoder
@@ -107,7 +107,7 @@ class Training:
 
 
 def run_worker(task: WorkerTask) -> WorkerResult:
-    """Train to the end and evaluate the best model beside the untrained one."""
+    """Train to the end, then evaluate the best model and the untrained one."""
     entered_at = time.time()
     setup = set_up(task)
     run = start_or_resume(setup)
@@ -131,7 +131,7 @@ def run_worker(task: WorkerTask) -> WorkerResult:
 
 
 def set_up(task: WorkerTask) -> Setup:
-    """Map the data and build what draws from it."""
+    """Map the data into memory, and build what training needs besides the model."""
     config, device = task.config, ray.train.torch.get_device()
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
@@ -153,7 +153,7 @@ def set_up(task: WorkerTask) -> Setup:
 
 
 def start_or_resume(setup: Setup) -> Training:
-    """Build the model and its training state, as they are at first or at the last checkpoint."""
+    """Build the model and its training state, new or from the last checkpoint."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         run = _new_run(setup, build_model(setup.config.encoder))
@@ -191,7 +191,7 @@ def train(run: Training) -> None:
             metrics = validate(run)
         if setup.log is not None:
             shown = f"{epoch + bool(rest)}/{training.epochs}"
-            setup.log.say_epoch(shown, stop, losses.means, metrics)
+            setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
         started = time.monotonic()
         state.advance_curriculum()
@@ -214,7 +214,7 @@ def _is_stopped_early(run: Training) -> bool:
 
 
 def take_background_results(run: Training) -> None:
-    """At the start of an epoch, take what background tasks have made, and begin what is due."""
+    """At the start of an epoch, take finished background results and start what is due."""
     step = run.state.step
     checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
     for one in run.setup.background:
@@ -240,7 +240,7 @@ def train_until(run: Training, stop: int) -> StepLosses:
     ):
         run.first_step_at = run.first_step_at or time.time()
         if setup.log is not None:
-            setup.log.say_step(state.step)
+            setup.log.show_step(state.step)
         waiting.append(losses)
         if state.adaptive is not None:
             weights.append(state.adaptive.weights)
@@ -256,7 +256,7 @@ def train_until(run: Training, stop: int) -> StepLosses:
 
 
 def validate(run: Training) -> dict[str, float]:
-    """Measure the model on the validation split, and remember whether it is the best so far."""
+    """Evaluate the model on the validation split, and note whether it is the best so far."""
     metrics, _ = measure(run.setup, run.model, "validation")
     score = metrics[run.setup.config.training.selection_metric]
     run.progress.validations_since_best += 1
@@ -267,12 +267,12 @@ def validate(run: Training) -> dict[str, float]:
 
 
 def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
-    """Measure a model on a split; returns the metrics and the best ads of each query."""
+    """Evaluate a model on a split; returns the metrics and the best ads of each query."""
     return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:
-    """Write a checkpoint, and wait until Ray Train would come back to it."""
+    """Write a checkpoint, and wait until Ray Train can resume from it."""
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch

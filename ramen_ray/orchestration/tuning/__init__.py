@@ -1,1 +1,1 @@
-"""Many runs: sweeps and ablations."""
+"""Experiments of many runs: sweeps and ablations."""

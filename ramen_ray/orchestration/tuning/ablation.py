@@ -1,4 +1,4 @@
-"""Which part of the method helps here: train all variants with all seeds, and compare them."""
+"""Find which part of the method helps: train all variants with all seeds, and compare them."""
 
 import hashlib
 import logging
@@ -45,12 +45,12 @@ MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
 
 @dataclass(frozen=True)
 class AblationResult:
-    """What an ablation leaves behind.
+    """The result of an ablation.
 
     Attributes:
         variants: the figures of each variant, by its name.
         report: folder of the tables and plots.
-        run: the MLflow run that all others are part of.
+        run: the parent of all runs in MLflow.
     """
 
     variants: dict[str, VariantFigures]
@@ -59,16 +59,16 @@ class AblationResult:
 
 
 def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
-    """Train what is missing of all variants with all seeds, and compare them on the test split.
+    """Train the missing runs of all variants and seeds, and compare them on the test split.
 
-    All runs are parts of one MLflow run, which gets the tables and plots. Popularity and test
-    clicks are those of the dataset itself for every variant.
+    All runs have one parent in MLflow, which gets the tables and plots. Every variant is measured
+    with the popularity and test clicks of the dataset itself.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
             or the cluster is not usable; nothing has been trained.
-        RunError: some runs failed; the others are kept, and the same call tries these again. Or
-            a finished run has a name of this ablation, but another configuration or other data.
+        RunError: some runs failed; the same call keeps the others and tries these again. Or a
+            finished run has a name of this ablation, but a different configuration or other data.
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
@@ -116,9 +116,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
-    """Return the dataset of AugGT, over the graphs of ``config``; made if it is not there.
+    """Return the dataset of AugGT for the graphs of ``config``; made if it does not exist.
 
-    None where these graphs lead from no query to a further ad, for instance with edges of one side.
+    None if these graphs lead from no query to a further ad, such as graphs of one side.
     """
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
     key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
@@ -201,7 +201,7 @@ def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
 
 
 def _deviation(values: list[float]) -> float:
-    """Return the standard deviation over the seeds; 0 for one."""
+    """Return the standard deviation over the seeds; 0 for one seed."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""How far a sweep is: its trials, the best first, and what they show, reported in MLflow."""
+"""A sweep's progress: its trials, best first, and what they show, reported in MLflow."""
 
 import json
 import logging
@@ -33,11 +33,11 @@ class SweepProgress:
     """Sorts a sweep's trials, and shows them.
 
     Attributes:
-        config: what is tuned.
-        distributions: Optuna's, of all tuned settings, by dotted key.
-        directory: of the sweep.
-        run: the sweep's in MLflow.
-        command: spells the command that trains with a configuration.
+        config: the configuration that is tuned.
+        distributions: Optuna's distributions of all tuned settings, by dotted key.
+        directory: the sweep's folder.
+        run: the sweep's run in MLflow.
+        command: returns the command that trains with a configuration.
     """
 
     config: RunConfig
@@ -48,28 +48,28 @@ class SweepProgress:
 
     @property
     def metric(self) -> str:
-        """The metric that decides, as trials report it."""
+        """The metric that decides, by the name in trials' reports."""
         return VALIDATION + self.config.training.selection_metric
 
     @property
     def ends(self) -> Path:
-        """Folder with a file for each trial that has ended, which says how."""
+        """Folder with a file for each ended trial that says how it ended."""
         return self.directory.path / "ends"
 
     @property
     def report(self) -> Path:
-        """Folder of table and plots."""
+        """Folder of the table and plots."""
         return self.directory.path / "report"
 
     def rank_running(self, trials: Iterable[Trial]) -> list[SweepTrial]:
-        """Return the trials of a sweep in progress, the best first."""
+        """Return the trials of a sweep in progress, best first."""
         return self._in_order(
             (name_of(one), one.config, one.metric_analysis.get(self.metric, {}).get("max"))
             for one in trials
         )
 
     def rank_results(self, results: Iterable[tune.Result]) -> list[SweepTrial]:
-        """Return the trials of a sweep that has ended, the best first."""
+        """Return the trials of a sweep that has ended, best first."""
         return self._in_order(
             (Path(one.path).name, _params(one), _best(one.metrics_dataframe, self.metric))
             for one in results
@@ -100,7 +100,7 @@ class SweepProgress:
         return self.command(overlay(self.config, {**trial.params, "name": None}))
 
     def show(self, trials: list[SweepTrial]) -> None:
-        """Put the table of trials, plots, importances and the best command into MLflow."""
+        """Log the table of trials, plots, importances and the best command in MLflow."""
         best = trials[0]
         command = None if best.value is None else self.command_of(best)
         write_sweep_table(self.report, trials, self.metric, command)
@@ -124,13 +124,13 @@ class ProgressCallback(tune.Callback):
     """Shows the sweep's progress whenever a trial has ended."""
 
     def __init__(self, progress: SweepProgress) -> None:
-        """Attach to what is shown."""
+        """Keep the progress to show."""
         self.progress = progress
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Show a trial that ended well, or was ended early."""
+        """Show a trial that finished or was stopped early."""
         self._show(trials, trial, "FINISHED")
 
     def on_trial_error(
@@ -143,12 +143,12 @@ class ProgressCallback(tune.Callback):
         try:
             self.progress.close(name_of(ended), status)
             self.progress.show(self.progress.rank_running(trials))
-        except Exception as error:  # would fail the trial; all is shown again in the end
+        except Exception as error:  # an error here would fail the trial; the end shows all again
             logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
 
 
 def _params(result: tune.Result) -> dict[str, Any]:
-    """Return what a trial sampled: nothing if it has not begun; Tune lacks it for a failed one."""
+    """Return a trial's sampled settings: none before it starts; Tune has none for a failed one."""
     file = Path(result.path) / "params.json"
     return dict(result.config or (json.loads(file.read_text()) if file.exists() else {}))
 

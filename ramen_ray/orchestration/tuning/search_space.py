@@ -1,4 +1,4 @@
-"""Search spaces: what they may hold, where a sweep begins in them, and their grids."""
+"""Search spaces: checks, the first trial's values, and grids."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,13 +51,13 @@ def _distribution(key: str, domain: Domain) -> BaseDistribution:
 
 
 def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return as few settings of all keys as hold every value of each."""
+    """Return as few complete settings as possible that together use every value of each key."""
     size = max(map(len, values.values()))
     return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
-    """Return the configuration's own values of tuned settings, where the space holds them."""
+    """Return the configuration's own values of tuned settings, if the space contains them."""
     own = flatten(config)
     return {key: own[key] for key, domain in space.items() if domain.is_valid(own[key])}
 
@@ -65,7 +65,8 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return the values of each setting that a grid search combines.
 
-    They are all categories, or values evenly from bound to bound (of the logarithm if sampled so).
+    These are all categories, or evenly spaced values from bound to bound (in the logarithm if the
+    sampler is logarithmic).
     """
     return {key: _points(distribution) for key, distribution in distributions.items()}
 

@@ -1,4 +1,4 @@
-"""Sweep over settings with Ray Tune: propose, train, stop what lags, go on after a kill."""
+"""Sweep over settings with Ray Tune: sample, train, stop bad trials early, resume after a kill."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 REDUCTION_FACTOR = 3
 EPOCH = "epoch"
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 2  # of what Tune pickles; another one cannot be resumed
+SWEEP_FORMAT = 2  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):
@@ -68,30 +68,30 @@ class SweepConfig(Section):
     space: str = "regularization"
     """The search space: a function of tune_spaces/."""
     num_samples: Positive = 16
-    """Trials. The first takes the configuration's own values, as far as the space holds them."""
+    """Number of trials. The first takes the configuration's own values, if the space has them."""
     search: Literal["tpe", "random", "grid"] = "tpe"
     """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
     combinations, however many num_samples."""
     stop_early: bool = True
-    """End trials that lag behind others after as many epochs (ASHA)."""
+    """Stop trials that lag behind the others after the same number of epochs (ASHA)."""
     grace_epochs: Positive = 2
-    """Epochs that every trial gets before it may be ended."""
+    """Epochs that every trial gets before it may be stopped."""
     time_budget: PositiveFloat | None = None
     """Seconds after which the sweep ends."""
     at_once: Positive | None = None
-    """Trials that train at once; None goes by the machines that are up now, so give it where an
-    autoscaler brings more."""
+    """Trials that train at once; None for as many as the present machines can hold, so set it if an
+    autoscaler adds more."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep leaves behind.
+    """The result of a sweep.
 
     Attributes:
-        trials: the best first.
-        command: trains with the best trial's settings.
-        report: folder of table and plots.
-        run: the MLflow run that all trials are part of.
+        trials: the trials, best first.
+        command: command that trains with the best trial's settings.
+        report: folder of the table and plots.
+        run: the parent of all trials' runs in MLflow.
     """
 
     trials: list[SweepTrial]
@@ -103,23 +103,23 @@ class SweepResult:
 def sweep(
     config: RunConfig, settings: SweepConfig, space: Space, command: Callable[[RunConfig], str]
 ) -> SweepResult:
-    """Sweep over ``space`` around ``config``, or go on with the same sweep that was cut off.
+    """Sweep over ``space`` around ``config``, or resume the same sweep.
 
-    Going on keeps finished trials, and tries failed ones again. Every trial is a run as
-    :func:`ramen_ray.orchestration.training.run.fit` makes it, and part of the sweep's MLflow run.
-    The selection metric on the validation split decides.
+    Resuming keeps finished trials and tries failed ones again. Every trial is a run made by
+    :func:`ramen_ray.orchestration.training.run.fit`, and a child of the sweep's run in MLflow. The
+    selection metric on the validation split decides.
 
     Args:
-        config: what is tuned.
+        config: the configuration to tune.
         settings: how to sweep.
         space: samplers by dotted key.
-        command: spells the command that trains with a configuration.
+        command: returns the command that trains with a configuration.
 
     Raises:
         ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
             the cluster or the store is not usable; nothing has been trained.
-        RunError: another sweep has the name, or another process works on it; or no trial has been
-            validated.
+        RunError: another sweep has the name, another process is running the sweep, or no trial has
+            been validated.
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
@@ -145,7 +145,7 @@ def _plan(
     distributions: Mapping[str, BaseDistribution],
     dataset: Dataset,
 ) -> dict[str, Any]:
-    """Return what must be equal for one sweep to go on with another, as JSON gives it."""
+    """Return what must be equal to resume a sweep, as JSON values."""
     plan = {
         "sweep format": SWEEP_FORMAT,
         **deciding_settings(config),
@@ -163,17 +163,17 @@ def _digest(plan: dict[str, Any]) -> str:
 
 @contextmanager
 def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
-    """Hold the folder of a sweep while the caller works on it.
+    """Lock the folder of a sweep until the ``with`` block ends.
 
     Raises:
-        RunError: another process holds it, or it is the folder of another sweep.
+        RunError: another process has the lock, or it is the folder of another sweep.
     """
     directory = RunDirectory(path)
     directory.create()
     try:
         held = FileLock(path / ".lock").acquire(blocking=False)
     except Timeout:
-        raise RunError(f"the sweep {path} is being worked on by another process") from None
+        raise RunError(f"the sweep {path} is in use by another process") from None
     with held:
         changed = differences(directory.notes.get("plan", plan), plan)
         if changed:
@@ -183,7 +183,7 @@ def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep in progress: what is tuned, how, and where it is shown."""
+    """A sweep in progress: what is tuned, how, and where the progress is shown."""
 
     config: RunConfig
     settings: SweepConfig
@@ -204,12 +204,12 @@ class RunningSweep:
         )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with running_tune(), warnings.catch_warnings():
-            # a trial that was cut off reports the epochs since its last checkpoint again
+            # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = self._tuner(runnable, ends).fit()
         progress.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
-            raise KeyboardInterrupt  # which Tune takes for a pause
+            raise KeyboardInterrupt  # Tune treats it as a pause
         ends.out_of_time(Path(one.path).name for one in results)
         trials = progress.rank_results(results)
         if not trials or trials[0].value is None:
@@ -227,7 +227,7 @@ class RunningSweep:
         return grid(self.progress.distributions)
 
     def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
-        """Return a tuner that begins the sweep, or resumes it and retries what failed."""
+        """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
         path = str(self.progress.directory.path / TUNE_FOLDER)
         if tune.Tuner.can_restore(path):
             ends.forget_failures()
@@ -240,7 +240,7 @@ class RunningSweep:
         decides = {"metric": self.progress.metric, "mode": "max"}
         scheduler = ASHAScheduler(
             time_attr=EPOCH,
-            max_t=training.epochs + 1,  # beyond the end, so that it ends none at its last epoch
+            max_t=training.epochs + 1,  # beyond the end: no trial is stopped at its last epoch
             grace_period=min(settings.grace_epochs, training.epochs),
             reduction_factor=REDUCTION_FACTOR,
         )
@@ -278,7 +278,7 @@ class RunningSweep:
 
 
 class _ReportValidations(TuneReportCallback):
-    """Passes on to Tune the reports with the metric, not those of checkpoints within an epoch."""
+    """Reports to Tune only what has the metric, not checkpoints within an epoch."""
 
     def __init__(self, metric: str) -> None:
         super().__init__()

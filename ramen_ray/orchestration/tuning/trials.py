@@ -1,4 +1,4 @@
-"""Runs as Ray Tune trials, as many at once as there is room."""
+"""Runs as Ray Tune trials, as many at once as the cluster can hold."""
 
 import logging
 import os
@@ -38,15 +38,15 @@ FAILED = "failed: "
 def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> dict[str, str]:
     """Train every configuration with :func:`fit`, as parts of one MLflow run.
 
-    A run that fails is reported, and the others go on.
+    If a run fails, the others go on.
 
     Args:
-        configs: by the name of the trial; paths are absolute, all ask for the same workers.
-        parent: the MLflow run that all are part of.
-        folder: where Tune keeps its own files meanwhile; several machines all see it.
+        configs: configurations by trial name; paths are absolute, all have the same workers.
+        parent: the parent of all runs in MLflow.
+        folder: where Tune keeps its own files meanwhile; all machines can reach it.
 
     Returns:
-        The errors, in one line each, by the name of the trial that failed.
+        The errors, one line each, by the name of the failed trial.
     """
     if not configs:
         return {}
@@ -68,7 +68,7 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
             ),
         ).fit()
         if ends.count() < len(configs):
-            raise KeyboardInterrupt  # which Tune takes for a pause
+            raise KeyboardInterrupt  # Tune treats it as a pause
         return ends.errors()
 
 
@@ -87,8 +87,8 @@ def train_in_trial(
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
-    The data are prepared by a task of their own: within a trial, Ray Data's tasks would be held to
-    the trial's own resources, which do not have a CPU.
+    The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
+    the trial's own resources, which include no CPU.
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     started = time.monotonic()
@@ -105,15 +105,15 @@ def train_in_trial(
 
 
 def trainable(train: Callable[..., None], at_once: int, **arguments: Any) -> Any:
-    """Return ``train(params, **arguments)`` as what Tune runs, ``at_once`` at a time.
+    """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
 
-    A trial only waits for its workers, so it holds no CPU but a part of the head node. That also
-    holds back the trials that a restored search runs again, which no searcher's limit does. The
-    arguments are shared.
+    A trial only waits for its workers, so it takes no CPU, only a part of the head node's own
+    resource. This also limits the trials that a restored search runs again, which the limits of
+    searchers do not. All trials share one copy of the arguments.
     """
-    # Train's own helpers take of HEAD, so this is the same machine's other name.
+    # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
     head = next(node for node in ray.nodes() if HEAD in node["Resources"])
-    part = 10_000 // at_once / 10_000  # Ray counts in these, and would round up
+    part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
     bundle = {f"node:{head['NodeManagerAddress']}": part}
     with_arguments = tune.with_parameters(train, **arguments)
     return tune.with_resources(with_arguments, tune.PlacementGroupFactory([bundle]))
@@ -128,8 +128,8 @@ def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) ->
     """Return how many runs of these workers fit on machines at once; at least 1.
 
     Args:
-        workers: of one run. Each is on one machine, and its share of a GPU on one GPU.
-        machines: the resources of each, by Ray's names.
+        workers: the workers of one run. Each is on one machine, its share of a GPU on one GPU.
+        machines: the resources of each machine, by Ray's names.
     """
     num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
     return max(num_workers // workers.num_workers, 1)
@@ -144,18 +144,18 @@ def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int
 
 
 def name_of(trial: Trial) -> str:
-    """Return the name that a trial goes by."""
+    """Return a trial's name."""
     return str(trial.config.get(NAME, trial.trial_id))
 
 
 @contextmanager
 def running_tune() -> Iterator[None]:
-    """Keep Tune from printing, from its own loggers, and from leaving CPUs and GPUs held.
+    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held.
 
     :class:`Ends` logs what matters.
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial long before it can begin
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
@@ -165,8 +165,8 @@ class Ends(tune.Callback):
     """Records and logs how each trial ended, in files that outlive the sweep's process.
 
     Attributes:
-        folder: of the files, one a trial that has ended, named after it; all machines see it.
-        total: trials that are expected.
+        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
+        total: number of trials expected.
     """
 
     def __init__(self, folder: Path, total: int) -> None:
@@ -187,7 +187,7 @@ class Ends(tune.Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """Record a trial that ended well, or was stopped early."""
+        """Record a trial that finished or was stopped early."""
         self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY))
 
     def on_trial_error(
@@ -207,22 +207,22 @@ class Ends(tune.Callback):
         return len(list(self.folder.glob("[!.]*")))
 
     def forget_failures(self) -> None:
-        """Forget how trials failed, so that they count as not ended."""
+        """Forget the failures of trials, so that these count as not ended."""
         for name in self.errors():
             (self.folder / name).unlink()
             (self.folder / f".{name}").unlink(missing_ok=True)
 
     def out_of_time(self, names: Iterable[str]) -> None:
-        """Record the trials that the end of the sweep cut off."""
+        """Record the trials that the sweep's time limit stopped."""
         for name in names:
             if not (self.folder / name).exists():
                 self._end(name, OUT_OF_TIME)
 
     def by_trial(self) -> dict[str, str]:
-        """Return how trials ended, in one line each, by name."""
+        """Return how trials ended, one line each, by name."""
         return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
 
     def errors(self) -> dict[str, str]:
-        """Return the errors of trials that failed, in one line each, by name."""
+        """Return the errors of failed trials, one line each, by name."""
         ends = self.by_trial().items()
         return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}

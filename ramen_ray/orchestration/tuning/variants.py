@@ -1,4 +1,4 @@
-"""The variants of an ablation: bases, the whole method, and the method less each of its parts."""
+"""The variants of an ablation: bases, the whole method, and the method without each part."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ WITHOUT_GRAPH: dict[str, Any] = {
 
 
 class AblationConfig(Section):
-    """What is compared."""
+    """What to compare."""
 
     seeds: Positive = 3
-    """Each variant is trained with this many seeds, from the configuration's on."""
+    """Number of seeds for each variant, counted up from the configuration's seed."""
     bases: tuple[BaseName, ...] = ("ance", "ngame")
-    """Bases that the graph is added to; on the first one, its parts are taken away one by one."""
+    """Bases that the graph is added to; with the first one, parts are also removed one by one."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Variant:
     """One row of the comparison.
 
     Attributes:
-        base: the name of the variant that it is compared with.
-        changes: to the configuration, by dotted key.
+        base: name of the variant that it is compared with.
+        changes: changes to the configuration, by dotted key.
         propagated: whether it trains on clicks propagated over the graph (AugGT).
     """
 
@@ -43,7 +43,7 @@ class Variant:
 def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Variant]:
     """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and parts.
 
-    What ``config`` does not use is not taken away: without pruning there is no ``no-pruning``.
+    Only parts that ``config`` uses are removed: without pruning there is no ``no-pruning``.
 
     Raises:
         ConfigError: ``config`` uses no graph, or there is no base.
@@ -51,7 +51,7 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Var
     if not used_sets(config):
         raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
     if not bases:
-        raise ConfigError("bases: name one at least")
+        raise ConfigError("bases: name at least one")
     variants: dict[str, Variant] = {}
     for base in bases:
         variants[base] = Variant(base, {**WITHOUT_GRAPH, "base.kind": base})
@@ -70,7 +70,7 @@ def used_sets(config: RunConfig) -> list[str]:
 
 
 def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Return the changes that take a part of the method away, or leave one anchor set."""
+    """Return the changes that remove a part of the method, or keep only one anchor set."""
     used = config.regularization
     sides = {"lambda_x": used.lambda_x, "lambda_z": used.lambda_z}
     parts: dict[str, dict[str, Any]] = {}

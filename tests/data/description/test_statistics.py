@@ -93,7 +93,7 @@ def test_empty_statistics(tmp_path: Path) -> None:
     assert set(statistics.values()) == {0.0}
 
 
-@pytest.mark.parametrize("name", ["foldoc", "debian"])
+@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
 def test_statistics_equal_loops(name: str) -> None:
     """The shipped data sets' statistics are those of plain loops."""
     dataset = Dataset(DATASETS / name)
@@ -102,7 +102,7 @@ def test_statistics_equal_loops(name: str) -> None:
     assert {type(value) for value in statistics.values()} == {float}
 
 
-@pytest.mark.parametrize("name", ["foldoc", "debian"])
+@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
 def test_cards_give_the_statistics(name: str) -> None:
     """The table of a data card holds the statistics of its data set."""
     card = (DATASETS / name / "README.md").read_text(encoding="utf-8")

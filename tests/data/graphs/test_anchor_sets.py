@@ -1,4 +1,4 @@
-"""Adding an anchor set: what lies there afterwards, and after an interruption at any point."""
+"""Adding an anchor set: the dataset afterwards, and after an interruption at any point."""
 
 import json
 import shutil
@@ -115,7 +115,7 @@ def test_an_interruption_leaves_a_sound_dataset(
     assert errors_in(Dataset(path)) == []
 
 
-def test_hidden_leftovers_are_no_tables(path: Path) -> None:
+def test_hidden_leftovers_are_not_tables(path: Path) -> None:
     tables = Dataset(path).tables
     shutil.copytree(path / "anchors", path / ".more-x1" / "anchors")
     assert Dataset(path).tables == tables
@@ -124,7 +124,7 @@ def test_hidden_leftovers_are_no_tables(path: Path) -> None:
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
 
 
-def test_what_others_put_there_is_not_deleted(path: Path) -> None:
+def test_files_of_others_are_not_deleted(path: Path) -> None:
     mine = path / "edges" / "more" / "query.parquet"
     mine.parent.mkdir()
     mine.write_bytes(b"the only copy")

@@ -1,4 +1,4 @@
-"""A user's own edges, from every format; all that is wrong with them is said at once."""
+"""A user's own edges, from every format; all errors in them are reported at once."""
 
 import shutil
 from collections import defaultdict
@@ -88,7 +88,7 @@ def test_every_format_gives_the_edges(
     source = _write(LINKS, tmp_path / f"links{suffix}")
     counts = _add(path, query_edges=source, weight_column="weight")
     assert _edges(path, "query") == QUERY_EDGES
-    assert counts["repeated query edges joined"] == 2
+    assert counts["repeated query edges merged"] == 2
     assert counts["anchors/mine"] == 4
     assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
 
@@ -177,14 +177,14 @@ def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> Non
     links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
     found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id_column": "text"}
     anchors.write_text("text\nfelt\nwool\nfelt\n")
-    with pytest.raises(DatasetError, match="row 4, column 'text': the anchor is there twice"):
+    with pytest.raises(DatasetError, match="row 4, column 'text': an earlier row has this anchor"):
         _add(path, **found)
     anchors.write_text("text\nfelt\nwool\n")
     _add(path, **found)
     assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
 
 
-def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
+def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
         "query,anchor,w\n"
@@ -209,7 +209,8 @@ def test_all_that_is_wrong_is_said(path: Path, tmp_path: Path) -> None:
         )
     assert str(raised.value).splitlines()[1:] == [
         f"  - {anchors}, row 4, column 'text': the cell is empty: ''; {CORRECT}",
-        f"  - {anchors}, row 3, column 'anchor_id': the anchor is there twice: 'felt'; {CORRECT}",
+        f"  - {anchors}, row 3, column 'anchor_id': an earlier row has this anchor: 'felt'; "
+        f"{CORRECT}",
         f"  - {query_edges}, row 8: 4 cells instead of 3: 'blue hat,felt,1,2'; "
         "quote cells that hold the delimiter",
         f"  - {query_edges}, row 4, column 'query': the cell is empty: ''; {CORRECT}",
@@ -246,7 +247,7 @@ def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
     assert _edges(path, "query") == {(0, "Felt"): 1.0, (2, "Felt"): 1.0, (1, "Felt"): 3.0}
     assert {what: count for what, count in counts.items() if "bad" in what or "lines" in what} == {
         "bad rows, the cell is empty": 4,
-        "bad rows, the anchor is there twice": 1,
+        "bad rows, an earlier row has this anchor": 1,
         "unreadable lines": 1,
         "bad rows, there is no such query": 1,
         "bad rows, there is no such anchor": 1,
@@ -271,7 +272,7 @@ def test_the_id_of_a_held_out_query_goes_before_the_text_of_a_train_query(
 
 
 def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="give edges: query_edges"):
+    with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
     with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):

@@ -23,7 +23,7 @@ from ramen_ray.data.graphs.sessions import (
     strongest_pairs,
     supported_pairs,
 )
-from ramen_ray.data.sources import Block, Piece
+from ramen_ray.data.sources import Piece, SourceBatch
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
@@ -91,10 +91,10 @@ def _with_ids(rows: pa.Table, letter: str) -> pa.Table:
     return rows.append_column("source_id", pa.array([f"{letter}{n}" for n in range(len(rows))]))
 
 
-def _block(rows: list[Row]) -> Block:
+def _batch(rows: list[Row]) -> SourceBatch:
     columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)]
     piece = Piece(pyarrow.fs.LocalFileSystem(), "log.parquet", "parquet", (), (), 0, 1)
-    return Block(
+    return SourceBatch(
         piece, pa.table(dict(zip(LOG.columns, columns, strict=True))), np.arange(len(rows))
     )
 
@@ -110,7 +110,7 @@ def _edges(
 ) -> tuple[Edges, Edges, Counter[str]]:
     """Run the stages with ``num_parts`` parts each, and give anchors by text."""
     cuts = [rows[start::num_parts] for start in range(min(num_parts, len(rows)))]
-    read = [read_events(_block(cut), LOG, known) for cut in cuts]
+    read = [read_events(_batch(cut), LOG, known) for cut in cuts]
     notes = sum((dropped for _, _, dropped in read), Counter[str]())
     events = pa.concat_tables(events for events, _, _ in read)
     pairs = []
@@ -272,7 +272,7 @@ def test_one_huge_session_is_cut_not_squared(known: KnownNodes) -> None:
         }
     )
     pairs, notes = count_pairs(events, SessionSettings())
-    assert notes == {"sessions": 1, "sessions cut": 1, "events cut off": num_events - 100}
+    assert notes == {"sessions": 1, "sessions cut": 1, "events dropped": num_events - 100}
     assert len(pairs) == 100 * 100
     first = set(events["query"].to_numpy()[-100:].tolist())
     assert set(pairs["node"].to_pylist()) == first

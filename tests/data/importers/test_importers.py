@@ -1,4 +1,4 @@
-"""The importers: hand-worked sources, refusals, and the promises of the shipped data sets."""
+"""The importers: sources worked by hand, errors, and the properties of the shipped data sets."""
 
 import gzip
 import lzma
@@ -16,6 +16,7 @@ from support import ROOT
 from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
+from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 
@@ -136,12 +137,47 @@ Recommends: vim
 BAD_SOURCES = {
     "no_vocabulary": ("vocabulary", None, "vocabulary is missing"),
     "no_index": ("Packages", None, "no Debian package index"),
-    "empty_index": ("Packages", "", "lists no package"),
+    "empty_index": ("Packages", "", "lists no packages"),
     "no_colon": ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
     "no_description": ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'Desc"),
     "no_clicks": ("Packages", "Package: a\nDescription: a\n", "no package of the index"),
     "no_facet": ("vocabulary", "Tag: a::b\nDescription: c\n", "'a::b' comes before its facet"),
 }
+
+
+# Package, page, title, aliases, see also, links, keywords. "twice" stands for two pages of packages
+# that are not R's own, "pick" for one, as topics that are not for readers do not count.
+TOPICS = [
+    "base|sort|Sort a vector|sort;sorts|^order;^rev;^sort|^split;^index;=rank^ranks;^order|manip",
+    "base|order|Order a table|order|^nowhere;zoo^merge;^pick||manip",
+    "base|split|Split a vector|split|^sort;^rev;^merge|^rank|",
+    "base|rev|Reverse a vector|rev|^split;^sort||rare",
+    "base|rank|Rank values|rank|plots:line-page^any;^twice;zoo^sort||rare",
+    "stats|merge-page|Merge two tables|merge|||rare",
+    "plots|line-page|Draw a line|line|^fit||",
+    "plots|fit|Fit a line|fit;twice||^line|manip;rare",
+    "zoo|bind|Bind rows|merge;twice|||manip",
+    "zoo|pick|Sample values|pick|stats:merge-page^any||",
+    "zoo|line|draw a line|zooline|^merge||manip",
+    "zoo|zoo-internal|Internal sort functions|sort.zoo|^sort|^sort|",
+    "plots|old|Deprecated Functions|pick|^sort|^sort|",
+    "plots|reexports|Objects exported from other packages|sort;pick|^sort|^sort|",
+    "guide|index|Index of help|index|||",
+] + [f"filler|f{n}|Filler {n}|f{n}||{'^index' if n < 3 else ''}|" for n in range(44)]
+
+BAD_TOPICS = {
+    "cells": ("base\tsort\tSort\n", r"line 1: 3 cells between tabs, expected 7: package, name"),
+    "title": ("a\tb\tc\t\t|d\t\t\na\tb\t\t\t|d\t\t\n", "line 2: package, name or title is empty"),
+    "see_also": ("a\tb\tc\t\t\t|d\t\n", "lists no topic with a see-also link"),
+    "encoding": (b"a\tb\t\xff\t\t\t\t\n", "cannot be read"),
+}
+
+
+def _write_rdocs(folder: Path) -> Path:
+    folder.mkdir()
+    lines = [topic.replace("|", "\t").replace("^", "|") + "\n" for topic in TOPICS]
+    (folder / "rdocs.tsv").write_text("".join(lines), encoding="utf-8")
+    return folder
 
 
 def _write_foldoc(folder: Path) -> Path:
@@ -180,7 +216,7 @@ def _clicks(dataset: Dataset, split: str) -> dict[str, list[str]]:
 
 
 def _pairs(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
-    """Spell out a table of id pairs in the texts of the tables ``left`` and ``right``."""
+    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``."""
     left_texts, right_texts = _column(dataset, left), _column(dataset, right)
     columns = dataset.read(table).columns
     pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
@@ -197,13 +233,20 @@ def _names(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     return {(a.split(": ")[0], b if b[0].isupper() else b.split(": ")[0]) for a, b in pairs}
 
 
-@pytest.fixture(params=["foldoc", "debian"])
+@pytest.fixture(params=["foldoc", "debian", "rdocs"])
 def shipped(request: pytest.FixtureRequest) -> Dataset:
     """A data set of the repository."""
     return Dataset(ROOT / "datasets" / request.param)
 
 
-@pytest.fixture(params=[(import_foldoc, _write_foldoc), (import_debian, _write_debian)])
+IMPORTERS = [
+    (import_foldoc, _write_foldoc),
+    (import_debian, _write_debian),
+    (import_rdocs, _write_rdocs),
+]
+
+
+@pytest.fixture(params=IMPORTERS)
 def importer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Dataset]:
     """An importer with its source already chosen."""
     import_source, write_source = request.param
@@ -224,6 +267,9 @@ def test_foldoc_tables(tmp_path: Path) -> None:
     # alpha also mentions beta, but beta -> alpha is a test click: no edge on any side.
     links = {("alpha", "delta"), ("delta", "alpha")}
     assert _edges(dataset, "links", "query") == _edges(dataset, "links", "ad") == links
+    published = {side: _edges(dataset, "links_published", side) for side in ("query", "ad")}
+    leaks = {("alpha", "beta"), ("beta", "alpha")}
+    assert published == {"query": links | {("alpha", "beta")}, "ad": links | leaks}
     assert _column(dataset, "anchors/categories") == ["letter"]
     assert _edges(dataset, "categories", "query") == {
         (q, "letter") for q in _clicks(dataset, "train")
@@ -274,6 +320,76 @@ def test_debian_tables(tmp_path: Path) -> None:
     assert dataset.metadata["suite_version"] == "unknown"
 
 
+def test_rdocs_tables(tmp_path: Path) -> None:
+    """Help topics by hand; the hash has given Split to test and Sample to validation.
+
+    The reverse of a test click, Reverse -> Split, is no train click.
+    """
+    dataset = import_rdocs(_write_rdocs(tmp_path / "source"), tmp_path / "output")
+    assert _clicks(dataset, "train") == {
+        "Draw a line": ["Bind rows", "Fit a line"],
+        "Order a table": ["Bind rows", "Sample values"],
+        "Rank values": ["Draw a line"],
+        "Reverse a vector": ["Sort a vector"],
+        "Sort a vector": ["Order a table", "Reverse a vector"],
+    }
+    assert _clicks(dataset, "validation") == {"Sample values": ["Merge two tables"]}
+    assert _clicks(dataset, "test") == {
+        "Split a vector": ["Merge two tables", "Reverse a vector", "Sort a vector"]
+    }
+    clicked = {ad for split in SPLITS for ads in _clicks(dataset, split).values() for ad in ads}
+    assert set(_column(dataset, "ads")) == clicked | {"Split a vector"}
+    mentions = [("Sort a vector", "Rank values"), ("Split a vector", "Rank values")]
+    mentions += [("Fit a line", "Draw a line")]
+    links = {*mentions, *(pair[::-1] for pair in mentions)}
+    leak = ("Sort a vector", "Split a vector")
+    for side, nodes in (("query", _clicks(dataset, "train")), ("ad", _column(dataset, "ads"))):
+        strict = {edge for edge in links if edge[0] in nodes}
+        assert _edges(dataset, "links", side) == strict
+        more = {edge for edge in (leak, leak[::-1]) if edge[0] in nodes}
+        assert _edges(dataset, "links_published", side) == strict | more
+    # package guide and keyword "rare" have too few topics, package filler has too many
+    base = {"Order a table", "Rank values", "Reverse a vector", "Sort a vector"}
+    manip = {"Bind rows", "Draw a line", "Fit a line", "Order a table", "Sort a vector"}
+    both = {(title, "base") for title in {*base, "Split a vector"}} | {
+        (title, "manip") for title in manip
+    }
+    ads = set(_column(dataset, "ads"))
+    assert _edges(dataset, "categories", "ad") == {edge for edge in both if edge[0] in ads}
+    assert "anchors/categories_published" not in dataset.tables
+    for split, title in (("validation", "Sample values"), ("test", "Split a vector")):
+        assert _pairs(dataset, f"filters/{split}", f"queries/{split}", "ads") == {(title, title)}
+
+
+def test_rdocs_source(tmp_path: Path) -> None:
+    """A folder, the file in it and a compressed one give the same tables."""
+    source = _write_rdocs(tmp_path / "source")
+    folder = import_rdocs(source, tmp_path / "folder")
+    file = import_rdocs(source / "rdocs.tsv", tmp_path / "file")
+    packed = source / "rdocs.tsv.xz"
+    packed.write_bytes(lzma.compress((source / "rdocs.tsv").read_bytes()))
+    (source / "rdocs.tsv").unlink()
+    compressed = import_rdocs(source, tmp_path / "compressed")
+    assert folder.fingerprint == file.fingerprint == compressed.fingerprint
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match=r"rdocs\.tsv\.xz cannot be read"):
+        import_rdocs(source, tmp_path / "truncated")
+    packed.unlink()
+    with pytest.raises(DatasetError, match=r"rdocs\.tsv or .*rdocs\.tsv\.xz is missing"):
+        import_rdocs(source, tmp_path / "missing")
+
+
+@pytest.mark.parametrize("case", BAD_TOPICS)
+def test_rdocs_refuses(case: str, tmp_path: Path) -> None:
+    """A broken list is refused with its place, and nothing is left behind."""
+    text, message = BAD_TOPICS[case]
+    source = tmp_path / "topics.tsv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DatasetError, match=message):
+        import_rdocs(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["topics.tsv"]
+
+
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
 def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
     """A compressed index gives the tables of the plain one; a truncated one is refused by name."""
@@ -290,7 +406,7 @@ def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_p
 
 @pytest.mark.parametrize("case", BAD_SOURCES)
 def test_debian_refuses(case: str, tmp_path: Path) -> None:
-    """A broken source is refused with its place, and nothing is left behind."""
+    """A broken source is refused by file and line, and no files are left."""
     file, text, message = BAD_SOURCES[case]
     source = _write_debian(tmp_path / "source")
     (source / file).unlink()
@@ -302,7 +418,7 @@ def test_debian_refuses(case: str, tmp_path: Path) -> None:
 
 
 def test_foldoc_refuses(tmp_path: Path) -> None:
-    """A missing dictionary file is named, and nothing is left behind."""
+    """A missing dictionary file is named, and no files are left."""
     source = _write_foldoc(tmp_path / "source")
     (source / "foldoc.index").unlink()
     with pytest.raises(DatasetError, match=r"foldoc\.index is missing"):
@@ -318,7 +434,7 @@ def test_import_repeats(importer: Callable[[Path], Dataset], tmp_path: Path) -> 
 
 
 def test_import_keeps_existing_output(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
-    """An output that exists is refused and left as it is, with no half-written folder beside."""
+    """An output that exists is refused and left as it is, with no half-written folder beside it."""
     output = tmp_path / "output"
     output.mkdir()
     (output / "notes").write_text("mine", encoding="utf-8")
@@ -340,7 +456,7 @@ RELATION = st.dictionaries(NODES, st.sets(NODES))
 def test_build_tables_drops_just_the_leaks(
     clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
 ) -> None:
-    """Exactly the edges that join a held-out click's texts are gone; ids are dense."""
+    """Exactly the edges that join a held-out click's texts are gone, if not as published."""
     split_of = dict(zip("abcdef", splits, strict=True))
     texts = {name: name.upper() for name in "abcdef"}
     tables = build_tables(
@@ -354,39 +470,81 @@ def test_build_tables_drops_just_the_leaks(
     }
     clicked = {ad for ads in clicks.values() for ad in ads}
     train = {query for query, ads in clicks.items() if ads and split_of[query] == "train"}
-    anchor_texts = tables["anchors/graph"]["text"].to_pylist()
-    used: set[int] = set()
-    for side, nodes, table in (("query", train, "queries/train"), ("ad", clicked, "ads")):
-        node_ids, anchor_ids, _ = (c.to_pylist() for c in tables[f"edges/graph/{side}"].columns)
-        node_texts = tables[table]["text"].to_pylist()
-        edges = {
-            (node_texts[n], anchor_texts[a]) for n, a in zip(node_ids, anchor_ids, strict=True)
-        }
-        wanted = {(n.upper(), a.upper()) for n in nodes for a in anchors.get(n, ())}
-        assert edges == {edge for edge in wanted if frozenset(edge) not in held_out}
+    found: dict[str, list[set[tuple[str, str]]]] = {}
+    for name in {table.split("/")[1] for table in tables if table.startswith("anchors/")}:
+        anchor_texts = tables[f"anchors/{name}"]["text"].to_pylist()
+        used: set[int] = set()
+        for side, table in (("query", "queries/train"), ("ad", "ads")):
+            columns = tables[f"edges/{name}/{side}"].columns
+            node_ids, anchor_ids, _ = (column.to_pylist() for column in columns)
+            node_texts = tables[table]["text"].to_pylist()
+            pairs = zip(node_ids, anchor_ids, strict=True)
+            found.setdefault(name, []).append({(node_texts[n], anchor_texts[a]) for n, a in pairs})
+            used |= set(anchor_ids)
+        assert used == set(range(len(anchor_texts)))
+    published = [
+        {(node.upper(), anchor.upper()) for node in nodes for anchor in anchors.get(node, ())}
+        for nodes in (train, clicked)
+    ]
+    strict = [{edge for edge in edges if frozenset(edge) not in held_out} for edges in published]
+    more = {} if strict == published else {"graph_published": published}
+    assert found == {"graph": strict, **more}
+    for nodes, table in ((train, "queries/train"), (clicked, "ads")):
         assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
-        used |= set(anchor_ids)
-    assert used == set(range(len(anchor_texts)))
+
+
+def test_build_tables_knows_a_text_by_any_spelling() -> None:
+    """An anchor that is spelt otherwise than the query that it names is a leak all the same."""
+    texts = {"a": "Sort", "b": "Order", "c": "Rank"}
+    splits = {"a": "test", "b": "train", "c": "train"}
+    anchors = AnchorSet({"label": "  SORT", "other": "sorting"}, {"b": ["label", "other"]})
+    tables = build_tables(
+        Corpus(texts, texts, {"a": ["b"], "b": ["c"]}, splits, {"labels": anchors})
+    )
+    assert tables["anchors/labels"]["text"].to_pylist() == ["sorting"]
+    assert tables["anchors/labels_published"]["text"].to_pylist() == ["  SORT", "sorting"]
 
 
 def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
-    """No imported edge joins the two texts of a test or validation click, in any direction.
+    """No strict edge joins the two texts of a test or validation click, in any direction or case.
 
-    Sets that were made from the texts alone know nothing of clicks.
+    As published, a set has its strict edges and such ones, and on the query side no such click.
     """
     held_out = {
-        (query, ad)
+        (query.casefold(), ad.casefold())
         for split in HELD_OUT
         for query, ads in _clicks(shipped, split).items()
         for ad in ads
     }
     assert len(held_out) > 1000
-    for name in set(shipped.anchor_sets) - set(shipped.metadata.get("anchor_sets", {})):
+
+    def leaks(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        folded = {edge: (edge[0].casefold(), edge[1].casefold()) for edge in edges}
+        return {edge for edge, pair in folded.items() if {pair, pair[::-1]} & held_out}
+
+    for name in shipped.strict_anchor_sets:
         for side in ("query", "ad"):
             edges = _edges(shipped, name, side)
             assert len(edges) > 1000
-            assert not edges & held_out
-            assert not {edge[::-1] for edge in edges} & held_out
+            assert not leaks(edges)
+            if f"{name}_published" in shipped.anchor_sets:
+                published = _edges(shipped, f"{name}_published", side)
+                assert published - leaks(published) == edges
+                assert side == "ad" or not published & held_out
+
+
+def test_shipped_sets_as_published() -> None:
+    """Links and dependencies exist under both protocols, labels only where a label is a title."""
+    published = {
+        name: set(dataset.anchor_sets) - set(dataset.strict_anchor_sets)
+        for name in ("foldoc", "debian", "rdocs")
+        if (dataset := Dataset(ROOT / "datasets" / name))
+    }
+    assert published == {
+        "foldoc": {"links_published", "categories_published"},
+        "debian": {"depends_published"},
+        "rdocs": {"links_published", "categories_published"},
+    }
 
 
 def test_shipped_queries_are_in_one_split(shipped: Dataset) -> None:
@@ -405,13 +563,13 @@ def test_shipped_filters(shipped: Dataset, split: str) -> None:
 
 
 def test_shipped_tables_are_whole(shipped: Dataset) -> None:
-    """Row counts are as the description says, ids are dense, and the folder is small."""
+    """Row counts are those of the description, ids are dense, and the folder is small."""
     counts = {table: shipped.num_rows(table) for table in shipped.tables}
     assert counts == shipped.metadata["num_rows"]
     for table in shipped.tables:
         if not table.startswith(("edges", "filters")):
             assert shipped.read(table).columns[0].to_pylist() == list(range(counts[table]))
-    assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 3e6
+    assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 4e6
     assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
 
 
@@ -433,8 +591,18 @@ def test_shipped_debian_siblings_share_a_split() -> None:
     assert sum(siblings) / len(siblings) > 0.95
 
 
+def test_shipped_rdocs_has_no_click_both_ways() -> None:
+    """No train click is the reverse of a held-out click, which makes some ads nobody clicks."""
+    dataset = Dataset(ROOT / "datasets" / "rdocs")
+    clicks = {split: _clicks(dataset, split) for split in SPLITS}
+    held_out = {(q, ad) for split in HELD_OUT for q, ads in clicks[split].items() for ad in ads}
+    assert not {(ad, q) for q, ads in clicks["train"].items() for ad in ads} & held_out
+    clicked = {ad for split in SPLITS for ads in clicks[split].values() for ad in ads}
+    assert clicked < set(_column(dataset, "ads"))
+
+
 def test_ingest_job(tmp_path: Path) -> None:
-    """The job says where the result is; refused, it prints one line and exits with 2."""
+    """The job prints where the result is; on an error it prints one line and exits with 2."""
     source = _write_debian(tmp_path / "source")
     output = tmp_path / "output"
     command = [sys.executable, "jobs/ingest.py", "debian"]

@@ -1,6 +1,5 @@
 """A user's own tables against plain loops over the same rows."""
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -10,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
+from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
 
+from jobs import ingest
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -24,7 +24,6 @@ from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 
-NUM_CPUS = 4
 Clicks = dict[str, dict[str, float]]
 
 QUERY_TEXTS = ["red shoes", "Red  Shoes", "red shoes ", "boots", "hat", "HAT", "socks", "gloves"]
@@ -200,12 +199,12 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test_fraction is 0"),
     "times without column": (
         {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
-        "needs the column of times: columns.clicks_time",
+        "needs a column of times: set columns.clicks_time",
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be times"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
-    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is no valid name"),
-    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give its edges"),
+    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is not a valid name"),
+    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give query_edges"),
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
         "is not before splits.test_from",
@@ -343,12 +342,12 @@ BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
     "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
     "no weight": (
         "q1,100,few,2026-03-01\n",
-        ["row 62", "'count'", "no positive numbers", ": 'few'"],
+        ["row 62", "'count'", "not positive numbers", ": 'few'"],
     ),
-    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "no positive", "'-1'"]),
+    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "not positive", "'-1'"]),
     "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
     "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
-    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are no times", "'today'"]),
+    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are not times", "'today'"]),
     "unknown ad": (
         "q1,777,1,2026-03-01\n",
         ["row 62", "'ad_id'", "1 clicks name an ad that", "'777'"],
@@ -468,26 +467,25 @@ def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) ->
         import_tables(tables, tmp_path / "out")
 
 
-def test_a_killed_import_leaves_no_dataset_directory(tmp_path: Path) -> None:
+def test_a_killed_import_leaves_no_dataset_directory(
+    joining: dict[str, str], run_here: RunHere, tmp_path: Path
+) -> None:
     """Kill the driver in the middle, then import again with the same command."""
     rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(100_000)]})
     rows["ad"] = [f"ad {n % 3_000}" for n in range(100_000)]
     rows.to_parquet(tmp_path / "clicks.parquet", row_group_size=10_000)
-    command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), "tables"]
-    command += ["--clicks", str(tmp_path / "clicks.parquet"), "--output", str(tmp_path / "out")]
-    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    words = ["tables", "--clicks", str(tmp_path / "clicks.parquet")]
+    words += ["--output", str(tmp_path / "out")]
+    command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), *words]
+    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=joining)
     staged = ".out-*/.staging/clicks-000004.arrow"
     wait_until(lambda: list(tmp_path.glob(staged)) or importing.poll() is not None, staged)
     assert importing.poll() is None
-    started = psutil.Process(importing.pid).children(recursive=True)
     importing.send_signal(signal.SIGKILL)
-    for process in started:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
     importing.wait(timeout=PATIENCE_S)
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    assert f"wrote out to {tmp_path / 'out'}" in done.stdout
+    code, said = run_here(ingest, *words)
+    assert code == 0, said
+    assert f"wrote out to {tmp_path / 'out'}" in said
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000

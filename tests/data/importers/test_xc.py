@@ -1,4 +1,4 @@
-"""XC folders: every layout in, one out, and what is said of broken ones."""
+"""XC folders: every layout imported, one exported, and the errors of broken ones."""
 
 import gzip
 import json
@@ -312,7 +312,7 @@ def test_zero_shot_rows_must_be_the_test_queries_with_novel_ads(
     _put_matrix(folder / "Y.tst_full", world.test_clicks, ".npz")
     novel = world.test_clicks[:, 20:]
     rows = np.flatnonzero(np.diff(novel.indptr))
-    for wrong, words in ((rows[1:], "test queries have novel ads"), (rows[::-1], "in their order")):
+    for wrong, words in ((rows[1:], "test queries have novel ads"), (rows[::-1], "the same order")):
         _put_matrix(folder / "Y.tst_zero", novel[wrong], ".npz")
         with pytest.raises(DatasetError, match=words):
             import_xc(folder, tmp_path / "out")
@@ -720,7 +720,7 @@ def test_what_cannot_be_exported(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_nothing_is_written_over(world: World, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(world: World, tmp_path: Path) -> None:
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
     dataset = import_xc(tmp_path / "xc", tmp_path / "out")
     with pytest.raises(DatasetError, match="exists already"):
@@ -733,7 +733,9 @@ def test_nothing_is_written_over(world: World, tmp_path: Path) -> None:
         import_xc(tmp_path / "nowhere", tmp_path / "new")
 
 
-def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch, world: World, tmp_path: Path) -> None:
+def test_the_size_of_blocks_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, world: World, tmp_path: Path
+) -> None:
     """Files larger than a block read as small ones do."""
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
     _put_graphs(tmp_path / "xc", world, ".txt")

@@ -40,7 +40,7 @@ def _words(text: str) -> list[str]:
 
 
 def _named_by_loops(names: list[tuple[str, str]], text: str) -> set[tuple[str, str]]:
-    """Whom ``text`` names: all spans of names, less those inside of longer spans."""
+    """The entities that ``text`` names: all spans of names, less those inside of longer spans."""
     words = _words(text)
     spans = {
         (start, start + len(_words(name)), kind, " ".join(_words(name)))
@@ -118,9 +118,9 @@ def test_words_names_and_aliases(tmp_path: Path):
         (["place,a,", "brand,b,a"], "row 3, column 'same_as': this is not a name of the kind"),
         (
             ["place,a,", "place,b,", "place,x,a", "place,X,b"],
-            "row 4, column 'name': the name is there with another same_as: 'x', 'X'",
+            "row 4, column 'name': the same name has another same_as: 'x', 'X'",
         ),
-        (["place,a,", "place,b,", "place,a,b"], "the name is there with another same_as: 'a', 'a'"),
+        (["place,a,", "place,b,", "place,a,b"], "the same name has another same_as: 'a', 'a'"),
     ],
 )
 def test_what_is_wrong_with_a_list_of_names(lines: list[str], message: str, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Users' tables: every format gives the same cells; bad cells and lines are named."""
+"""Users' tables: every format gives the same cells; bad cells and lines are reported."""
 
 import gzip
 import json
@@ -91,7 +91,7 @@ def test_ids_may_be_numbers_or_texts() -> None:
     assert empty.tolist() == [False, True, True, True]
 
 
-def test_numbers_and_what_is_none() -> None:
+def test_numbers_and_what_is_not_a_number() -> None:
     texts = [" 1.5", "-2", "1e3", ".5", "x", "", None, "nan", "inf", "1,5", "0x1"]
     numbers, bad = as_numbers(pa.chunked_array([texts]))
     assert numbers[:4].tolist() == [1.5, -2.0, 1000.0, 0.5]
@@ -207,7 +207,7 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_cannot_be_read_is_said(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(case: str, tmp_path: Path) -> None:
     name, content, message = BROKEN[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError) as error:

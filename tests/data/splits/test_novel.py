@@ -252,8 +252,8 @@ def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--novel-fraction", "1.0"], "must lie between 0 and 1, not be 1.0"),
-        (["--novel-fraction", "-0.1"], "must lie between 0 and 1, not be -0.1"),
+        (["--novel-fraction", "1.0"], "must be between 0 and 1, not 1.0"),
+        (["--novel-fraction", "-0.1"], "must be between 0 and 1, not -0.1"),
         (["--novel-fraction", "nan"], "novel_fraction Input should be a finite number"),
         (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
         (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),

@@ -65,7 +65,7 @@ def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
 
 
 def _scores(parent: Dataset, settings: PropagationSettings) -> Counter[tuple[int, int]]:
-    """What every query and ad share, by loops over pairs of edges."""
+    """The score of every query and ad, by loops over pairs of edges."""
     scores = Counter[tuple[int, int]]()
     clicks = [
         (row["query_id"], ad) for row in _rows(parent, "queries/train") for ad in row["ad_ids"]
@@ -140,7 +140,7 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
             assert row["weights"] == old["weights"] + [min(old["weights"], default=1)] * len(added)
 
 
-def test_it_is_written_down_how_a_dataset_was_made(tmp_path: Path):
+def test_a_dataset_records_how_it_was_made(tmp_path: Path):
     parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
     made = propagate_clicks(parent.path, tmp_path / "made", PropagationSettings(top_k=2, seed=5))
     assert made.name == "random-propagated"
@@ -156,8 +156,23 @@ def test_it_is_written_down_how_a_dataset_was_made(tmp_path: Path):
     }
 
 
+def test_sets_as_published_take_part_only_if_they_are_named(tmp_path: Path):
+    parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
+    tables = {name: parent.read(name) for name in parent.tables}
+    strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
+    both = write_dataset(tmp_path / "both", strict, name="random")
+    made = {
+        sets: propagate_clicks(
+            both.path, tmp_path / "-".join(("made", *sets)), PropagationSettings(anchor_sets=sets)
+        ).read("queries/train")
+        for sets in ((), ("both", "left"), ("both", "both_published", "left"))
+    }
+    assert made[()].equals(made["both", "left"])
+    assert not made[()].equals(made["both", "both_published", "left"])
+
+
 def _star(path: Path, num_queries: int, num_ads: int) -> Path:
-    """One anchor that ties all queries to all ads alike; each query has an ad of its own."""
+    """One anchor that links all queries to all ads alike; each query has an ad of its own."""
     ads = text_table("ad_id", [f"ad {a}" for a in range(num_ads + num_queries)])
     clicks = [[num_ads + q] for q in range(num_queries)]
     tables = {

@@ -1,4 +1,4 @@
-"""What makes two texts one: case, white space, and how Unicode spells them."""
+"""Which texts count as equal: case, white space and Unicode form do not matter."""
 
 import unicodedata
 

@@ -58,7 +58,7 @@ def copied(full_path: Path, tmp_path: Path) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    """Spell out all findings without advice."""
+    """Write out all findings without their advice."""
     found = validate(Dataset(path))
     spelt = [f"{f.severity}: {replace(f, advice='')}" for f in found]
     return [re.sub("(?<=not a readable parquet file):.*", "", line) for line in spelt]
@@ -213,7 +213,7 @@ UNOPENED: dict[str, tuple[Change, list[str]]] = {
     "no name": (_json(name=None), ["dataset.json", "'name'"]),
     "name of another place": (
         _json(name="../../evil"),
-        ["dataset.json: 'name': '../../evil' is no valid name"],
+        ["dataset.json: 'name': '../../evil' is not a valid name"],
     ),
 }
 CASES: dict[str, tuple[Change, list[str]]] = {
@@ -276,8 +276,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my links.parquet: anchor set: 'my links' is "
-                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
-                "digit or '_', and has at most 100 bytes"
+                "not a valid name: use letters, digits, '_' and '-', begin with a letter, a "
+                "digit or '_', and use at most 100 bytes"
             ),
             (
                 "warning: edges/my links/ad.parquet, row 71, column 'anchor_id': edge that joins a "
@@ -291,8 +291,8 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "error: anchors/my/links.parquet: anchor set: 'my/links' is "
-                "no valid name: it may hold letters, digits, '_' and '-', begins with a letter, a "
-                "digit or '_', and has at most 100 bytes"
+                "not a valid name: use letters, digits, '_' and '-', begin with a letter, a "
+                "digit or '_', and use at most 100 bytes"
             ),
             (
                 "error: anchors/my/links.parquet: anchor set 'my/links' has no edges (no "
@@ -835,7 +835,7 @@ DOUBTS = [
 
 
 @pytest.mark.parametrize("case", UNOPENED)
-def test_what_is_no_dataset_directory_is_not_opened(copied: Path, case: str):
+def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied: Path, case: str):
     change, fragments = UNOPENED[case]
     change(copied)
     with pytest.raises(DatasetError) as error:
@@ -888,7 +888,7 @@ def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
 
 
 def _expected(what: str, hits: list[tuple[int, Any]], out_of: int | None = None) -> list[str]:
-    """Spell out what a finding says of ``hits``, which are (row, what is shown)."""
+    """Write out the finding for ``hits``, which are (row, what is shown)."""
     if not hits:
         return []
     share = f" ({len(hits)} of {out_of}, {100 * len(hits) / out_of:.1f}%)" if out_of else ""
@@ -1011,7 +1011,7 @@ JSON = st.recursive(
 
 @st.composite
 def mutations(draw: st.DrawFn) -> Change:
-    """Something that may befall a dataset directory."""
+    """A change to a dataset directory, harmless or not."""
     table, row, column = draw(TABLES), draw(st.integers(0, 8)), draw(st.integers(0, 2))
     columns = schema_of(table).names
     name = columns[column % len(columns)]
@@ -1078,7 +1078,7 @@ def _write_json(value: Any) -> Change:
 
 @settings(max_examples=120)
 @given(st.lists(mutations(), min_size=1, max_size=3))
-def test_whatever_befalls_a_dataset_gives_findings_and_without_errors_it_can_be_trained_on(
+def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_on(
     dataset_path: Path, encoder_path: Path, changes: list[Change]
 ):
     with tempfile.TemporaryDirectory() as folder:
@@ -1113,7 +1113,7 @@ def test_changed_bytes_of_a_file_give_findings(dataset_path: Path, choice: int, 
         assert all(str(finding) for finding in validate(Dataset(path)))
 
 
-def test_an_existing_directory_is_never_written_over(copied: Path):
+def test_an_existing_directory_is_never_overwritten(copied: Path):
     before = sorted(copied.rglob("*"))
     with pytest.raises(DatasetError, match="exists already"):
         write_dataset(copied, {}, name="other")

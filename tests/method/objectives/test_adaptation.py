@@ -2,23 +2,27 @@
 
 import gc
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support import rows_of
-from torch import Tensor, distributed, multiprocessing, nn
+from support import csr_of, rows_of, run_in_two_processes
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.hashing import hash_texts
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
@@ -28,6 +32,7 @@ LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}
 OBJECTIVE = ramen_objective(LOSS, WEIGHTS, WEIGHTS)
 STEP_SIZE = 0.01
+HIGHEST = 0.3
 
 
 def _sampler(data: Prepared, objective: Objective = OBJECTIVE) -> Sampler:
@@ -42,7 +47,7 @@ def _state(
 ) -> TrainState:
     optimizer = build_optimizer(model.encoder, 1e-2, weight_decay=0.01)
     schedule, sources = build_schedule(optimizer, 4, 60), Sources(sampler.data.graphs)
-    adaptive = AdaptiveWeights(objective, step_size, torch.device("cpu"))
+    adaptive = AdaptiveWeights(objective, HIGHEST, step_size, torch.device("cpu"))
     return TrainState(model, optimizer, schedule, sources, adaptive=adaptive)
 
 
@@ -86,13 +91,24 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
         ],
     }
     gains = []
-    for (name, side), (_, drawn) in batch.anchors.items():
-        anchors = vectors(f"anchors/{name}", drawn)
-        mean = np.mean([anchor for anchor in anchors if anchor is not None], axis=0)
+    for name, side in batch.anchors:
+        pool = {
+            anchor
+            for of_set in {"query", "ad"}
+            if (name, of_set) in batch.anchors
+            for anchor in batch.anchors[name, of_set].anchors.tolist()
+            if anchor >= 0
+        }
+        linked = rows_of(sampler.data.graphs[name, side])
+        rows = {"query": batch.queries, "ad": ads_drawn}[side].tolist()
+        shown = [sorted(pool & set(linked[row])) for row in rows]
+        anchors = {a: vectors(f"anchors/{name}", np.array([a]))[0] for a in sorted(pool)}
+        means = [np.mean([anchors[a] for a in some], axis=0) if some else None for some in shown]
+        overall = np.mean([mean for mean in means if mean is not None], axis=0)
         total = 0.0
-        for i, anchor in enumerate(anchors):
-            if anchor is not None:
-                row, pull = {"query": queries, "ad": ads}[side][i], anchor - mean
+        for i, mean in enumerate(means):
+            if mean is not None:
+                row, pull = {"query": queries, "ad": ads}[side][i], mean - overall
                 total += float(ahead[side][i] @ (pull - (pull @ row) * row))
         gains.append(total)
     return gains
@@ -100,11 +116,11 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
 
 def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_path: Path) -> None:
     model, sampler = _bag(encoder_path), _sampler(prepared_bag)
-    state, bounds = _state(model, sampler), np.array(OBJECTIVE.weights[1:])
-    expected, moves = bounds, []
+    state = _state(model, sampler)
+    expected, moves = np.full(len(OBJECTIVE.terms) - 1, HIGHEST / 10), []
     for step in range(8):
         gains = np.array(_loop_gains(model, sampler, step))
-        expected = np.clip(expected * np.exp(STEP_SIZE * gains), 0.01 * bounds, bounds)
+        expected = np.clip(expected * np.exp(STEP_SIZE * gains), 0.01 * HIGHEST, HIGHEST)
         (found,) = _weights(state, sampler, step + 1)
         assert found == pytest.approx([1.0, *expected], rel=1e-4)
         moves.append(gains)
@@ -122,20 +138,21 @@ def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
     torch.testing.assert_close(ahead[0], corners[3:] - candidates[1])
     torch.testing.assert_close(ahead[1], corners[3:] - candidates[0])
     assert not ahead[2].any(), "without a rival a row says nothing"
-    towards_own = gain(ahead[1], corners[:1], corners[3:], torch.zeros(4))
-    towards_rival = gain(ahead[1], corners[:1], candidates[:1], torch.zeros(4))
+    towards_own = gain(ahead[1], corners[:1], corners[3:])
+    towards_rival = gain(ahead[1], corners[:1], candidates[:1])
     assert (towards_own.item(), towards_rival.item()) == (1, -1)
 
 
 def test_a_weight_stays_between_its_bounds_and_comes_back() -> None:
     objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
-    adaptive = AdaptiveWeights(objective, STEP_SIZE, torch.device("cpu"))
+    adaptive = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.04, 0.04]), "whatever λ is"
     adaptive.move(torch.tensor([0.0, -1e4, 1e4]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.005, 0.2])
-    adaptive.move(torch.tensor([0.0, 100 * math.log(10), 0.0]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.05, 0.2])
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.004, 0.4])
+    adaptive.move(torch.tensor([5.0, 100 * math.log(10), 0.0]))
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.04, 0.4])
     assert adaptive.state_dict() == pytest.approx(
-        {"task": 1.0, "R_x/links": 0.05, "R_z/links": 0.2}
+        {"task": 1.0, "R_x/links": 0.04, "R_z/links": 0.4}
     )
 
 
@@ -145,21 +162,47 @@ def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
     return Csr.from_pairs(*pairs, edges.num_rows)
 
 
-def test_a_random_graph_loses_weight_and_a_good_one_does_not(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
-    objective = ramen_objective(LOSS, {"links": 0.1}, {})
+def _planted() -> tuple[TrainingData, Tensor]:
+    """12 groups of queries and ads: 8 each, of one token near their anchor's; clicks stay inside.
 
-    def last_weight(draw: np.random.Generator | None = None) -> float:
-        sampler = _sampler(prepared_bag, objective)
-        state = _state(_bag(encoder_path), sampler, objective, step_size=0.05)
+    Returns the data, and embeddings of the tokens: of the queries, of the ads, of the anchors.
+    """
+    group = torch.arange(96) // 8
+    generator = torch.Generator().manual_seed(0)
+    anchors = functional.normalize(torch.randn(12, 16, generator=generator), dim=1)
+    nodes = anchors[group].repeat(2, 1) + 0.4 * torch.randn(192, 16, generator=generator)
+
+    def texts(first: int, last: int) -> TokenTable:
+        ids, offsets = np.arange(first, last), np.arange(last - first + 1)
+        return TokenTable(ids, offsets, hash_texts(ids, offsets))
+
+    clicks = csr_of([[query // 8 * 8 + (query + i) % 8 for i in (0, 3, 5)] for query in range(96)])
+    edges = csr_of([[own] for own in group.tolist()])
+    graphs = {Regularizer("links", side): edges for side in ("query", "ad")}
+    tables = {"queries": texts(0, 96), "ads": texts(96, 192), "anchors/links": texts(192, 204)}
+    known = {one: [edges] for one in graphs}
+    return TrainingData(np.arange(96), clicks, graphs, known, tables), torch.cat([nodes, anchors])
+
+
+def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) -> None:
+    objective = ramen_objective(LOSS, {"links": 0.1}, {"links": 0.1})
+
+    def last_weights(draw: np.random.Generator | None = None) -> list[float]:
+        data, embeddings = _planted()
         if draw is not None:
-            graphs = sampler.data.graphs.items()
-            state.sources = Sources({one: _shuffled(edges, draw) for one, edges in graphs})
-        return _weights(state, sampler, 60, objective)[-1][1]
+            graphs = {one: _shuffled(edges, draw) for one, edges in data.graphs.items()}
+            known = {one: [edges] for one, edges in graphs.items()}
+            data = replace(data, graphs=graphs, known_edges=known)
+        sampler = Sampler(data, 16, seed=3)
+        model = _bag(encoder_path)
+        model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
+            embeddings, freeze=False, mode="mean"
+        )
+        state = _state(model, sampler, objective, step_size=0.05)
+        return _weights(state, sampler, 60, objective)[-1][1:]
 
-    random = [last_weight(np.random.default_rng(seed)) for seed in range(3)]
-    assert max(random) < 0.07 < last_weight()
+    random = [last_weights(np.random.default_rng(seed)) for seed in range(3)]
+    assert np.max(random) < HIGHEST / 4 < HIGHEST * 0.99 < min(last_weights())
 
 
 def test_a_side_without_weight_has_none(prepared_bag: Prepared, encoder_path: Path) -> None:
@@ -179,9 +222,8 @@ def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
     moved = np.array(_weights(state, sampler, 4, seldom))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
-    assert (np.array(first) < OBJECTIVE.weights).any()
-    thrice = np.array(OBJECTIVE.weights) * (np.array(first) / OBJECTIVE.weights) ** 3
-    assert moved[0] == pytest.approx(thrice, rel=1e-5)
+    start = np.array([1.0, *[HIGHEST / 10] * (len(first) - 1)])
+    assert moved[0] == pytest.approx(start * (np.array(first) / start) ** 3, rel=1e-5)
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) -> None:
@@ -204,7 +246,7 @@ def test_two_workers_move_the_weights_as_one(
 ) -> None:
     sampler = _sampler(prepared_bag)
     expected = _weights(_state(_bag(encoder_path), sampler), sampler, 6)
-    multiprocessing.spawn(_two_workers, (tmp_path, encoder_path, prepared_bag.path), nprocs=2)
+    run_in_two_processes(_two_workers, tmp_path, encoder_path, prepared_bag.path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0] == found[1]
     assert np.array(found[0]) == pytest.approx(np.array(expected), rel=1e-4)

@@ -36,7 +36,7 @@ def _naive(
             violation = similarity[row, j] - similarity[row, own] + MARGIN
             weight = torch.exp(similarity[row, j] / 0.1) / normaliser if soft else 1.0
             total = total + violation * weight
-        rows.append(total / min(num_negatives, pool))
+        rows.append(total / max(1, min(num_negatives, len(negatives))))
     return torch.stack(rows)
 
 

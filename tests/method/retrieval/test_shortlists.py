@@ -23,7 +23,7 @@ def shortlists(prepared_bag: Prepared, encoder_path: Path, tmp_path_factory) -> 
     return open_shortlists(file)
 
 
-def test_shortlists_are_the_nearest_ads_without_the_positives(
+def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
     shortlists: np.ndarray, prepared_bag: Prepared, encoder_path: Path
 ) -> None:
     encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
@@ -31,7 +31,11 @@ def test_shortlists_are_the_nearest_ads_without_the_positives(
     ads = encoder.embed_texts(data.ads, np.arange(len(data.ads)))
     assert shortlists.dtype == np.int32
     assert isinstance(shortlists.base, np.memmap)
+    own_texts = 0
     for row, clicked in enumerate(rows_of(data.clicks["train"])):
+        own = np.flatnonzero(data.ads.hashes == data.queries["train"].hashes[row]).tolist()
+        own_texts += len(own)
+        clicked = [*clicked, *own]
         similarity = ads @ queries[row]
         best = np.sort(similarity)[::-1][:12]
         found = shortlists[row][shortlists[row] >= 0]
@@ -42,6 +46,7 @@ def test_shortlists_are_the_nearest_ads_without_the_positives(
         assert surely <= set(found.tolist())
         assert (shortlists[row][len(found) :] == -1).all()
     assert (shortlists == -1).any()
+    assert own_texts
 
 
 @given(

@@ -14,7 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
 from ramen_ray.method.sampling.orders import num_steps, random_order
-from ramen_ray.method.sampling.regularizers import Graphs, Regularizer
+from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 
 NUM_EPOCHS = 400
@@ -75,15 +75,24 @@ def test_no_query_is_left_out_forever():
 
 
 def _columns(batch: Batch) -> np.ndarray:
-    """Lay a batch out as one row a query: query, ad, hard negatives, each regulariser's anchor."""
+    """Lay a batch out as one row a slot: query, ad, hard negatives, each regulariser's anchor."""
     anchors = [drawn.anchors for drawn in batch.anchors.values()]
     return np.column_stack([batch.queries, batch.ads, batch.hard_negatives, *anchors])
 
 
+def _nodes(batch: Batch) -> np.ndarray:
+    """Return the nodes of each regulariser (slots, regularisers)."""
+    return np.column_stack([drawn.nodes for drawn in batch.anchors.values()])
+
+
 @pytest.mark.parametrize("num_workers", [2, 4])
-@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize(("clustered", "nodes"), [(False, "all"), (True, "clicked")])
 def test_global_batches_do_not_depend_on_the_workers(
-    prepared: Prepared, num_workers: int, clustered: bool, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared,
+    num_workers: int,
+    clustered: bool,
+    nodes: NodeChoice,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
@@ -93,15 +102,16 @@ def test_global_batches_do_not_depend_on_the_workers(
 
     def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
         monkeypatch.setattr(batches, "world", lambda: (rank, world_size))
-        sampler = Sampler(data, 16, seed=3, num_hard_negatives=2)
+        sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
-        return [_columns(sampler.draw(step, sources, REGULARIZERS)) for step in steps]
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in steps]
+        return [np.column_stack([_columns(batch), _nodes(batch)]) for batch in drawn]
 
     whole = draws_of(0, 1)
     parts = [draws_of(rank, num_workers) for rank in range(num_workers)]
     for step, expected in enumerate(whole):
         assert np.concatenate([part[step] for part in parts]).tolist() == expected.tolist()
-        assert expected.shape == (16, 1 + 1 + 2 + 4)
+        assert expected.shape == (16, 1 + 1 + 2 + 4 + 4)
 
 
 def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
@@ -112,7 +122,7 @@ def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
 
 def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    batch = _one_batch(data)
+    batch = _one_batch(data, nodes="clicked")
     assert sorted(batch.queries.tolist()) == list(range(len(data.query_ids)))
     ads_of = rows_of(data.clicks)
     drawn = batch.ads[:, 0]
@@ -130,7 +140,7 @@ def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
 def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     clusters = batches.Clusters(np.arange(len(data.query_ids))[::-1].copy(), 1)
-    sampler = Sampler(data, len(data.query_ids), seed=0)
+    sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
     sources = [Sources(data.graphs), Sources(data.graphs, clusters)]
     one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in sources)
     assert one.tolist() != other.tolist()
@@ -145,6 +155,51 @@ def test_only_regularisers_that_are_asked_for_are_drawn(prepared: Prepared):
     assert list(part.anchors) == REGULARIZERS[2:3]
     drawn = part.anchors[REGULARIZERS[2]].anchors
     assert drawn.tolist() == full.anchors[REGULARIZERS[2]].anchors.tolist()
+
+
+def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
+    clicks = csr_of([[0, 1]] * 10)
+    edges = csr_of([[7], [1, 3], [], [2], [4]])
+    data = TrainingData(np.arange(10), clicks, {REGULARIZERS[1]: edges}, {}, {})
+    sampler, sources = Sampler(data, 10, seed=0), Sources(data.graphs)
+    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(NUM_EPOCHS)]
+    nodes, anchors = np.concatenate([batch.anchors[REGULARIZERS[1]] for batch in drawn], axis=1)
+    _assert_shares(nodes, {0: 1, 1: 1, 3: 1, 4: 1})
+    _assert_shares(anchors[nodes == 1], {1: 1, 3: 1})
+    assert set(zip(nodes.tolist(), anchors.tolist(), strict=True)) == {
+        (node, anchor) for node, row in enumerate(rows_of(edges)) for anchor in row
+    }
+    ads = np.concatenate([batch.ads[:, 0] for batch in drawn])
+    assert stats.contingency.association(stats.contingency.crosstab(ads, nodes).count) < 0.05
+
+
+def test_queries_without_clicks_are_nodes_but_never_in_the_order():
+    clicks, edges = csr_of([[0], [1], [0], [], []]), csr_of([[0], [], [1], [2], [3]])
+    data = TrainingData(np.arange(5), clicks, {REGULARIZERS[0]: edges}, {}, {})
+    for nodes, expected in (("all", {0, 2, 3, 4}), ("clicked", {0, 1, 2})):
+        sampler, sources = Sampler(data, 3, seed=0, nodes=nodes), Sources(data.graphs)
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(30)]
+        assert sampler.steps_per_epoch == 1
+        assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
+        found = np.concatenate([batch.anchors[REGULARIZERS[0]].nodes for batch in drawn])
+        assert set(found.tolist()) == expected
+
+
+def test_where_all_queries_have_clicks_the_batch_has_all_nodes(prepared: Prepared):
+    batch = _one_batch(TrainingData.from_prepared(prepared, REGULARIZERS))
+    for regularizer, (nodes, _) in batch.anchors.items():
+        assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
+
+
+def test_nodes_follow_the_graph_that_they_are_drawn_from():
+    first, pruned = csr_of([[0], [1], [2]]), csr_of([[], [1], []])
+    data = TrainingData(np.arange(2), csr_of([[0], [1]]), {REGULARIZERS[1]: first}, {}, {})
+    sampler = Sampler(data, 2, seed=0)
+    for edges, expected in ((first, {0, 1, 2}), (pruned, {1}), (csr_of([[]] * 3), {-1})):
+        sources = Sources({REGULARIZERS[1]: edges})
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(20)]
+        found = np.concatenate([batch.anchors[REGULARIZERS[1]].anchors for batch in drawn])
+        assert set(found.tolist()) == expected
 
 
 def _made(clicks: Csr, graphs: Graphs) -> TrainingData:
@@ -179,13 +234,13 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
     anchors, rows = np.tile([3, 1, 0, 6], 10), np.repeat(np.arange(10), 4)
     query_edges = Csr.from_pairs(rows, anchors, 10, weights)
     graphs = dict(zip(REGULARIZERS, (query_edges, csr_of([[0, 2, 5]] * 8)), strict=False))
-    drawn = _epochs(_made(csr_of([[0, 1, 2, 4, 7]]), graphs))
+    drawn = _epochs(_made(csr_of([[0, 1, 2, 4, 7]]), graphs), nodes="clicked")
     _assert_shares(drawn[:, 1], {0: 1, 1: 1, 2: 1, 4: 1, 7: 1})
     _assert_shares(drawn[:, 2], {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5})
     _assert_shares(drawn[:, 3], {0: 1, 2: 1, 5: 1})
 
 
-def test_ads_are_drawn_in_proportion_to_their_clicks_where_that_is_asked_for():
+def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     data = _made(csr_of([[0, 1, 4]]), {})
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
@@ -195,7 +250,9 @@ def test_ads_are_drawn_in_proportion_to_their_clicks_where_that_is_asked_for():
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
     edges = csr_of([[0, 1, 2, 3]] * 10)
-    drawn = _epochs(_made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)))
+    drawn = _epochs(
+        _made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)), nodes="clicked"
+    )
     for one, other in combinations(range(1, 6), 2):
         table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
         assert stats.chi2_contingency(table).pvalue > 0.001
@@ -211,7 +268,7 @@ def test_draws_change_with_the_seed_and_the_epoch():
 
 def test_nodes_without_edges_draw_minus_one():
     graphs = dict(zip(REGULARIZERS, (csr_of([[], [4]]), csr_of([[2], []])), strict=False))
-    drawn = _columns(_one_batch(_made(csr_of([[1], [0]]), graphs)))
+    drawn = _columns(_one_batch(_made(csr_of([[1], [0]]), graphs), nodes="clicked"))
     assert sorted(drawn.tolist()) == [[0, 1, -1, -1], [1, 0, 4, 2]]
 
 

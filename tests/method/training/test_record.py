@@ -1,4 +1,4 @@
-"""Short runs of every kind, on one and two workers, give what was recorded.
+"""Short runs of every kind, on one and two workers, give the recorded results.
 
 The record holds losses, gradients and final metrics to the bit. They repeat on the kind of CPU that
 the record was made on, which it names; on other kinds they are compared within rounding. After a
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from support import run_in_two_processes
+from torch import distributed, nn
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -35,7 +36,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.regularizers import open_graphs
+from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
@@ -50,7 +51,7 @@ LAMBDAS = ({"links": 0.3, "topics": 0.2}, {"links": 0.2, "topics": 0.1})
 
 @dataclass(frozen=True)
 class Case:
-    """What a recorded run is made of."""
+    """The parts of a recorded run."""
 
     base: str = "in_batch"
     kind: str = "bag"
@@ -59,21 +60,23 @@ class Case:
     softmax_weighting: bool = False
     every_steps: int = 1
     adaptive: bool = False
+    nodes: NodeChoice = "clicked"
 
 
 CASES = {
     "in_batch": Case(),
+    "all_nodes": Case(nodes="all"),
     "transformer": Case(kind="transformer", softmax_weighting=True),
     "ance": Case(base="ance"),
     "ngame": Case(base="ngame", softmax_weighting=True),
     "walked": Case(walked=True),
     "pruned": Case(walked=True, pruned=True),
-    "adaptive": Case(base="ance", every_steps=2, adaptive=True),
+    "adaptive": Case(base="ance", every_steps=2, adaptive=True, nodes="all"),
 }
 
 
 class RecordedRun:
-    """One recorded run on this worker; files that workers share lie in ``folder``."""
+    """One recorded run on this worker; ``folder`` has the files that workers share."""
 
     def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
         self.case, self.folder = case, folder
@@ -86,7 +89,9 @@ class RecordedRun:
         regularizers = self.objective.regularizers
         training_data = TrainingData.from_prepared(self.data, regularizers, self.edges)
         num_hard_negatives = 2 if case.base == "ance" else 0
-        self.sampler = Sampler(training_data, BATCH_SIZE, 3, None, num_hard_negatives)
+        self.sampler = Sampler(
+            training_data, BATCH_SIZE, 3, None, num_hard_negatives, nodes=case.nodes
+        )
         optimizer = build_optimizer(self.model.encoder, 2e-2, 0.01, 5e-2)
         schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
         trained: nn.Module = self.model
@@ -94,7 +99,7 @@ class RecordedRun:
             trained = nn.parallel.DistributedDataParallel(trained)
         self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
         if case.adaptive:
-            self.state.adaptive = AdaptiveWeights(self.objective, 0.5, self.model.device)
+            self.state.adaptive = AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)
         if case.base == "ngame":
             clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
             self.state.curriculum = Curriculum(
@@ -191,10 +196,10 @@ def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -
 
 
 def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, Any]:
-    """Return what every run gives, by number of workers and case."""
+    """Return the results of every run, by number of workers and case."""
     two = folder / "two"
     two.mkdir()
-    multiprocessing.spawn(_worker, (two, encoder, prepared), nprocs=2)
+    run_in_two_processes(_worker, two, encoder, prepared)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -205,7 +210,7 @@ def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, 
 
 
 def _cpu() -> str:
-    """Name the kind of CPU, which decides how sums are rounded."""
+    """Name the kind of CPU, on which the rounding of sums depends."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -219,7 +224,7 @@ def found(
     encoder_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """What every run gives now; ``--record`` makes that the record."""
+    """The present results of every run; ``--record`` makes them the record."""
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
     runs = _found(tmp_path_factory.mktemp("record"), encoder_path, paths)
     if request.config.getoption("--record"):

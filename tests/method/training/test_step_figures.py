@@ -1,4 +1,4 @@
-"""What is logged of training steps: each term of the steps that have it."""
+"""What is logged of training steps: each term in the steps that compute it."""
 
 import numpy as np
 import pytest

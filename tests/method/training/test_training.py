@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import csr_of, rows_of
-from torch import Tensor, distributed, multiprocessing, nn
+from support import csr_of, rows_of, run_in_two_processes
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -82,7 +82,7 @@ def data(request: pytest.FixtureRequest, kind: str) -> Prepared:
 
 
 class Recorder(nn.Module):
-    """Stands in for an encoder and remembers the texts that it was given."""
+    """Takes the place of an encoder and remembers the texts that it was given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,8 +182,7 @@ def _naive_terms(
             norm = sum(torch.exp(s / 0.1) for s in violators)
             for s in violators:
                 weight = torch.exp(s / 0.1) / norm if loss.softmax_weighting else 1.0
-                count = min(loss.num_negatives, len(pool))
-                total = total + weight * (s - own + MARGIN) / count / len(rows)
+                total = total + weight * (s - own + MARGIN) / len(similar) / len(rows)
         return total
 
     def keys(table: str, ids: np.ndarray) -> list[tuple[str, int]]:
@@ -396,10 +395,10 @@ def two_workers(
     encoder_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """The folder in which each of two processes left what its three steps gave."""
+    """The folder where each of two processes wrote the results of its three steps."""
     folder = tmp_path_factory.mktemp("workers")
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
-    multiprocessing.spawn(_two_workers, (folder, encoder_path, paths), nprocs=2)
+    run_in_two_processes(_two_workers, folder, encoder_path, paths)
     return folder
 
 

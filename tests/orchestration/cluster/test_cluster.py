@@ -1,4 +1,4 @@
-"""What is asked of a cluster, and what it gets back."""
+"""What is requested of a cluster, and given back."""
 
 from collections.abc import Iterator
 
@@ -47,7 +47,7 @@ def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
     [
         ([], {"num_cpus": 0, "num_gpus": 0.25}),
         ([{"GPU": 0.7}] * 2, {"num_cpus": 0, "num_gpus": 0.25}),
-        ([{"GPU": 0.8}] * 2, {"num_cpus": 1, "num_gpus": 0}),  # 0.2 of each is no quarter of one
+        ([{"GPU": 0.8}] * 2, {"num_cpus": 1, "num_gpus": 0}),  # no single GPU has 0.25
         ([{"GPU": 1}] * 2, {"num_cpus": 1, "num_gpus": 0}),
         ([{"GPU": 1}] * 2 + [{"CPU": 1}] * 2, {"num_cpus": 0, "num_gpus": 0}),
     ],

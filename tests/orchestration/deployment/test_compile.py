@@ -58,7 +58,7 @@ def registry(store: Store, dataset_path: Path) -> Registry:
 
 @pytest.fixture
 def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What a query is said to take, compiled and before."""
+    """The logged milliseconds per query, compiled and original."""
     said = [1.0, 2.0]
     monkeypatch.setattr(compilation, "time_alone", lambda models, texts: said)
     return said

@@ -1,4 +1,4 @@
-"""Tables of queries in, answers out; and ads that come after training."""
+"""Tables of queries answered, and ads added after training."""
 
 import os
 from collections import Counter
@@ -16,6 +16,7 @@ import ray
 from conftest import RunHere
 from mlflow.exceptions import MlflowException
 from stores import Store
+from support import NUM_CPUS
 
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
@@ -25,7 +26,6 @@ from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
-NUM_CPUS = 4
 NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
@@ -68,7 +68,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
     return folder
 
 
-def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
+def test_a_table_is_answered_and_an_interrupted_call_resumes(
     cluster: None,
     store: Store,
     run: Run,
@@ -111,67 +111,52 @@ def test_a_table_is_answered_and_a_call_that_was_cut_off_goes_on(
 
     code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert f"{answers} has predictions of another call (top_k differ)" in said
+    assert f"{answers} has predictions of a different call (top_k differ)" in said
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
-def test_answers_of_yesterdays_queries_are_not_taken_for_todays(
-    cluster: None, run: Run, tmp_path: Path
+def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
+    cluster: None, store: Store, run: Run, tmp_path: Path
 ) -> None:
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
-    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
-    assert run(predict, **flags)[0] == 0
-    pq.write_table(pa.table({"text": ["tango", "waltz"]}), queries)
-    code, said = run(predict, **flags)
-    assert code == 2
-    assert "has predictions of another call (queries differ); choose another folder" in said
-
-
-def test_queries_are_told_apart_by_what_they_say_not_by_size_and_time(
-    cluster: None, run: Run, tmp_path: Path
-) -> None:
-    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/asked@champion", "queries": queries, "answers": answers}
+    flags = {"model": "models:/asked/1", "queries": queries, "answers": answers}
 
     def write(*texts: str) -> int:
         pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
-        os.utime(queries, ns=(10**18, 10**18))
         return queries.stat().st_size
 
+    def assert_refused(differs: str) -> None:
+        code, said = run(predict, **flags)
+        assert code == 2
+        other = f"has predictions of another call ({differs} differ); choose another folder"
+        assert other in said
+
+    def set_time() -> None:
+        os.utime(queries, ns=(10**18, 10**18))
+
     size = write("robin", "heron")
+    set_time()
     assert run(predict, **flags)[0] == 0
     os.utime(queries)
     code, said = run(predict, **flags)  # another time, the same queries
     assert code == 0, said
+    write("tango", "waltz", "polka")
+    assert_refused("queries")
     assert write("tango", "waltz") == size
-    code, said = run(predict, **flags)
-    assert code == 2
-    assert "has predictions of another call (queries differ); choose another folder" in said
+    set_time()
+    assert_refused("queries")
 
-
-def test_a_retriever_whose_files_have_changed_is_another_one(
-    cluster: None, store: Store, run: Run, tmp_path: Path
-) -> None:
-    queries = tmp_path / "queries.parquet"
-    pq.write_table(pa.table({"text": ["robin", "heron"]}), queries)
-    registry = Registry(store.uri)
-    retriever = registry.look_up("models:/asked/1")
-    artifacts = Path(
-        store.client.get_logged_model(retriever.model_id).artifact_location.removeprefix("file://")
-    )
-    weights = next(artifacts.rglob("*.safetensors"))
+    write("robin", "heron")
+    retriever = Registry(store.uri).look_up("models:/asked/1")
+    location = store.client.get_logged_model(retriever.model_id).artifact_location
+    weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     before, stamp = weights.read_bytes(), weights.stat()
-    flags = {"model": "models:/asked/1", "queries": queries, "answers": tmp_path / "answers"}
-    assert run(predict, **flags)[0] == 0
     try:
         weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-        code, said = run(predict, **flags)
+        assert_refused("model_content")
     finally:
         weights.write_bytes(before)
-    assert code == 2
-    assert "has predictions of another call (model_content differ)" in said
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(
@@ -185,7 +170,7 @@ def test_parts_of_another_table_are_not_taken_for_answers(
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
 
 
-def test_a_cluster_without_room_is_told(
+def test_a_cluster_without_room_is_reported(
     cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answering, "MOMENT_S", 0.1)
@@ -196,7 +181,7 @@ def test_a_cluster_without_room_is_told(
     code, said = run(predict, **flags)
     ray.kill(busy)
     assert code == 2
-    room = "no machine has had {} CPU{} of memory free for 0.1 s; start this again when one has"
+    room = "no machine has had {} CPU{} of memory free for 0.1 s; run this again when one has"
     assert room.format(NUM_CPUS, " and 1.1 GB") in said
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
     monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
@@ -209,11 +194,11 @@ def test_a_cluster_without_room_is_told(
     ("changes", "message"),
     [
         ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
-        ({"use-gpu": ""}, "answers on CPUs only, as bags and compiled encoders do"),
+        ({"use-gpu": ""}, "answers on CPUs only, as all bags and compiled encoders do"),
         ({"column": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
-        ({"queries": "{csv}"}, "queries are read from parquet only"),
-        ({"queries": "{taken}"}, "has a column 'error', as the answers have; rename it"),
+        ({"queries": "{csv}"}, "queries can be read from parquet only"),
+        ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
         ({"model": "models:/asked@nobody"}, "Registered model alias nobody not found"),
         ({"model": "models:/nonesuch/1"}, "nonesuch"),
         ({"answers": "{csv}"}, "{csv}: File exists"),
@@ -261,7 +246,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, said = run(index, model="models:/asked@champion", ads=ads)
     assert code == 2
-    assert "ads.csv, row 2, column 'ad_id': an id that is taken: 'new-1', 'new-2'" in said
+    assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in said
     assert registry.restore("asked", "champion") == ("2", "1")
 
 
@@ -274,7 +259,7 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
         log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
     experiment = store.client.get_experiment_by_name("tests")
     newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
-    assert (newest.info.run_name, newest.info.status) == ("derived", "FAILED")
+    assert (newest.info.run_name, newest.info.status) == ("copy", "FAILED")
 
 
 def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path: Path) -> None:
@@ -287,7 +272,7 @@ def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path
     for one in (original, chosen):
         version = registry.register("moving", one.run_id, one.model_id)
         registry.choose(version, "champion")
-    with pytest.raises(RegistryError, match="moving@champion has moved on, and models:/"):
+    with pytest.raises(RegistryError, match="moving@champion was moved meanwhile, and models:/"):
         take_place(registry, derived, original, "models:/moving@champion")
     assert registry.look_up("models:/moving@champion") == chosen
 
@@ -297,12 +282,12 @@ def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path
     [
         ("ad_id,text\n", "holds no ads"),
         ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is taken: 'a'"),
+        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is in use: 'a'"),
         ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': no text"),
-        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is taken: '5'"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is in use: '5'"),
     ],
 )
-def test_bad_ads_are_told(
+def test_bad_ads_are_named(
     content: str, message: str, store: Store, run: Run, tmp_path: Path
 ) -> None:
     ads = tmp_path / "ads.csv"

@@ -1,4 +1,4 @@
-"""Who becomes the champion, who does not, and how it is undone."""
+"""Which retrievers become the champion, which do not, and how to undo it."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     assert code == 0, said
     assert _champion(store, "shop") == bad
     code, said = job("--restore", "--name", "shop")
-    assert (code, said) == (0, "shop@champion is version 2 again, no more version 1\n")
+    assert (code, said) == (0, "shop@champion is version 2 again, no longer version 1\n")
     assert _champion(store, "shop") == good
     described = store.client.get_model_version("shop", "2").description
     assert described.startswith("R@10 +")
@@ -114,7 +114,7 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert code == 2
     assert "is not promoted" in said
     code, said = job("--restore", "--name", "by-hand")
-    assert (code, said) == (0, "by-hand@champion is version 1 again, no more version 2\n")
+    assert (code, said) == (0, "by-hand@champion is version 1 again, no longer version 2\n")
     code, said = job("--restore", "--name", "by-hand")
     assert code == 2
     assert "'champion' before version 1" in said
@@ -226,7 +226,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     assert code == 2
     told = f"error: cannot compare with the champion, version {version.version}: "
     assert said.startswith(told)
-    assert said.endswith("; --force chooses without\n")
+    assert said.endswith("; --force promotes it anyway\n")
     assert said.count("\n") == 1
     code, said = job(better, "--name", name, "--force")
     assert code == 0, said
@@ -237,7 +237,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name", "shop"], "name the run to promote, or give --restore"),
+        (["--name", "shop"], "give the run to promote, or --restore"),
         (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
         (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
         (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
@@ -274,7 +274,7 @@ def test_a_new_model_or_alias_needs_a_name(
     before = store.client.search_registered_models()
     code, said = job(good, "--name", name)
     assert code == 2
-    assert re.fullmatch(r"error: the (alias|name of the model): .* is no valid name: .*\n", said)
+    assert re.fullmatch(r"error: the (alias|name of the model): .* is not a valid name: .*\n", said)
     assert store.client.search_registered_models() == before
     assert job("--restore", "--name", name)[0] == 2
 

@@ -44,7 +44,7 @@ WRONG = ["empty", "missing", "int, not a text"]
 
 @dataclass(frozen=True)
 class Logged:
-    """A retriever in a store, and what it was made from."""
+    """A retriever in a store, and the model and data it was made from."""
 
     folder: Path
     run: Run
@@ -138,7 +138,9 @@ def test_a_query_is_answered_the_same_alone_and_among_others(
         np.testing.assert_allclose(alone, together["scores"][row], atol=1e-6)
 
 
-def test_a_bad_row_is_told_and_the_others_are_answered(logged: Logged, queries: list[str]) -> None:
+def test_a_bad_row_is_reported_and_the_others_are_answered(
+    logged: Logged, queries: list[str]
+) -> None:
     model = logged.model
     asked: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
     answers = model.predict(pd.Series(asked, dtype=object))
@@ -147,7 +149,7 @@ def test_a_bad_row_is_told_and_the_others_are_answered(logged: Logged, queries: 
     assert errors[1] == errors[4] == "the query is empty"
     assert errors[2] == "the query is missing"
     assert errors[3] == "the query is int, not a text"
-    assert errors[5] == "the query has 10001 characters; at most 10000 are taken"
+    assert errors[5] == "the query has 10001 characters; at most 10000 are allowed"
     assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
     expected = model.predict([queries[1]])["ad_ids"][0]
     assert answers["ad_ids"][7] == expected
@@ -276,7 +278,7 @@ def test_an_index_finds_most_of_what_exact_search_finds(
 
 
 def _share(found: np.ndarray, exact: np.ndarray) -> float:
-    """Share of ``exact`` (queries, k) that is found."""
+    """Share of ``exact`` (queries, k) that the index finds."""
     pairs = zip(found.tolist(), exact.tolist(), strict=True)
     return float(np.mean([len(set(a) & set(b)) for a, b in pairs])) / exact.shape[1]
 

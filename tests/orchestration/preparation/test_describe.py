@@ -64,7 +64,7 @@ class PageReader(HTMLParser):
 
 
 def _quantiles_by_counting(name: str, values: list[int]) -> dict[str, float]:
-    """The smallest value that at least a part q of the values does not exceed."""
+    """The smallest value that at least a fraction q of the values does not exceed."""
     return {
         f"{name}/{key}": min(
             v for v in values if sum(w <= v for w in values) >= Fraction(q) * len(values)

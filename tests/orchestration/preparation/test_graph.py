@@ -1,4 +1,4 @@
-"""The graph job on a real Ray: its anchor sets, what it says, and training with them."""
+"""The graph job on a real Ray: its anchor sets, its messages, and training with them."""
 
 import json
 import shlex
@@ -25,8 +25,6 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
-
-NUM_CPUS = 4
 
 
 @pytest.fixture
@@ -80,7 +78,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     counts = {line[14:]: int(line[:12].replace(",", "")) for line in said if line[12:14] == "  "}
     assert counts["sessions"] == 81
     assert counts["sessions cut"] == 1
-    assert counts["events cut off"] == 2900
+    assert counts["events dropped"] == 2900
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
@@ -151,7 +149,7 @@ def test_training_learns_from_similar_texts(
     assert _share_of_loss_left(path, ["similar"], encoder_path, tmp_path) < 0.7
 
 
-def test_edges_of_ones_own(
+def test_edges_of_the_users_own(
     path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -12,7 +12,7 @@ import pytest
 import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import csr_of, rows_of, wait_until
+from support import NUM_CPUS, csr_of, rows_of, wait_until
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -28,7 +28,6 @@ from ramen_ray.orchestration.preparation import walks
 from ramen_ray.orchestration.preparation.walks import walked_edges
 
 Rows = list[list[int]]
-NUM_CPUS = 4
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
 EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
@@ -75,7 +74,8 @@ def _plain(
         else:
             here = there
             visits[visited] += 1
-    most = sorted(visits.items(), key=lambda item: (-item[1], item[0]))[: how.top_k]
+    ranks = keyed_hash((seed, node), np.arange(len(backward))).tolist()
+    most = sorted(visits.items(), key=lambda item: (-item[1], ranks[item[0]]))[: how.top_k]
     return dict(sorted(most))
 
 

@@ -1,23 +1,37 @@
-"""The bases: what each needs of a configuration, and whole runs of each."""
+"""The bases: what each needs in a configuration, and whole runs of each."""
 
 import threading
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
-from support import wait_until
+from ray.train import Checkpoint, UserCallback
+from support import kill_train_worker, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.components import (
+    build_model,
+    build_objective,
+    build_propensity,
+    build_sampler,
+    build_state,
+    encoder_tokenizer,
+)
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.presets import PRESETS
-
-NUM_CPUS = 4
 
 
 def test_presets_follow_the_papers_table() -> None:
@@ -85,6 +99,7 @@ def test_a_base_that_cannot_work_is_refused(
 
 
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
+PRUNED_AFTER = (1, 3)  # epochs
 
 
 @pytest.fixture(scope="module")
@@ -112,78 +127,105 @@ def config(small_run: RunConfig) -> RunConfig:
     )
 
 
-@pytest.fixture(scope="module")
-def ngame(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"base.kind": "ngame", "name": "ngame"}))
+Points = dict[str, list[tuple[int, float]]]
+
+
+def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
+    """Train without Ray, by plain loops: what is logged of the steps, and the best's metrics."""
+    objective, model = build_objective(config), build_model(config.encoder)
+    regularizers, edges = objective.regularizers, data.path / "edges"
+    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, edges))
+    state = build_state(config, model, model, sampler)
+    pruning = GraphPruning(data.path, edges, regularizers, config.pruning.prune_threshold, False)
+    propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
+    losses, weights = [], []
+    best: dict[str, Any] = {}
+    for epoch in range(config.training.epochs):
+        state.advance_curriculum()
+        if epoch in PRUNED_AFTER:
+            (folder / f"{epoch}").mkdir()
+            model.save(folder / f"{epoch}", config.encoder.max_length)
+            pruning(folder / f"{epoch}", folder / f"{epoch}")
+            state.sources = pruning.take(folder / f"{epoch}", state.sources)
+        stop = state.step + STEPS_PER_EPOCH
+        for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
+            losses.append(step)
+            weights.append(state.adaptive.weights.numpy().copy())
+        splits = ("validation", "test")
+        found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
+        metric = config.training.selection_metric
+        if not best or found["validation"][metric] > best["validation"][metric]:
+            best = found
+    of_steps = StepLosses.from_terms(objective, 0, global_losses(losses))
+    names, values, known = of_steps.figures(np.stack(weights), 0.0)
+    points = {
+        name: [
+            (int(step) + 1, float(values[step, column])) for step in known[:, column].nonzero()[0]
+        ]
+        for column, name in enumerate(names)
+    }
+    return points, best
 
 
 @pytest.fixture(scope="module")
-def ance(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"base.kind": "ance", "name": "ance"}))
+def data(cluster: None, config: RunConfig) -> Prepared:
+    tokenizer = encoder_tokenizer(config.encoder)
+    return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
 
 def test_bases_train_alike_until_they_have_seen_the_encoder(
-    ngame: TrainResult, ance: TrainResult
+    config: RunConfig, data: Prepared, tmp_path: Path
 ) -> None:
-    assert _losses(ngame)[:STEPS_PER_EPOCH] == _losses(ance)[:STEPS_PER_EPOCH]
-    assert len(_losses(ngame)) == len(_losses(ance)) == NUM_EPOCHS * STEPS_PER_EPOCH
-    assert _losses(ngame)[STEPS_PER_EPOCH] != _losses(ance)[STEPS_PER_EPOCH]
-    for result in (ngame, ance):
-        assert result.metrics["trained"]["validation"]["P@1"] > 0
+    task = {}
+    for base in ("ance", "ngame"):
+        (tmp_path / base).mkdir()
+        points, _ = _train_here(overlay(config, {"base.kind": base}), data, tmp_path / base)
+        task[base] = points["loss/task"]
+        assert len(task[base]) == NUM_EPOCHS * STEPS_PER_EPOCH
+    assert task["ngame"][:STEPS_PER_EPOCH] == task["ance"][:STEPS_PER_EPOCH]
+    assert task["ngame"][STEPS_PER_EPOCH] != task["ance"][STEPS_PER_EPOCH]
 
 
-def test_ance_renews_its_shortlists_at_epochs(ance: TrainResult) -> None:
-    made = {path.name for path in (ance.run_directory / "shortlists").iterdir()}
-    assert made == {"step_000000028"}, "only those in use are left"
-    history = MlflowClient(tracking_uri=ance.run.uri).get_metric_history
-    taken = [(point.step, point.value) for point in history(ance.run.id, "shortlists/step")]
-    assert sorted(taken) == [(14, 14), (28, 28)]
-
-
-def test_a_killed_worker_changes_nothing(config: RunConfig, ance: TrainResult) -> None:
-    changes = {"base.kind": "ance", "name": "ance-killed"}
-    killed = _fit_killing_a_worker(overlay(config, changes), at_step=18)
-    for name in ("loss/task", "loss/total"):
-        assert _losses(killed, name) == _losses(ance, name)
-    assert killed.metrics == ance.metrics
-
-
-def test_two_workers_of_which_one_is_killed_end_like_one(
-    config: RunConfig, ngame: TrainResult
+def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
+    config: RunConfig, data: Prepared, tmp_path: Path
 ) -> None:
-    changes = {"base.kind": "ngame", "name": "two", "workers.num_workers": 2}
+    config = overlay(config, {"base.kind": "ngame"})
+    expected, best = _train_here(config, data, tmp_path)
     # Checkpoint 18 lies in an epoch whose embeddings are kept for the next clusters.
-    killed = _fit_killing_a_worker(overlay(config, changes), at_step=18)
-    for name in ("loss/task", "loss/total"):
-        assert _losses(killed, name) == pytest.approx(_losses(ngame, name), abs=1e-4)
-    for split in ("validation", "test"):
-        for name, value in ngame.metrics["trained"][split].items():
+    killed = _fit_killing_a_worker(
+        overlay(config, {"name": "two", "workers.num_workers": 2}), at_step=18
+    )
+    client = MlflowClient(tracking_uri=killed.run.uri)
+    for name in ("loss/task", "loss/total", "lambda_x/links"):
+        points = client.get_metric_history(killed.run.id, name)
+        found = dict(sorted((point.step, point.value) for point in points))
+        assert found == pytest.approx(dict(expected[name]), abs=1e-4), name
+    assert killed.metrics["trained"]["validation"]["P@1"] > 0
+    for split, metrics in best.items():
+        for name, value in metrics.items():
             assert killed.metrics["trained"][split][name] == pytest.approx(value, abs=0.02), name
 
 
-def _losses(result: TrainResult, name: str = "loss/task") -> list[float]:
-    client = MlflowClient(tracking_uri=result.run.uri)
-    history = client.get_metric_history(result.run.id, name)
-    return [value for _, value in sorted((point.step, point.value) for point in history)]
-
-
 def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
-    """Train, and kill the worker when the checkpoint of ``at_step`` is there."""
-    checkpoint = Path(config.output) / "runs" / str(config.name) / f"checkpoint_{at_step:09d}"
-    killed: list[int] = []
-    killer = threading.Thread(target=_kill_worker_after, args=(checkpoint, killed))
+    """Train, and kill a worker when the checkpoint of ``at_step`` is there."""
+    folder = Path(config.output) / "runs" / str(config.name)
+    checkpoint, killed = folder / f"checkpoint_{at_step:09d}", folder / "killed"
+
+    def kill() -> None:
+        wait_until(checkpoint.exists, f"no {checkpoint}")
+        wait_until(kill_train_worker, "no worker to kill")
+        killed.touch()
+
+    class Holds(UserCallback):  # within a function, so that it travels as a whole
+        def after_report(
+            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+        ) -> None:
+            while metrics[0]["step"] == at_step and not killed.exists():
+                time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
     killer.start()
-    result = fit(config)
+    result = fit(config, callbacks=[Holds()])
     killer.join()
-    assert killed
+    assert killed.exists()
     return result
-
-
-def _kill_worker_after(checkpoint: Path, killed: list[int]) -> None:
-    wait_until(checkpoint.exists, f"no {checkpoint}")
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if "RayTrainWorker" in " ".join(process.cmdline()):
-                process.kill()
-                killed.append(process.pid)
-                return

@@ -1,11 +1,7 @@
-"""Pruning against a plain loop; its task, killed and failing; runs that prune as they train."""
+"""Pruning against a plain loop; its task, killed and failing."""
 
-import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +12,14 @@ import ray
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow.tracking import MlflowClient
-from support import ROOT, csr_of, rows_of, wait_until
+from pruned import assert_same, half, kept_by_a_loop
+from support import csr_of
 
-from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import Sources
@@ -38,46 +33,11 @@ from ramen_ray.orchestration.background.task import (
     read_report,
 )
 from ramen_ray.orchestration.embedding import embed_distinct
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
-from ramen_ray.orchestration.training.run_directory import RunDirectory
 
-NUM_CPUS = 4
-SETS = ["links", "topics"]
 SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset
 THRESHOLD = 0.3  # drops some edges of the made dataset, not all
-ALIKE = 0.9999  # drops all but those between equal texts
 EVERY_EPOCH = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=EPOCH, wait=True)
-
-
-def _plain(
-    edges: Csr, nodes: np.ndarray, anchors: np.ndarray, threshold: float
-) -> list[list[tuple[int, float]]]:
-    """Return each node's kept anchors with their weights."""
-    kept = []
-    for node, (start, stop) in enumerate(zip(edges.indptr, edges.indptr[1:], strict=False)):
-        row = []
-        for entry in range(start, stop):
-            anchor = edges.indices[entry]
-            weights = edges.cumulative_weights
-            weight = 1.0 if weights is None else weights[entry + 1] - weights[entry]
-            if float(nodes[node] @ anchors[anchor]) > threshold:
-                row.append((int(anchor), float(weight)))
-        kept.append(row)
-    return kept
-
-
-def _entries(edges: Csr) -> list[list[tuple[int, float]]]:
-    total = edges.cumulative_weights
-    weights = iter(np.ones(len(edges.indices)) if total is None else np.diff(total))
-    return [[(anchor, next(weights)) for anchor in row] for row in rows_of(edges)]
-
-
-def _assert_same(found: Csr, expected: list[list[tuple[int, float]]]) -> None:
-    for found_row, row in zip(_entries(found), expected, strict=True):
-        assert [anchor for anchor, _ in found_row] == [anchor for anchor, _ in row]
-        assert [w for _, w in found_row] == pytest.approx([w for _, w in row])
 
 
 @given(
@@ -86,9 +46,9 @@ def _assert_same(found: Csr, expected: list[list[tuple[int, float]]]) -> None:
     st.sampled_from([np.float16, np.float32]),
 )
 def test_it_keeps_what_a_plain_loop_keeps(
-    rows: list[list[int]], weighted: bool, threshold: float, block: int, kind: type
+    rows: list[list[int]], weighted: bool, threshold: float, batch: int, kind: type
 ) -> None:
-    draw = np.random.default_rng(block)
+    draw = np.random.default_rng(batch)
     edges = csr_of(rows)
     if weighted and len(edges.indices):
         pairs = np.repeat(np.arange(6), np.diff(edges.indptr)), edges.indices
@@ -97,11 +57,11 @@ def test_it_keeps_what_a_plain_loop_keeps(
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(kind)
     nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pruning, "EDGES_PER_BLOCK", block)
+        patch.setattr(pruning, "EDGES_PER_BATCH", batch)
         pruned = prune(edges, nodes, anchors, threshold)
     every = np.arange(6), np.arange(5)
-    kept = _plain(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
-    _assert_same(pruned.edges, kept)
+    kept = kept_by_a_loop(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
+    assert_same(pruned.edges, kept)
     num_edges = sum(map(len, rows))
     assert pruned.share_kept == (sum(map(len, kept)) / num_edges if num_edges else 1)
     assert pruned.num_left_bare == sum(
@@ -111,7 +71,9 @@ def test_it_keeps_what_a_plain_loop_keeps(
     assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
 
 
+@pytest.mark.parametrize("few_texts", [0, embedding.FEW_TEXTS])
 def test_each_distinct_text_is_encoded_once(
+    few_texts: int,
     cluster: None,
     prepared: Prepared,
     encoder_path: Path,
@@ -119,6 +81,7 @@ def test_each_distinct_text_is_encoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
+    monkeypatch.setattr(embedding, "FEW_TEXTS", few_texts)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]
@@ -134,7 +97,7 @@ def test_each_distinct_text_is_encoded_once(
 
 
 def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
-    """A task whose checkpoints are ``folder``, and whose results are taken for shortlists."""
+    """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
@@ -172,7 +135,7 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     assert (task.result(EPOCH) / "copy").read_text() == "some"
     assert read_report(task.result(EPOCH)).keys() == {"copied", "seconds"}
     assert [path.name for path in task.folder.iterdir()] == [f"step_{EPOCH:09d}"]
-    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed right then
+    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed at that moment
     assert _advance(_task(tmp_path, dies_first), EPOCH) == EPOCH
     assert len(list(attempts.iterdir())) == 2
 
@@ -194,7 +157,7 @@ def test_training_goes_on_when_a_task_fails_for_good(
     assert _advance(task, 2 * EPOCH) == 2 * EPOCH
 
 
-def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
+def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     cluster: None, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -231,7 +194,7 @@ def test_one_is_under_way_at_a_time_and_one_that_was_cut_off_goes_on(
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
-def test_what_is_under_way_when_training_ends_is_given_up(cluster: None, tmp_path: Path) -> None:
+def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
     def sleeps(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)
         return {}
@@ -257,115 +220,6 @@ def test_a_side_without_weight_is_not_pruned(
     assert [path.name for path in (tmp_path / "links").iterdir()] == [side]
     table = {"query": prepared.queries["train"], "ad": prepared.ads}[side]
     anchors = prepared.anchors("links")
-    nodes, anchors = (_half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
-    expected = _plain(prepared.edges("links", side), nodes, anchors, THRESHOLD)
-    _assert_same(Csr.open(tmp_path / "links" / side), expected)
-
-
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "encoder.kind": "transformer",
-            "optimizer.lr": 1e-3,
-            "pruning.mode": "synchronous",
-            "pruning.prune_threshold": THRESHOLD,
-            "pruning.warmup_epochs": 1,
-            "pruning.every_epochs": 1,
-            "training.checkpoint_every_steps": 3,
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def unharmed(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"name": "unharmed"}))
-
-
-def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: TrainResult) -> None:
-    assert _history(unharmed, "graph/step") == [(s, s) for s in (EPOCH, 2 * EPOCH, 3 * EPOCH)]
-    waited = [seconds for _, seconds in _history(unharmed, "graph/waited_s")]
-    assert 0 < waited[0] < waited[1] < waited[2]
-    notes = RunDirectory(unharmed.run_directory).notes
-    assert notes["waited_seconds"] == waited[2]
-    assert notes["trained_seconds"] > 0
-    newest = unharmed.run_directory / "graphs" / f"step_{3 * EPOCH:09d}"
-    for name, value in read_report(newest).items():
-        assert _history(unharmed, f"graph/{name}")[-1] == (3 * EPOCH, value)
-    shares = [read_report(newest)[f"share_kept/{name}/{side}"] for name in SETS for side in SIDES]
-    assert 0 < min(shares) <= max(shares) < 1, shares
-    assert list(newest.parent.iterdir()) == [newest]
-
-
-@pytest.mark.slow
-def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
-    config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
-) -> None:
-    config = overlay(config, {"name": "driver-killed"})
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(config.model_dump()))
-    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
-    graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
-    pending = graphs / ".pending" / f"step_{3 * EPOCH:09d}" / "encoder"
-    wait_until(pending.exists, f"no {pending}")
-    shutil.copytree(pending, tmp_path / "encoder")
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    result = fit(config)
-    _assert_same_run(result, unharmed)
-    model = load_model(tmp_path)
-    of_nodes = {
-        side: _half(model.embed_texts(table, np.arange(len(table))))
-        for side, table in (("query", prepared.queries["train"]), ("ad", prepared.ads))
-    }
-    for name in SETS:
-        table = prepared.anchors(name)
-        of_anchors = _half(model.embed_texts(table, np.arange(len(table))))
-        for side in SIDES:
-            generation = Csr.open(graphs / f"step_{3 * EPOCH:09d}" / name / side)
-            expected = _plain(prepared.edges(name, side), of_nodes[side], of_anchors, THRESHOLD)
-            _assert_same(generation, expected)
-
-
-def test_an_asynchronous_run_takes_a_generation_while_it_trains(
-    cluster: None, config: RunConfig
-) -> None:
-    changes = {
-        "name": "asynchronous",
-        "pruning.mode": "asynchronous",
-        "pruning.prune_threshold": ALIKE,
-        "training.epochs": 16,
-        "training.validate_every": 16,
-        "training.checkpoint_every_steps": None,
-        "workers.num_workers": 2,
-    }
-    result = fit(overlay(config, changes))
-    taken = _history(result, "graph/step")
-    assert taken
-    assert all(of_step < step and step % EPOCH == 0 for step, of_step in taken)
-    losses = dict(_history(result, "loss/R_x/topics"))
-    first = taken[0][0]
-    assert max(losses[step] for step in range(first - EPOCH + 1, first + 1)) > 0
-    assert max(losses[step] for step in range(first + 1, first + EPOCH + 1)) == 0
-    graphs = {path.name for path in (result.run_directory / "graphs").iterdir()}
-    assert ".pending" not in graphs
-
-
-def _half(vectors: np.ndarray) -> np.ndarray:
-    return vectors.astype(np.float16).astype(np.float32)
-
-
-def _assert_same_run(result: TrainResult, unharmed: TrainResult) -> None:
-    assert result.metrics == unharmed.metrics
-    assert _history(result, "loss/total") == _history(unharmed, "loss/total")
-    for name in SETS:
-        share = f"graph/share_kept/{name}/query"
-        assert _history(result, share) == _history(unharmed, share)
-
-
-def _history(result: TrainResult, metric: str) -> list[tuple[int, float]]:
-    client = MlflowClient(tracking_uri=result.run.uri)
-    points = client.get_metric_history(result.run.id, metric)
-    return sorted((point.step, point.value) for point in points)
+    nodes, anchors = (half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
+    expected = kept_by_a_loop(prepared.edges("links", side), nodes, anchors, THRESHOLD)
+    assert_same(Csr.open(tmp_path / "links" / side), expected)

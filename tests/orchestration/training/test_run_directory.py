@@ -23,7 +23,7 @@ def dataset(dataset_path: Path) -> Dataset:
     return Dataset(dataset_path)
 
 
-def test_a_run_that_was_cut_off_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
+def test_an_interrupted_run_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
     with open_run_directory(config, dataset) as first:
         first.note(mlflow_run_id="abc")
     with open_run_directory(config, dataset) as second:
@@ -87,7 +87,7 @@ def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_name_in_use_is_refused(finished: bool, config: RunConfig, dataset: Dataset) -> None:
     named = overlay(config, {"name": "mine"})
-    reason = "is finished" if finished else "is being worked on"
+    reason = "is finished" if finished else "is in use"
     with open_run_directory(named, dataset) as directory:
         directory.note(finished=finished)
         if not finished:
@@ -141,11 +141,11 @@ def test_a_run_cannot_take_the_folder_of_all_runs(
     with pytest.raises(KeyboardInterrupt), open_run_directory(unchecked, dataset):
         raise KeyboardInterrupt
     assert (earlier.path / "checkpoint_000000001").is_dir()
-    with pytest.raises(ConfigError, match=r"name: .* is no valid name"):
+    with pytest.raises(ConfigError, match=r"name: .* is not a valid name"):
         overlay(config, {"name": name})
 
 
-def test_a_folder_that_cannot_be_made_is_told(config: RunConfig, dataset: Dataset) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(config: RunConfig, dataset: Dataset) -> None:
     runs = Path(config.output) / "runs"
     runs.mkdir()
     (runs / "mine").write_text("a file")

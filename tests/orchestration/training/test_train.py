@@ -1,29 +1,45 @@
-"""Whole runs on a real Ray: what they leave, and that a killed one ends like an unharmed one."""
+"""Whole runs on a real Ray: their results, and that a killed run ends like an undisturbed one."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
-import psutil
+import numpy as np
 import pytest
 from conftest import RunHere
 from mlflow.tracking import MlflowClient
-from support import ROOT, wait_until
+from pruned import assert_same, half, kept_by_a_loop
+from support import ROOT, kill_train_worker, wait_until
 
 from jobs import train
 from ramen_ray.config import RunConfig, overlay, read_config
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.training.run_directory import RunDirectory
 from ramen_ray.tracking.runs import Run
 
-NUM_CPUS = 4
-AMID_SECOND_EPOCH = "checkpoint_000000009"  # an epoch of the made dataset has 7 steps
+EPOCH = 7  # steps of an epoch of the made dataset
+NUM_STEPS = 5 * EPOCH
+AMID_SECOND_EPOCH = "checkpoint_000000009"
+THRESHOLD = 0.3  # drops some edges of the made dataset, not all
+REGULARIZERS = [
+    Regularizer("links", "query"),
+    Regularizer("links", "ad"),
+    Regularizer("topics", "query"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +52,16 @@ def config(small_run: RunConfig) -> RunConfig:
             "regularization.adaptive": True,
             "regularization.every_steps": 2,
             "optimizer.lr": 1e-3,
+            "base.kind": "ance",
+            "base.refresh_every": 2,
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "pruning.mode": "synchronous",
+            "pruning.prune_threshold": THRESHOLD,
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 1,
+            "training.epochs": NUM_STEPS // EPOCH,
             "training.checkpoint_every_steps": 3,
         },
     )
@@ -59,8 +85,8 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert run.info.status == "FINISHED"
     assert run.data.params["regularization.lambda_x.links"] == "0.1"
     assert float(run.data.params["dataset.num_train_queries"]) == 60
-    assert steps["loss/task"] == steps["lambda_x/links"] == list(range(1, 29))
-    assert steps["loss/R_z/links"] == steps["loss/total"] == list(range(1, 29, 2))
+    assert steps["loss/task"] == steps["lambda_x/links"] == list(range(1, NUM_STEPS + 1))
+    assert steps["loss/R_z/links"] == steps["loss/total"] == list(range(1, NUM_STEPS + 1, 2))
     assert 0.07 < weights[-1].value < 0.101
     assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
     terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
@@ -77,8 +103,6 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     drawn = ("losses", "weights", "validation", "head_torso_tail")
     assert plots == {f"plots/{name}.png" for name in drawn}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
-    assert not [name for name in run.data.metrics if name.startswith("graph/")]
-    assert not (unharmed.run_directory / "graphs").exists()
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
 
@@ -102,7 +126,7 @@ def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path)
 
 def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
     kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
-    assert "checkpoint_000000028" in kept
+    assert f"checkpoint_{NUM_STEPS:09d}" in kept
     assert unharmed.encoder.parent.name in kept
     assert len(kept) <= 2
 
@@ -112,21 +136,48 @@ def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
     assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
 
 
+def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:
+    made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
+    assert made == {f"step_{4 * EPOCH:09d}"}, "only those in use are left"
+    assert _history(unharmed.run, "shortlists/step") == [(2 * EPOCH,) * 2, (4 * EPOCH,) * 2]
+
+
+def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: TrainResult) -> None:
+    generations = range(EPOCH, NUM_STEPS, EPOCH)
+    assert _history(unharmed.run, "graph/step") == [(step, step) for step in generations]
+    waited = [seconds for _, seconds in _history(unharmed.run, "graph/waited_s")]
+    assert all(before < after for before, after in pairwise([0, *waited]))
+    notes = RunDirectory(unharmed.run_directory).notes
+    renewed = _history(unharmed.run, "shortlists/waited_s")[-1][1]
+    assert notes["waited_seconds"] == pytest.approx(waited[-1] + renewed)
+    assert notes["trained_seconds"] > 0
+    newest = unharmed.run_directory / "graphs" / f"step_{generations[-1]:09d}"
+    for name, value in read_report(newest).items():
+        assert _history(unharmed.run, f"graph/{name}")[-1] == (generations[-1], value)
+    shares = [read_report(newest)[f"share_kept/{one.path}"] for one in REGULARIZERS]
+    assert 0 < min(shares) <= max(shares) < 1, shares
+    assert list(newest.parent.iterdir()) == [newest]
+
+
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
-    config: RunConfig, unharmed: TrainResult, run_here: RunHere, tmp_path: Path
+    config: RunConfig,
+    unharmed: TrainResult,
+    run_here: RunHere,
+    joining: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config.model_dump()))
     words = ["--config", str(file), "--name", "killed"]
     run_directory = Path(config.output) / "runs" / "killed"
     command = [sys.executable, str(ROOT / "jobs" / "train.py"), *words]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=joining)
     wait_until((run_directory / AMID_SECOND_EPOCH).exists, "no checkpoint amid an epoch")
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = json.loads((run_directory / "run.json").read_text())
     assert not before.get("finished")
-    killed: list[int] = []
+    killed: list[bool] = []
     killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
     killer.start()
     code, said = run_here(train, *words)
@@ -137,32 +188,62 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
     assert after["metrics"] == unharmed.metrics
     run = Run(unharmed.run.uri, after["mlflow_run_id"])
-    assert _losses(run) == _losses(unharmed.run)
+    _assert_same_histories(run, unharmed.run)
     logged = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.metrics
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
 
 
-def _losses(run: Run) -> list[set[tuple[int, float]]]:
-    """Return steps with their losses, once: a kill can come before a logged step is noted."""
-    client = MlflowClient(tracking_uri=run.uri)
-    histories = [client.get_metric_history(run.id, name) for name in ("loss/task", "loss/total")]
-    return [{(point.step, point.value) for point in history} for history in histories]
+@pytest.mark.slow
+def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
+    config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
+) -> None:
+    config = overlay(config, {"name": "driver-killed"})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+    graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    newest = f"step_{NUM_STEPS - EPOCH:09d}"
+    pending = graphs / ".pending" / newest / "encoder"
+    wait_until(pending.exists, f"no {pending}")
+    shutil.copytree(pending, tmp_path / "encoder")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    result = fit(config)
+    assert result.metrics == unharmed.metrics
+    _assert_same_histories(result.run, unharmed.run)
+    model = load_model(tmp_path)
+
+    def embedded(table: TokenTable) -> np.ndarray:
+        return half(model.embed_texts(table, np.arange(len(table))))
+
+    of_nodes = {"query": embedded(prepared.queries["train"]), "ad": embedded(prepared.ads)}
+    for one in REGULARIZERS:
+        of_anchors = embedded(prepared.anchors(one.anchor_set))
+        edges = prepared.edges(one.anchor_set, one.side)
+        expected = kept_by_a_loop(edges, of_nodes[one.side], of_anchors, THRESHOLD)
+        assert_same(Csr.open(graphs / newest / one.path), expected)
 
 
-def _kill_worker_late(run_directory: Path, killed: list[int]) -> None:
+def _assert_same_histories(run: Run, unharmed: Run) -> None:
+    """Compare steps with their values, once: a kill can come before a logged step is noted."""
+    shares = [f"graph/share_kept/{one.path}" for one in REGULARIZERS]
+    for name in ("loss/task", "loss/total", *shares):
+        assert set(_history(run, name)) == set(_history(unharmed, name)), name
+
+
+def _history(run: Run, metric: str) -> list[tuple[int, float]]:
+    points = MlflowClient(tracking_uri=run.uri).get_metric_history(run.id, metric)
+    return sorted((point.step, point.value) for point in points)
+
+
+def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:
     """Kill the worker amid the third epoch, or the fourth if the driver's death came as late."""
     late = [run_directory / f"checkpoint_{step:09d}" for step in (18, 24)]
 
     def kill() -> bool:
-        if not any(checkpoint.exists() for checkpoint in late):
-            return False
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if "RayTrainWorker" in " ".join(process.cmdline()):
-                    process.kill()
-                    killed.append(process.pid)
-                    return True
-        return False
+        return any(checkpoint.exists() for checkpoint in late) and kill_train_worker()
 
     wait_until(kill, "no worker to kill")
+    killed.append(True)

@@ -1,7 +1,8 @@
-"""A run on walked graphs and a zero-shot split: what it trains on, measures and predicts."""
+"""A run on walked graphs and a zero-shot split, pruned meanwhile: what it trains on and finds."""
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import TOPICS
 from mlflow.tracking import MlflowClient
+from ray.train import Checkpoint, UserCallback
 
 from jobs import evaluate as evaluate_job
 from ramen_ray.command_line import run_job
@@ -20,6 +22,7 @@ from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import compute_step
+from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.walks import walked_edges
 from ramen_ray.orchestration.training.components import (
@@ -31,7 +34,8 @@ from ramen_ray.orchestration.training.components import (
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 
-NUM_CPUS = 4
+NUM_EPOCHS = 12
+ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 NAMES = {
     kind: {word for topic in topics for word in TOPICS[topic]}
@@ -52,14 +56,53 @@ def config(split_path: Path, small_run: RunConfig) -> RunConfig:
             "walk.enabled": True,
             "walk.max_anchor_degree": 20,
             "walk.top_k": 6,
-            "training.epochs": 1,
+            "name": "walked",
+            "optimizer.lr": 1e-3,
+            "pruning.mode": "asynchronous",
+            "pruning.prune_threshold": ALIKE,
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 1,
+            "training.epochs": NUM_EPOCHS,
+            "training.validate_every": NUM_EPOCHS,
+            "workers.num_workers": 2,
         },
     )
 
 
+def _waits_for_a_graph(graphs: Path) -> UserCallback:
+    """Keep a run at the ends of epochs until its first pruned graph is made and taken."""
+
+    class Waits(UserCallback):  # within a function, so that it travels as a whole
+        def after_report(
+            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+        ) -> None:
+            if metrics[0]["epoch"] > 1 and not any(graphs.glob("step_*")):
+                while not any(graphs.glob(f".pending/step_*/*/{REPORT_FILE}")):
+                    time.sleep(0.05)
+                time.sleep(1)  # its task ends right after
+
+    return Waits()
+
+
 @pytest.fixture(scope="module")
 def trained(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(config)
+    graphs = Path(config.output) / "runs" / "walked" / "graphs"
+    return fit(config, callbacks=[_waits_for_a_graph(graphs)])
+
+
+def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainResult) -> None:
+    history = MlflowClient(tracking_uri=trained.run.uri).get_metric_history
+    points = history(trained.run.id, "graph/step")
+    taken = sorted((point.step, point.value) for point in points)
+    losses = {point.step: point.value for point in history(trained.run.id, "loss/R_x/topics")}
+    epoch = max(losses) // NUM_EPOCHS
+    assert taken
+    assert all(of_step < step and step % epoch == 0 for step, of_step in taken)
+    first = taken[0][0]
+    assert max(losses[step] for step in range(first - epoch + 1, first + 1)) > 0
+    assert max(losses[step] for step in range(first + 1, first + epoch + 1)) == 0
+    graphs = {path.name for path in (trained.run_directory / "graphs").iterdir()}
+    assert ".pending" not in graphs
 
 
 def test_it_trains_on_the_walked_graph_and_knows_its_positives(

@@ -1,4 +1,4 @@
-"""Ablations on a real Ray and a real MLflow store: what is trained, compared, left, and resumed."""
+"""Ablations on a real Ray and a real MLflow store: trained, compared, reported and resumed."""
 
 import logging
 import re
@@ -20,7 +20,6 @@ from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, prop
 from ramen_ray.orchestration.tuning.variants import AblationConfig, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
-NUM_CPUS = 3
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
@@ -98,14 +97,14 @@ ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
 
 @pytest.fixture(scope="module")
 def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
-    """The times of the runs that an ablation finished beside one that failed."""
+    """When each other run of an ablation with a failed run was finished."""
     taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
     with open_run_directory(taken, Dataset(config.dataset)) as directory:
         with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
             ablate(config, ABLATION)
         (directory.path / "config.json").unlink()
     assert f"{directory.name}: " in str(failure.value)
-    assert "is being worked on by another process" in str(failure.value)
+    assert "is in use by another process" in str(failure.value)
     return _finished(config)
 
 

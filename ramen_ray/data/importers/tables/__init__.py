@@ -1,7 +1,7 @@
-"""Import a user's own tables, in stages that tasks can share out.
+"""Import a user's own tables, in stages that parallel tasks can run.
 
-Staging reads pieces of the sources and replaces ids by 64-bit hashes; numbering gives queries and
-ads consecutive numbers and sums the clicks between them; planning decides on splits and final ids;
-writing makes the dataset directory's parts. The stages meet in files of one staging folder, so
-a process holds one piece at a time, and some bytes for every query and ad.
+Staging reads pieces of the sources and replaces ids by 64-bit hashes. Numbering gives queries and
+ads consecutive numbers and sums the clicks between them. Planning decides on splits and final ids.
+Writing makes the dataset directory's parts. Each stage reads the previous one's files in a staging
+folder, so a process holds one piece at a time, and a few bytes for every query and ad.
 """

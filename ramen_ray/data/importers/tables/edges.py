@@ -24,13 +24,13 @@ def write_edges(
     writer: DatasetWriter,
     run: RunTasks = one_after_another,
 ) -> dict[str, int]:
-    """Write the anchor set ``name``, in tasks that ``run`` runs.
+    """Write the anchor set ``name``; ``run`` runs the tasks.
 
     Returns:
-        Row counts of what was written, and edges left out or joined.
+        Counts of the rows written, and of the edges left out or merged.
 
     Raises:
-        DatasetError: names every row that is wrong, or no edge is left.
+        DatasetError: rows are wrong (names each), or no edge is left.
     """
     edge_list = tables.edge_lists[name]
     namings = {

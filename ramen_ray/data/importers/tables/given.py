@@ -19,7 +19,7 @@ from ramen_ray.data.importers.tables.staging import (
     write_findings,
 )
 from ramen_ray.data.prepared.hashing import uniforms
-from ramen_ray.data.sources import Block, Piece, as_strings, read_piece
+from ramen_ray.data.sources import Piece, SourceBatch, as_strings, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 
@@ -36,14 +36,14 @@ def stage_splits(piece: Piece, number: int, tables: UserTables, folder: Path) ->
     _, names = tables.given_splits
     found = _Names(tables, folder)
     with new_part(folder, "splits", number, GIVEN_SPLITS) as part:
-        for block in read_piece(piece):
-            found.findings.extend(block.findings)
-            queries = found.numbers(block, "queries", names["query"])
-            cells, empty = block.cells(names["split"], as_strings)
+        for batch in read_piece(piece):
+            found.findings.extend(batch.findings)
+            queries = found.numbers(batch, "queries", names["query"])
+            cells, empty = batch.cells(names["split"], as_strings)
             place = pc.index_in(pc.utf8_trim_whitespace(cells), pa.array(SPLITS))
             places = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
             bad = empty | (places < 0)
-            found.findings.extend(bad_cells(block, names, {"split": bad}))
+            found.findings.extend(bad_cells(batch, names, {"split": bad}))
             known = (queries >= 0) & ~bad
             rows = pa.table([queries[known], places[known]], GIVEN_SPLITS.names)
             part.write_table(rows.cast(GIVEN_SPLITS))
@@ -55,10 +55,10 @@ def stage_filters(piece: Piece, number: int, tables: UserTables, folder: Path) -
     names = tables.filter_columns
     found = _Names(tables, folder)
     with new_part(folder, "filters", number, FILTERS) as part:
-        for block in read_piece(piece):
-            found.findings.extend(block.findings)
-            queries = found.numbers(block, "queries", names["query"])
-            ads = found.numbers(block, "ads", names["ad"])
+        for batch in read_piece(piece):
+            found.findings.extend(batch.findings)
+            queries = found.numbers(batch, "queries", names["query"])
+            ads = found.numbers(batch, "ads", names["ad"])
             known = (queries >= 0) & (ads >= 0)
             part.write_table(pa.table([queries[known], ads[known]], schema=FILTERS))
     write_findings(folder, f"filters-{number:06d}", found.findings)
@@ -104,7 +104,7 @@ def given_splits(
 
 @dataclass
 class _Names:
-    """Numbers the queries and ads that the cells of a block name, and gathers what is wrong.
+    """Numbers the queries and ads that the cells of a batch name, and gathers what is wrong.
 
     Attributes:
         tables: the user's.
@@ -116,10 +116,10 @@ class _Names:
     folder: Path
     findings: list[Finding] = field(default_factory=list)
 
-    def numbers(self, block: Block, kind: str, column: str) -> Int64s:
+    def numbers(self, batch: SourceBatch, kind: str, column: str) -> Int64s:
         """Return the number (rows,) of the query or ad in ``column`` of each row; else -1."""
-        cells, empty = block.cells(column, as_strings)
-        self.findings += bad_cells(block, {kind: column}, {kind: empty})
+        cells, empty = batch.cells(column, as_strings)
+        self.findings += bad_cells(batch, {kind: column}, {kind: empty})
         places, found = name_nodes(cells, kind, self.folder, self.tables)
         numbers = np.full(len(cells), -1)
         numbers[places] = found
@@ -130,7 +130,7 @@ class _Names:
             listed = getattr(self.tables, kind) or self.tables.clicks
             message = f"{int(unknown.sum())} rows name {what} that is not in {listed}"
             advice = "add what is missing, or leave such rows out with skip_bad_rows"
-            self.findings.append(block.finding(column, unknown, message, advice))
+            self.findings.append(batch.finding(column, unknown, message, advice))
         return numbers
 
 

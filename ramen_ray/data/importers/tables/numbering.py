@@ -1,4 +1,4 @@
-"""Second stage: number queries and ads, and sum up the clicks between these numbers."""
+"""Second stage: number queries and ads, and sum the clicks of each pair."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,10 @@ class Numbering:
 
     Attributes:
         id_hashes: (ids,) uint64, ascending.
-        id_numbers: (ids,) int64, the number that each id stands for.
-        row_numbers: (staged rows,) int64, a row's number; -1 where an earlier row has it.
+        id_numbers: (ids,) int64, each id's number.
+        row_numbers: (staged rows,) int64, each row's number; -1 where an earlier row has the same.
         part_starts: (parts + 1,) int64, the first staged row of each part.
-        part_numbers: (parts,) int64, the first number that each part can hold.
+        part_numbers: (parts,) int64, the lowest number that each part may hold.
         folded_hashes: (numbers,) uint64, equal for texts that differ in case or white space only.
     """
 
@@ -72,8 +72,8 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
     """Number the staged ``queries`` or ``ads``; queries of equal text get one number.
 
     Returns:
-        ``ids``, ``repeated_rows`` (an id again), ``other_texts`` (an id again, with another text)
-        and ``merged`` (queries that have the text of an earlier one).
+        ``ids``, ``repeated_rows`` (whose id an earlier row has), ``other_texts`` (those of them
+        with a different text) and ``merged`` (queries with the text of an earlier one).
     """
     parts = [read_part(folder, kind, part) for part in range(num_parts)]
     ids, texts, folded = (_column(parts, name) for name in ("id_hash", "text_hash", "folded_hash"))
@@ -109,7 +109,7 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
 def name_nodes(
     cells: pa.StringArray, kind: str, folder: Path, tables: UserTables
 ) -> tuple[Int64s, Int64s]:
-    """Return the places of cells that name ``queries`` or ``ads`` at all, and their numbers."""
+    """Return which cells name a known query or ad (``kind``), and the numbers of these."""
     by_text = getattr(tables, kind) is None
     names = normalized(cells) if by_text and tables.normalize_texts else cells
     numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))
@@ -121,8 +121,8 @@ def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> 
     """Replace the hashes in a staged part of clicks by the numbers of queries and ads.
 
     Returns:
-        columns of :data:`SUMMED` and ``part`` (int64), the part of queries that the click's query
-        is in; clicks of unknown queries or ads are left out and noted as findings.
+        columns of :data:`SUMMED` and ``part`` (int64), the part that holds the click's query.
+        Clicks of unknown queries or ads are left out and written as findings.
     """
     clicks = read_part(folder, "clicks", part)
     columns, known = {}, np.ones(len(clicks), dtype=bool)
@@ -158,18 +158,18 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
 
 
 def sum_clicks(clicks: pa.Table, folder: Path, tables: UserTables) -> pa.Table:
-    """Sum the clicks of each (query, ad, period) of one part of queries, and write them sorted.
+    """Sum the clicks of each (query, ad, period) of one part of queries; write the sums sorted.
 
     Args:
         clicks: columns of :data:`SUMMED` and ``part``, which is the same in all rows.
         folder: staging folder.
-        tables: pairs of query and ad whose weights sum up to less than ``min_click_weight`` are
-            left out and, if ``drop_own_text``, those of equal text.
+        tables: pairs of query and ad whose weights sum to less than ``min_click_weight`` are left
+            out and, if ``drop_own_text``, those of equal text.
 
     Returns:
-        one row with the ``part``, and how many ``clicks`` came in, as how many ``pairs`` of query
-        and ad, of which how many are too light (``light_pairs``) or of equal text (``own_pairs``)
-        and left out.
+        one row with the ``part``, and the numbers of ``clicks`` read, of ``pairs`` of query and ad
+        among them, and of pairs left out for their low weight (``light_pairs``) or equal text
+        (``own_pairs``).
     """
     names = ("query", "ad", "period")
     query, ad, period = (clicks[name].to_numpy() for name in names)

@@ -1,4 +1,4 @@
-"""Third stage: which queries and ads stay, in which split, under which ids."""
+"""Third stage: decide which queries and ads are kept, in which split, with which ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Plan:
     """Splits and final ids, by the numbers of queries and ads.
 
     Attributes:
-        query_periods: (queries,) int8, the period whose clicks of a query count.
-        query_splits: (queries,) int8, place in SPLITS; -1 for queries that are left out.
+        query_periods: (queries,) int8, the period in which a query's clicks count.
+        query_splits: (queries,) int8, index into SPLITS; -1 for queries that are left out.
         query_ids: (queries,) int64, ids within the split.
         ad_ids: (ads,) int64; -1 for ads that are left out.
     """
@@ -47,19 +47,19 @@ class Plan:
 
 
 def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
-    """Decide what stays and where, and write the :class:`Plan`.
+    """Decide what is kept and in which split, and write the :class:`Plan`.
 
     Queries whose texts differ only in case and white space share a split. With a split by time a
-    query belongs to the period of its first click, and only its clicks in that period count: what
-    happened after training's time is not trained on. Queries without a click that counts stay in
-    the train split, if at all.
+    query belongs to the period of its first click, and only its clicks in that period count, so
+    that training never sees a later click. Queries without a click that counts stay in the train
+    split, if at all.
 
     Returns:
-        how many ads and queries are left out for having too few clicks, or two splits, and how many
-        train queries stay without a click.
+        how many ads and queries are left out because they have too few clicks or two splits, and
+        how many train queries stay without a click.
 
     Raises:
-        DatasetError: nothing is left of a split, or a query is given two.
+        DatasetError: a split would be empty, or a query is given two.
     """
     queries, ads = Numbering.open(folder, "queries"), Numbering.open(folder, "ads")
     num_queries = int(queries.id_numbers.max(initial=-1)) + 1
@@ -107,7 +107,7 @@ _ADVICE = {
 
 
 def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
-    """Return each query's (queries,) first period, together with the queries of its folded text."""
+    """Return the first period (queries,) in which any query of the same folded text is clicked."""
     first = np.full(len(folded), _NOT_CLICKED, dtype=np.int8)
     for clicks in read_parts(folder, "summed"):
         np.minimum.at(first, clicks["query"].to_numpy(), clicks["period"].to_numpy())
@@ -118,7 +118,7 @@ def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
 
 
 def _splits(periods: Int8s, folded: UInt64s, splits: Splits) -> Int8s:
-    """Assign queries to splits by their period; those before the first bound also at random."""
+    """Assign queries to splits by their period; those of the first period at random."""
     drawn = uniforms((splits.seed, _KEY), folded)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction

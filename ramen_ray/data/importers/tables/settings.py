@@ -16,14 +16,15 @@ class Columns:
     """Names of the columns in the user's tables."""
 
     clicks_query: str | None = None
-    """Query of a click: its id (default query_id), or its text (default query) without a table of
-    queries."""
+    """Query of a click: its id (default query_id), or its text (default query) if there is no
+    table of queries."""
     clicks_ad: str | None = None
-    """Ad of a click: its id (default ad_id), or its text (default ad) without a table of ads."""
+    """Ad of a click: its id (default ad_id), or its text (default ad) if there is no table of
+    ads."""
     clicks_weight: str | None = None
-    """How often, or how much, a click counts; without it every row counts 1."""
+    """Weight of a click, such as a count; without it every row counts 1."""
     clicks_time: str | None = None
-    """When the click was: a timestamp, ISO 8601 text, or seconds since 1970."""
+    """Time of a click: a timestamp, ISO 8601 text, or seconds since 1970."""
     query_id: str = "query_id"
     """Id of a query in the table of queries."""
     query_text: str = "text"
@@ -39,7 +40,7 @@ class Columns:
     edges_ad: str | None = None
     """Ad of an edge, named as the clicks name it; default the clicks' column."""
     edges_anchor: str = "anchor"
-    """Anchor of an edge: its id, or its text without a table of anchors."""
+    """Anchor of an edge: its id, or its text if there is no table of anchors."""
     edges_weight: str | None = None
     """Weight of an edge; without it every edge weighs 1."""
     anchor_id: str = "anchor_id"
@@ -58,26 +59,26 @@ class Columns:
 
 @dataclass(frozen=True)
 class Splits:
-    """Which queries are held out; a query's text is in one split only, whatever its case."""
+    """Which queries are held out; queries that differ only in case share a split."""
 
     test_fraction: float = 0.1
     """Share of the queries in the test split."""
     validation_fraction: float = 0.05
     """Share of the queries in the validation split."""
     test_from: str | None = None
-    """Queries first clicked from this time on are the test split, and nothing later is trained on;
+    """Queries first clicked from this time on are the test split, and no later click is trained on;
     ISO 8601 or seconds since 1970."""
     validation_from: str | None = None
     """Queries first clicked from this time on (and before test_from) are the validation split."""
     seed: int = 0
-    """Of the random split."""
+    """Seed of the random split."""
 
 
 @dataclass(frozen=True)
 class UserTables:
     """A user's own tables: files, folders or globs of CSV, TSV, JSON lines or parquet.
 
-    Without a table of queries (or ads) the clicks name them by their texts.
+    If there is no table of queries (or ads), the clicks name them by their texts.
     """
 
     clicks: str
@@ -93,38 +94,38 @@ class UserTables:
     filters: str | None = None
     """Table of pairs of query and ad that are dropped from predictions."""
     query_edges: dict[str, str] = field(default_factory=dict)
-    """Anchor sets and their tables of edges of queries: NAME TABLE NAME TABLE..."""
+    """Anchor sets, each with its table of edges from queries: NAME TABLE NAME TABLE..."""
     ad_edges: dict[str, str] = field(default_factory=dict)
-    """Anchor sets and their tables of edges of ads."""
+    """Anchor sets, each with its table of edges from ads."""
     anchors: dict[str, str] = field(default_factory=dict)
-    """Anchor sets and their tables of anchors' ids and texts; without one edges name texts."""
+    """Anchor sets, each with its table of anchors: id and text; without one, edges name texts."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns in the tables."""
     splits: Splits = field(default_factory=Splits)
     """Which queries are held out."""
     min_click_weight: float = 0.0
-    """Pairs of query and ad whose clicks sum up to less are left out."""
+    """Pairs of query and ad whose clicks sum to less are left out."""
     min_ads_per_query: int | None = None
-    """Queries with fewer clicked ads are left out. 0 keeps queries that nobody clicked for as train
-    queries, which have their edges; it is the default where there are a table of queries and edges
-    of queries, otherwise 1. Validation and test queries need a click in any case."""
+    """Queries with fewer clicked ads are left out. 0 keeps queries without clicks as train queries,
+    for their edges; it is the default where there are a table of queries and edges of queries,
+    otherwise 1. Validation and test queries need a click in any case."""
     min_queries_per_ad: int = 0
-    """Ads clicked from fewer queries are left out; 0 keeps ads that nobody clicked."""
+    """Ads clicked from fewer queries are left out; 0 keeps ads that were never clicked."""
     drop_own_text: bool = False
     """A query's own text is no answer to it: such clicks are left out, and such ads dropped from
     the predictions of validation and test queries."""
     normalize_texts: bool = False
-    """Bring texts into Unicode's form NFKC, trim them and join runs of white space."""
+    """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
     skip_bad_rows: bool = False
     """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them."""
 
     def __post_init__(self) -> None:
-        """Check what belongs together.
+        """Check that the settings fit together.
 
         Raises:
-            DatasetError: one column of clicks has two roles, a split by time lacks times, fractions
-                leave nothing to train on, splits are given twice, or an anchor set has no edges or
-                an unusable name.
+            DatasetError: one column of clicks has two roles, a split by time has no times,
+                fractions leave nothing to train on, splits are given twice, or an anchor set has no
+                edges or a bad name.
         """
         _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
@@ -133,7 +134,7 @@ class UserTables:
         if splits.validation_from and not splits.test_from:
             raise DatasetError("splits.validation_from needs splits.test_from")
         if splits.test_from and not self.columns.clicks_time:
-            raise DatasetError("splits.test_from needs the column of times: columns.clicks_time")
+            raise DatasetError("splits.test_from needs a column of times: set columns.clicks_time")
         fractions = {
             "splits.test_fraction": splits.test_fraction,
             "splits.validation_fraction": splits.validation_fraction,
@@ -154,7 +155,7 @@ class UserTables:
             check_spelling(name)
         for name in self.anchors:
             if name not in with_edges:
-                raise DatasetError(f"anchors {name}: give its edges, query_edges or ad_edges")
+                raise DatasetError(f"anchors {name}: give query_edges or ad_edges too")
 
     def _check_given_splits(self) -> None:
         if self.columns.query_split and not self.queries:
@@ -177,7 +178,7 @@ class UserTables:
 
     @property
     def period_bounds(self) -> tuple[float, float] | None:
-        """Seconds since 1970 at which the validation and test periods begin, in a split by time."""
+        """Start of the validation and test periods, in seconds since 1970; None without periods."""
         if not self.splits.test_from:
             return None
         times = [self.splits.validation_from or self.splits.test_from, self.splits.test_from]

@@ -1,4 +1,4 @@
-"""First stage: read a piece of a source, check its rows, replace ids by hashes, write it aside."""
+"""First stage: read a piece of a source, check its rows, hash its ids, write it to a file."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.sources import (
-    Block,
     Piece,
+    SourceBatch,
     as_numbers,
     as_seconds,
     as_strings,
@@ -26,7 +26,7 @@ from ramen_ray.data.sources import (
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.store.texts import fold, normalized
 
-MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # sums of them are float32
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 NODES = pa.schema(
     [
         ("source_id", pa.string()),
@@ -59,14 +59,14 @@ def stage_nodes(
     findings: list[Finding] = []
     kept = left_out = 0
     with new_part(folder, kind, number, NODES) as part:
-        for block in read_piece(piece):
-            ids, no_id = block.cells(names["id"], as_strings)
-            texts, no_text = block.cells(names["text"], as_strings)
-            findings += block.findings + bad_cells(block, names, {"id": no_id, "text": no_text})
+        for batch in read_piece(piece):
+            ids, no_id = batch.cells(names["id"], as_strings)
+            texts, no_text = batch.cells(names["text"], as_strings)
+            findings += batch.findings + bad_cells(batch, names, {"id": no_id, "text": no_text})
             good = pa.array(~(no_id | no_text))
             texts = texts.filter(good)
             kept += len(texts)
-            left_out += len(good) - len(texts) + _unreadable(block)
+            left_out += len(good) - len(texts) + _unreadable(batch)
             part.write_table(
                 _nodes(ids.filter(good), normalized(texts) if tables.normalize_texts else texts)
             )
@@ -92,36 +92,36 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
             for role, kind in (("query", "queries"), ("ad", "ads"))
             if getattr(tables, kind) is None
         }
-        for block in read_piece(piece):
-            columns, bad = _click_columns(block, names)
-            findings += block.findings + bad_cells(block, names, bad)
+        for batch in read_piece(piece):
+            columns, bad = _click_columns(batch, names)
+            findings += batch.findings + bad_cells(batch, names, bad)
             good = ~np.any(list(bad.values()), axis=0)
             kept += int(good.sum())
-            left_out += int((~good).sum()) + _unreadable(block)
+            left_out += int((~good).sum()) + _unreadable(batch)
             for role in ("query", "ad"):
                 columns[role] = columns[role].filter(pa.array(good))
             for role, nodes in unlisted.items():
                 if tables.normalize_texts:
                     columns[role] = normalized(columns[role])
                 nodes.write_table(_nodes(None, columns[role].unique()))
-            part.write_table(_clicks(columns, good, block.row_numbers, tables.period_bounds or ()))
+            part.write_table(_clicks(columns, good, batch.row_numbers, tables.period_bounds or ()))
     write_findings(folder, f"clicks-{number:06d}", findings)
     return {"kept": kept, "left_out": left_out}
 
 
-def _unreadable(block: Block) -> int:
-    """Count the lines that could not even be split into cells; each is an error of its own."""
-    return sum(finding.severity == "error" for finding in block.findings)
+def _unreadable(batch: SourceBatch) -> int:
+    """Count the lines that could not be split into cells; each is one finding."""
+    return sum(finding.severity == "error" for finding in batch.findings)
 
 
 def _click_columns(
-    block: Block, names: dict[str, str]
+    batch: SourceBatch, names: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Booleans]]:
-    """Convert the columns of a block of clicks; returns them and their bad cells, by role."""
+    """Convert the columns of a batch of clicks; returns them and their bad cells, by role."""
     convert = {"query": as_strings, "ad": as_strings, "weight": as_numbers, "time": as_seconds}
     columns, bad = {}, {}
     for role, name in names.items():
-        columns[role], bad[role] = block.cells(name, convert[role])
+        columns[role], bad[role] = batch.cells(name, convert[role])
     if "weight" in names:
         weight = columns["weight"]
         bad["weight"] = bad["weight"] | (weight < MIN_WEIGHT) | (weight > MAX_WEIGHT)
@@ -160,16 +160,16 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
 
 
 _BAD_CELLS = {
-    "weight": f"are no positive numbers up to {MAX_WEIGHT:g}",
-    "time": "are no times (ISO 8601 or seconds since 1970)",
+    "weight": f"are not positive numbers up to {MAX_WEIGHT:g}",
+    "time": "are not times (ISO 8601 or seconds since 1970)",
     "split": f"are none of {', '.join(SPLITS)}",
 }
 
 
-def bad_cells(block: Block, names: dict[str, str], bad: dict[str, Booleans]) -> list[Finding]:
-    """Describe the cells that ``bad`` marks, by role; ``names`` are the roles' columns."""
+def bad_cells(batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans]) -> list[Finding]:
+    """Describe the bad cells of each role; ``names`` are the roles' columns."""
     return [
-        block.finding(
+        batch.finding(
             names[role],
             rows,
             f"{int(rows.sum())} cells {_BAD_CELLS.get(role, 'are empty')}",
@@ -197,13 +197,13 @@ def part_file(folder: Path, kind: str, number: int) -> Path:
 
 
 def write_findings(folder: Path, name: str, findings: list[Finding]) -> None:
-    """Leave a task's findings where :func:`read_findings` looks."""
+    """Write a task's findings for :func:`read_findings`."""
     if findings:
         (folder / f"{name}.findings.json").write_text(json.dumps([asdict(f) for f in findings]))
 
 
 def read_findings(folder: Path, names: str = "*") -> list[Finding]:
-    """Collect the findings of the tasks whose names fit the glob, in the order of their parts."""
+    """Collect the findings of the tasks whose names match the glob, in the order of their parts."""
     files = sorted(folder.glob(f"{names}.findings.json"))
     return [Finding(**content) for file in files for content in json.loads(file.read_text())]
 

@@ -33,7 +33,7 @@ def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTa
     numbers = numbers[numbers >= 0]
     if part_file(folder, "summed", part).exists():
         clicks = read_part(folder, "summed", part)
-    else:  # nobody clicked for any of these
+    else:  # none of its queries has clicks
         clicks = SUMMED.empty_table()
     query, ad = clicks["query"].to_numpy(), plan.ad_ids[clicks["ad"].to_numpy()]
     counts = (clicks["period"].to_numpy() == plan.query_periods[query]) & (ad >= 0)
@@ -83,7 +83,7 @@ def write_filters(folder: Path, writer: DatasetWriter, tables: UserTables) -> di
 
 
 def _named(nodes: pa.Table, id_column: str, ids: Int64s) -> pa.Table:
-    """Keep a table of nodes' texts, and the user's ids if there are some."""
+    """Give nodes their ids and keep their texts, and the user's own ids if there are any."""
     rows = pa.table({id_column: ids, "text": nodes["text"]})
     if nodes["source_id"].null_count == len(nodes):
         return rows

@@ -1,1 +1,1 @@
-"""The extreme classification repository's files: its layouts in, one of them out."""
+"""Import all layouts of the extreme classification repository, and export one of them."""

@@ -1,4 +1,4 @@
-"""Write a dataset directory as the extreme classification repository's files, layout ``oak``."""
+"""Export a dataset directory to the extreme classification repository's layout ``oak``."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +23,9 @@ _SIDES = {"trn": ("query", "queries/train"), "lbl": ("ad", "ads")}
 
 
 def export_xc(dataset: Dataset, folder: Path) -> None:
-    """Write queries, ads, clicks, filters and graphs; the folder is whole or absent.
+    """Write queries, ads, clicks, filters and graphs; on failure there is no folder.
 
-    XC has no validation and no zero-shot split, nor users' own ids; they go to files that
+    XC has no validation split, zero-shot split or users' own ids; these go into files that
     :func:`~ramen_ray.data.importers.xc.importing.import_xc` reads back: ``val_X_Y.txt``,
     ``zero_X_Y.txt``, ``novel_labels.txt`` and ``raw_data/*.source_id.txt``.
 
@@ -36,8 +36,8 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
     taken = sorted(RESERVED.intersection(dataset.anchor_sets))
     if taken:
         raise DatasetError(
-            f"{dataset.path}: the anchor set {taken[0]!r} needs another name, as the layout has"
-            f" other texts in raw_data/{taken[0]}.raw.txt"
+            f"{dataset.path}: the anchor set {taken[0]!r} needs another name; the layout uses"
+            f" raw_data/{taken[0]}.raw.txt for other texts"
         )
     with new_folder(folder) as aside:
         (aside / "raw_data").mkdir()
@@ -93,7 +93,7 @@ def _matrix(
     entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     shape: tuple[int, int],
 ) -> sparse.csr_array:
-    """Put (entries,) rows, columns and values, in any order, into a matrix."""
+    """Build a matrix from (entries,) rows, columns and values, in any order."""
     rows, columns, values = entries
     file = dataset.path / f"{table}.parquet"
     outside = (rows < 0) | (rows >= shape[0])
@@ -106,7 +106,7 @@ def _matrix(
 
 
 def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
-    """Write a table's texts to ``stem``.raw.txt and the users' ids, if any, beside them."""
+    """Write a table's texts to ``stem``.raw.txt, and the users' ids, if any, beside it."""
     for column, suffix in (("text", "raw"), ("source_id", "source_id")):
         if column in dataset.schema(table).names:
             texts = (batch[column] for batch in _by_id(dataset, table, [column]))
@@ -132,7 +132,7 @@ def _write_ids(dataset: Dataset, table: str, file: Path) -> None:
 
 
 def _by_id(dataset: Dataset, table: str, columns: list[str]) -> Iterator[pa.Table]:
-    """Read columns of a table in the order of ids: as they are stored if that is it, else sorted.
+    """Read columns of a table in the order of ids, sorting only if they are stored otherwise.
 
     Raises:
         DatasetError: the ids are not dense.

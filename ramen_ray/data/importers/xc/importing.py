@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeLines:
-    """Ads or anchors: the lines of their file that have a text; a node's id is its place there.
+    """Ads or anchors: the lines of their file that have a text; a node's id is its index here.
 
     Attributes:
         file: their texts.
@@ -47,7 +47,7 @@ class NodeLines:
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of a split that are kept; a query's id is its place in the arrays.
+    """The queries of a split that are kept; a query's id is its index in the arrays.
 
     Attributes:
         file: their texts.
@@ -83,21 +83,21 @@ def import_xc(
     validation_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Import a folder of the XC repository, in any of its layouts, with the graphs beside it.
+    """Import a folder of the XC repository, in any of its layouts, with its graphs.
 
-    Held-out queries without ads are left out, and so is what has no text; what is left out, and
-    what was repaired, is logged as warnings. Train queries without ads stay, for their edges. The
-    published splits stay as they are; where there is no validation split, train queries with ads
-    are held out, those of one text (up to case and white space) together.
+    Held-out queries without ads and rows without text are left out. Train queries without ads stay,
+    for their edges. Warnings say what was left out and what was repaired. Published splits stay as
+    they are. If there is no validation split, train queries with ads are held out; queries of the
+    same text (up to case and white space) stay together.
 
     Args:
         source: Folder with the data set's files.
         output: Dataset directory to write; must not exist.
         name: Name of the data set; by default that of the folder.
-        text: What a JSON object's text is; by default its title where the name of the data set
+        text: What to use as a JSON object's text; by default its title if the name of the data set
             contains "titles", else its title and content.
         validation_fraction: Share of the train queries to hold out, in (0, 1).
-        seed: Seed of that choice.
+        seed: Seed of the choice of held-out queries.
 
     Raises:
         DatasetError: the files are incomplete or malformed (names file, row and column), no query
@@ -126,7 +126,7 @@ def _read_nodes(file: TextFile, what: str) -> NodeLines:
     scanned = scan(file)
     lines = np.flatnonzero(~scanned.is_empty)
     if not len(lines):
-        raise error_at(file.path, "there is no text in the file")
+        raise error_at(file.path, "the file has no texts")
     _warn(file, np.flatnonzero(scanned.is_empty), f"{what} have no text and are left out")
     return NodeLines(file, lines, scanned.num_lines)
 
@@ -194,13 +194,13 @@ def _columns(files: XcFiles, split: str, ads: NodeLines) -> range:
         return range(ads.num_lines)
     num_seen = read_shape(train_clicks)[1]
     if num_seen >= ads.num_lines:
-        message = f"has {num_seen} columns for {ads.num_lines} ads, so that none is novel"
+        message = f"has {num_seen} columns for {ads.num_lines} ads, so none of them is novel"
         raise error_at(train_clicks, message)
     return range(num_seen) if which == "seen" else range(num_seen, ads.num_lines)
 
 
 def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: NodeLines) -> Int64s:
-    """Find the test queries that the rows of a zero-shot matrix without own texts are."""
+    """Find the test queries that are the rows of a zero-shot matrix without texts of its own."""
     zero_clicks, test_clicks = files.splits[ZERO_SHOT].clicks, files.splits["test"].clicks
     assert zero_clicks and test_clicks  # the layout has them
     num_rows = read_shape(zero_clicks)[0]
@@ -209,12 +209,12 @@ def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: NodeLines) -> Int6
     columns = _columns(files, ZERO_SHOT, ads)
     novel = read_matrix(test_clicks, (num_test, ads.num_lines))[:, columns.start :]
     lines = np.flatnonzero(np.diff(novel.indptr))
-    advice = "bring the texts of its rows as raw/tst_X_zero.txt"
+    advice = "add the texts of its rows as raw/tst_X_zero.txt"
     if num_rows != len(lines):
         message = f"has {num_rows} rows, but {len(lines)} of {num_test} test queries have novel ads"
         raise error_at(zero_clicks, message, advice=advice)
     if (read_matrix(zero_clicks, (num_rows, len(columns))) != novel[lines]).nnz:
-        message = "its rows are not the test queries with novel ads, in their order"
+        message = "its rows are not the test queries with novel ads, in the same order"
         raise error_at(zero_clicks, message, advice=advice)
     return lines
 
@@ -298,7 +298,7 @@ def _write_graph(
         if edges.nnz:
             tables[f"edges/{name}/{side}"] = _edge_rows(edges, id_column)
     if not tables:
-        message = "the graph has no edges to train with and is left out"
+        message = "the graph has no edges to train on and is left out"
         log.warning(Finding("warning", str(files.anchors.path), message))
         return
     writer.write(f"anchors/{name}", _numbered(anchors.file, anchors.lines, "anchor_id"))
@@ -312,7 +312,7 @@ def _edge_rows(edges: sparse.csr_array, id_column: str) -> pa.Table:
 
 
 def _new_ids(kept: Int64s, size: int) -> Int64s:
-    """Map old numbers 0..size-1 to places in ``kept``; what is not kept to -1."""
+    """Map old ids 0..size-1 to indices into ``kept``; ids that are not kept to -1."""
     ids = np.full(size, -1, dtype=np.int64)
     ids[kept] = np.arange(len(kept))
     return ids

@@ -1,4 +1,4 @@
-"""Which files a folder of the extreme classification repository has, in any of its layouts."""
+"""Find the files in a folder of the extreme classification repository, in any of its layouts."""
 
 import re
 from collections.abc import Iterable
@@ -31,11 +31,11 @@ LAYOUTS = {
     "dexml": FileNames("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
 }
 EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
-"""Splits that only this project writes, into the layout ``oak``, and their short names."""
+"""Splits that only this project has in the layout ``oak``, and their short names."""
 
 NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
-"""Names that no anchor set can have: its texts would be in the file of queries' or ads' texts."""
+"""Names that no anchor set can have: the layout uses their text files for queries and ads."""
 
 _GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
 _SIDES = {"trn": "query", "lbl": "ad"}
@@ -46,10 +46,10 @@ class SplitFiles:
     """Files of one split.
 
     Attributes:
-        texts: the test split's for a zero-shot split that has none of its own.
-        clicks: query × ad matrix; None where the texts' JSON holds the clicks.
+        texts: the queries' texts; a zero-shot split without its own has those of the test split.
+        clicks: query × ad matrix; None if the JSON of the texts has the clicks.
         filters: pairs to drop from predictions.
-        ads: which ads the matrix's columns are; ``seen`` ones come before ``novel`` ones.
+        ads: which ads the matrix has columns for; ``seen`` ads come before ``novel`` ones.
     """
 
     texts: TextFile
@@ -68,7 +68,7 @@ class GraphFiles:
 
 @dataclass(frozen=True)
 class XcFiles:
-    """All files of a folder that are read."""
+    """All files of a folder that the import reads."""
 
     layout: str
     ads: TextFile
@@ -80,14 +80,14 @@ class XcFiles:
 def find_files(folder: Path, with_content: bool) -> XcFiles:
     """Recognise the layout by its train texts and find all of its files.
 
-    JSON files are what the raw texts of other layouts were made from, so they are preferred.
+    JSON files are preferred, as the raw texts of other layouts were made from them.
 
     Args:
         folder: a data set's folder.
         with_content: whether the text of a JSON object is its title and content.
 
     Raises:
-        DatasetError: files are missing, or two match where one is expected.
+        DatasetError: files are missing, or two files match where one is expected.
     """
     if not folder.is_dir():
         raise DatasetError(f"there is no folder {folder}")
@@ -138,7 +138,7 @@ _KEEP_ONE = "leave the files of one of them in the folder"
 
 
 def _irene(folder: Path) -> tuple[TextFile, dict[str, SplitFiles]]:
-    """Find the files of a split into seen and novel ads (IRENE)."""
+    """Find the files of a data set that is split into seen and novel ads (IRENE)."""
 
     def text(*names: str) -> TextFile:
         return TextFile(_need(folder, "dexml with novel ads", names))
@@ -183,7 +183,7 @@ def _extra_splits(folder: Path) -> dict[str, SplitFiles]:
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
-    """Find the graphs by their matrices; variants of a graph, without texts, are not read.
+    """Find the graphs by their matrices; variants of a graph that have no texts are not read.
 
     Edges of test queries (``*_tst_X_Y``) are not read: training must not see them.
     """
@@ -200,7 +200,7 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
             raise error_at(
                 folder / f"{name}_{min(sides)}_X_Y",
                 f"a graph cannot be named {name!r}",
-                advice="rename its files; letters, digits, '_' and '-' are possible",
+                advice="rename its files; use letters, digits, '_' and '-'",
             )
         path = _need(folder, "graph", [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         edges = {

@@ -27,9 +27,9 @@ def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def read_texts(file: Path) -> Iterator[pa.Array]:
-    r"""Read one text per line; lines end with ``\n`` or ``\r\n`` and with nothing else.
+    r"""Read one text per line; only ``\n`` and ``\r\n`` end a line.
 
-    Lines that are not UTF-8 are read as latin-1, the encoding that some published files have.
+    Lines that are not UTF-8 are read as latin-1, the encoding of some published files.
     """
     with file.open("rb") as stream:
         for block in line_blocks(stream):
@@ -85,13 +85,13 @@ def read_ids(file: Path, limits: tuple[int, ...]) -> NDArray[np.int64]:
 
     Args:
         file: integers separated by spaces; it may be empty.
-        limits: how many ids there are, one limit per column.
+        limits: for each column, how many ids there are.
 
     Returns:
         (lines, len(limits)) int64.
 
     Raises:
-        DatasetError: a line has another form, or an id is out of range.
+        DatasetError: a line is malformed, or an id is out of range.
     """
     tuples, line = [np.empty((0, len(limits)), dtype=np.int64)], 1
     with file.open("rb") as stream:
@@ -125,10 +125,10 @@ def parse_tokens(
         fields: names and types of a token's numbers.
 
     Returns:
-        How many tokens each line has, (lines,) int64, and a row of numbers for each token.
+        The number of tokens of each line, (lines,) int64, and a table with a row for each token.
 
     Raises:
-        DatasetError: a token has another form.
+        DatasetError: a token is malformed.
     """
     characters = np.frombuffer(block, dtype=np.uint8)
     is_space = _SPACES[characters]
@@ -150,14 +150,14 @@ def parse_tokens(
 
 
 def _bad_token(file: Path, block: bytes, first_line: int, fields: pa.Schema) -> ValueError:
-    """Find the token that could not be parsed, one at a time."""
+    """Find the token that could not be parsed by trying one at a time."""
     for number, line in enumerate(block.split(b"\n"), start=first_line):
         for token in line.split():
             numbers = token.split(b":")
             if len(numbers) != len(fields) or not all(map(_is_number, numbers, fields.types)):
                 shown = token[:40].decode(errors="replace")
                 form = ":".join(fields.names)
-                return error_at(file, f"{shown!r} is not {form!r} in numbers", row=number)
+                return error_at(file, f"{shown!r} is not {form!r} with numbers", row=number)
     return error_at(file, "a number is too large or badly written", row=first_line)
 
 

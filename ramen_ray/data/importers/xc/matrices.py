@@ -26,10 +26,10 @@ _ROWS_AT_ONCE = 65536
 
 
 def read_shape(file: Path) -> tuple[int, int]:
-    """Return how many rows and columns the matrix says that it has.
+    """Return the numbers of rows and columns that the file declares.
 
     Raises:
-        DatasetError: the file's form is wrong.
+        DatasetError: the file is malformed.
     """
     if file.suffix == ".npz":
         return _load_npz(file).shape
@@ -41,11 +41,11 @@ def read_matrix(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
     """Read a matrix of positive float32 numbers; indices ascend within a row.
 
     Args:
-        file: text, or npz where the name ends so.
-        shape: rows and columns that it must have.
+        file: npz if its name ends in .npz, else text.
+        shape: the rows and columns that it must have.
 
     Raises:
-        DatasetError: the file's form, its shape or an entry is wrong; names row and column.
+        DatasetError: the file, its shape or an entry is wrong; names row and column.
     """
     if file.suffix == ".npz":
         matrix = _load_npz(file)
@@ -61,13 +61,13 @@ def build_matrix(
     shape: tuple[int, int],
     first_row: int,
 ) -> sparse.csr_array:
-    """Check a matrix's entries and put them together.
+    """Check a matrix's entries and build it.
 
     Args:
         file: named in errors.
         entries: (rows,) length of each row, (entries,) column indices, (entries,) values.
         shape: rows and columns.
-        first_row: what the first row is called in errors.
+        first_row: the number of the first row in errors.
 
     Raises:
         DatasetError: an index is out of range, repeated or out of order, or a value is not a
@@ -97,7 +97,7 @@ def build_matrix(
 
 
 def write_matrix(file: Path, matrix: sparse.csr_array) -> None:
-    """Write a matrix in the text form, with the digits that give each float32 back."""
+    """Write a matrix as text, with enough digits to restore each float32."""
     num_rows, num_columns = matrix.shape
     with file.open("wb") as stream:
         stream.write(f"{num_rows} {num_columns}\n".encode())
@@ -116,7 +116,7 @@ def _require_shape(file: Path, found: tuple[int, int], expected: tuple[int, int]
             file,
             f"has {found[0]} rows and {found[1]} columns, but there are {expected[0]} and"
             f" {expected[1]} texts",
-            advice="a row and a column belong to each line of the two text files",
+            advice="it needs a row and a column for each line of the two text files",
         )
 
 
@@ -152,7 +152,7 @@ def _read_text(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
 
 
 def _fit(file: Path, lengths: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Pad the lengths of the rows with zeros to the number of rows that the header says."""
+    """Pad the lengths of the rows with zeros to the number of rows in the header."""
     surplus = np.flatnonzero(lengths[num_rows:])
     if len(surplus):
         row = int(surplus[0]) + num_rows + 2
@@ -171,8 +171,8 @@ def _load_npz(file: Path) -> Any:
         usable = matrix.format == "csr" and matrix.ndim == 2 and matrix.dtype.kind in "biuf"
         if usable:
             matrix.check_format(full_check=False)
-    except Exception as error:  # zip, npy and scipy's parts raise many kinds on damaged files
-        raise error_at(file, f"is not a sparse matrix that scipy reads: {error}") from error
+    except Exception as error:  # the zip, npy and scipy readers raise many types on damaged files
+        raise error_at(file, f"is not a sparse matrix that scipy can read: {error}") from error
     if not usable:
         kind = f"{matrix.ndim}-dimensional {matrix.format} matrix of {matrix.dtype}"
         raise error_at(

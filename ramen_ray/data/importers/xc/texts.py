@@ -1,4 +1,4 @@
-"""Files with the texts of queries, ads or anchors: raw, one text per line, or JSON objects."""
+"""Files with the texts of queries, ads or anchors: one raw text or JSON object per line."""
 
 import gzip
 import json
@@ -42,12 +42,12 @@ _ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of texts; the number of a line, from 0, is the id.
+    """A file of texts; a text's id is the number of its line, from 0.
 
     Attributes:
-        path: raw text; JSON objects where the name has ``.json`` in it, gzipped where it ends so.
-        source_ids: file with the users' own ids, one per line; JSON has them as ``uid``.
-        with_content: the text of a JSON object is its title and content, not its title alone.
+        path: JSON objects if the name contains ``.json``, gzipped if it ends in ``.gz``; else raw.
+        source_ids: file with the users' own ids, one per line; in JSON they are ``uid``.
+        with_content: whether the text of a JSON object is its title and content, or only its title.
     """
 
     path: Path
@@ -60,10 +60,10 @@ class TextFile:
         return ".json" in self.path.suffixes
 
     def batches(self) -> Iterator[pa.Table]:
-        """Read the columns ``text`` and, where it is known, ``source_id``.
+        """Read the columns ``text`` and, if the file has ids, ``source_id``.
 
         Raises:
-            DatasetError: the file is damaged or has another form; names the line.
+            DatasetError: the file is damaged or malformed; names the line.
         """
         if self.is_json:
             yield from self._json_batches()
@@ -115,12 +115,12 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Scan:
-    """What a first pass over a text file finds.
+    """Results of a first pass over a text file.
 
     Attributes:
         is_empty: (lines,) bool, True where the text is empty or white space.
-        hashes: (lines,) uint64, equal for texts that :func:`~ramen_ray.data.store.texts.fold`
-            makes one.
+        hashes: (lines,) uint64, equal for texts that are equal after
+            :func:`~ramen_ray.data.store.texts.fold`.
     """
 
     is_empty: NDArray[np.bool_]
@@ -128,15 +128,15 @@ class Scan:
 
     @property
     def num_lines(self) -> int:
-        """How many texts there are."""
+        """Number of texts."""
         return len(self.is_empty)
 
 
 def scan(file: TextFile) -> Scan:
-    """Read a text file once; reports lines that are not UTF-8.
+    """Read a text file once; warns of lines that are not UTF-8.
 
     Raises:
-        DatasetError: the file is damaged or has another form; names the line.
+        DatasetError: the file is damaged or malformed; names the line.
     """
     if not file.is_json:
         _report_encoding(file.path)
@@ -211,7 +211,10 @@ def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iter
 
 
 def _num_objects(block: bytes) -> int | None:
-    """Count the lines that start as objects do; None if others do not: Arrow crashes on null."""
+    """Count the lines that start with ``{``; None if a line starts otherwise.
+
+    Arrow crashes on lines such as ``null``.
+    """
     characters = np.frombuffer(block, dtype=np.uint8)
     starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
     if block.startswith(b"{") and np.all(characters[starts] == ord("{")):
@@ -221,7 +224,7 @@ def _num_objects(block: bytes) -> int | None:
 
 
 def _lists_fit(table: pa.Table) -> bool:
-    """Return whether target_rel, where it is given, has a number for each of target_ind."""
+    """Return whether target_rel, if given, has a number for each of target_ind."""
     if "target_ind" not in table.column_names:
         return True
     ad_ids, weights = (table[name] for name in _CLICKS.names)
@@ -240,7 +243,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _type_of_uid(path: Path) -> pa.DataType | None:
-    """Look at the first object: uids are strings or numbers, or there are none."""
+    """Return the type of the first object's uid, string or number; None if it has none."""
     for block in _blocks(path):
         if first_line := block.strip().partition(b"\n")[0]:
             try:
@@ -255,7 +258,7 @@ def _type_of_uid(path: Path) -> pa.DataType | None:
 def _bad_object(
     path: Path, block: bytes, first_line: int, required: tuple[str, ...]
 ) -> DatasetError:
-    """Find the line with the first bad object of a block, one at a time."""
+    """Find the line of the first bad object of a block by trying one at a time."""
     for line, content in enumerate(block.split(b"\n"), start=first_line):
         if content.strip():
             try:

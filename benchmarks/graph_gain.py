@@ -1,0 +1,254 @@
+"""What the graph brings on the built-in datasets: RAMEN less its base, with controls.
+
+Presets foldoc-ramen, debian-ramen and rdocs-ramen without walk and pruning, in batch, under both
+protocols (strict, as published); arms with `ance`, walk, pruning, a quarter of the clicks, shuffled
+edges and AugGT beside them. In this process, one thread, without Ray Train. Every run is kept, so
+that the same command goes on where it was ended. Prints a Markdown table per dataset: metrics of
+each arm and, for what they are compared with, differences with 95 % intervals over queries and
+seeds. `ratio` is R@10 of the preset's recipe over its base, strict, of the last dataset.
+
+    python -m benchmarks.graph_gain [--sets foldoc debian rdocs] [--seeds 3] [--split test]
+"""
+
+import argparse
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import CACHE, finish, prepared
+from benchmarks.in_process import (
+    first_queries,
+    random_edges,
+    train,
+    with_occurring_tokens,
+)
+from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ranking import (
+    PerQuery,
+    clicks_on,
+    popularity_groups,
+    query_metrics,
+    ratio,
+)
+from ramen_ray.presets import PRESETS
+
+STORE = CACHE / "graph_gain"
+VERSION = 1
+"""Change it with what a run computes, so that kept runs are not taken for new ones."""
+OVERALL = ("P@1", "P@5", "N@5", "PSP@5", "R@10")
+NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"}
+FIXED = {"regularization.adaptive": False}
+CLICKED = {"regularization.nodes": "clicked"}
+PUBLISHED = "_published"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One row of a table.
+
+    Attributes:
+        changes: of the dataset's preset.
+        base: the arm that it is compared with; None for a base.
+        share: of the train queries.
+        random_edges: share of the edges whose anchors are dealt out anew.
+        published: whether it draws from the anchor sets as published.
+        propagated: whether it trains on clicks propagated over the graph (AugGT).
+    """
+
+    changes: Mapping[str, Any]
+    base: str | None
+    share: float = 1.0
+    random_edges: float = 0.0
+    published: bool = False
+    propagated: bool = False
+
+
+def arms(config: RunConfig) -> dict[str, Arm]:
+    """Return the arms of a dataset by name; "RAMEN" is its preset."""
+    used = {name: w for name, w in config.regularization.lambda_z.items() if w}
+    both = {**PLAIN, "regularization.lambda_x": used}
+    queries = {**both, "regularization.lambda_z": {}}
+    unpruned = {"walk.enabled": False, "pruning.mode": "never"}
+    found = {
+        "base": Arm({**PLAIN, **NO_GRAPH}, None),
+        "RAMEN": Arm(PLAIN, "base"),
+        "fixed λ": Arm({**PLAIN, **FIXED}, "base"),
+        "fixed λ, clicked nodes": Arm({**PLAIN, **FIXED, **CLICKED}, "base"),
+        "both sides": Arm(both, "base"),
+        "both sides, fixed λ, clicked nodes": Arm({**both, **FIXED, **CLICKED}, "base"),
+        "query graph only": Arm(queries, "base"),
+        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
+        "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
+        "shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
+        "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
+        "shuffled graph, fixed λ": Arm({**PLAIN, **FIXED}, "base", random_edges=1.0),
+        "AugGT": Arm({**PLAIN, **NO_GRAPH}, "base", propagated=True),
+        "quarter of the clicks: base": Arm({**PLAIN, **NO_GRAPH}, None, share=0.25),
+        "quarter of the clicks: RAMEN": Arm(PLAIN, "quarter of the clicks: base", share=0.25),
+        "ance": Arm({**unpruned, **NO_GRAPH}, None),
+        "ance: RAMEN": Arm(unpruned, "ance"),
+        "ance: RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+    }
+    for name in Dataset(config.dataset).strict_anchor_sets:
+        if name not in used:
+            other = {**PLAIN, **NO_GRAPH, "regularization.lambda_z": {name: 0.3}}
+            found[f"`{name}` alone"] = Arm(other, "base")
+            found[f"`{name}` alone, fixed λ"] = Arm({**other, **FIXED}, "base")
+    if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
+        found |= {
+            "as published: RAMEN": Arm(PLAIN, "base", published=True),
+            "as published: both sides, fixed λ": Arm({**both, **FIXED}, "base", published=True),
+            "as published: both sides, fixed λ, clicked nodes": Arm(
+                {**both, **FIXED, **CLICKED}, "base", published=True
+            ),
+        }
+    return found
+
+
+def published_sets(config: RunConfig) -> RunConfig:
+    """Take the anchor sets as published in place of the strict ones, where there are such."""
+    known = Dataset(config.dataset).anchor_sets
+
+    def renamed(weights: Mapping[str, float]) -> dict[str, float]:
+        return {
+            name + PUBLISHED if name + PUBLISHED in known else name: weight
+            for name, weight in weights.items()
+            if weight
+        }
+
+    used = config.regularization
+    changes = {
+        "regularization.lambda_x": renamed(used.lambda_x),
+        "regularization.lambda_z": renamed(used.lambda_z),
+    }
+    return overlay(config, changes)
+
+
+def main() -> None:
+    """Train what is not there yet, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--split", choices=("validation", "test"), default="test")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    gain = 1.0
+    for name in arguments.sets:
+        config = PRESETS[f"{name}-ramen"]()
+        runs = {
+            title: [measured(config, arm, seed, arguments.split) for seed in range(arguments.seeds)]
+            for title, arm in arms(config).items()
+        }
+        bases = {title: arm.base for title, arm in arms(config).items()}
+        print(f"\n## {name}, {arguments.split}\n\n{table(runs, bases)}", flush=True)
+        gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
+    finish(gain, {})
+
+
+def measured(preset: RunConfig, arm: Arm, seed: int, split: str) -> dict[str, PerQuery]:
+    """Return an arm's metrics of a split by query, trained now or earlier."""
+    config = overlay(preset, {**arm.changes, "seed": seed})
+    if arm.published:
+        config = published_sets(config)
+    if arm.propagated:
+        config = overlay(config, {"dataset": str(propagated(preset))})
+    data = dataset_of(config.dataset, config.encoder)
+    content = [VERSION, flatten(config), data.path.name, arm.share, arm.random_edges, split]
+    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
+    file = STORE / f"{key}.npz"
+    if not file.exists():
+        started = time.monotonic()
+        changes = [random_edges(arm.random_edges, seed=7)] if arm.random_edges else []
+        changes += [first_queries(arm.share)] if arm.share < 1 else []
+        model = train(config, data, *changes)
+        found = judged(evaluate(model, data, split, Propensity())[1][0], data, split)
+        STORE.mkdir(parents=True, exist_ok=True)
+        np.savez(file, **{name: np.stack(values) for name, values in found.items()})
+        seconds = time.monotonic() - started
+        print(f"{config.dataset} seed {seed} {dict(arm.changes)}: {seconds:.0f} s", flush=True)
+    stored = np.load(file)
+    return {name: (stored[name][0], stored[name][1]) for name in stored.files}
+
+
+@cache
+def dataset_of(dataset: str, encoder: EncoderConfig) -> Prepared:
+    """Return a dataset, prepared once, with the tokens that occur in it."""
+    data = prepared(dataset, encoder)
+    return with_occurring_tokens(data, CACHE / f"tokens_{data.path.name}")
+
+
+def propagated(config: RunConfig) -> Path:
+    """Write the dataset with clicks propagated over the graphs of a run (AugGT)."""
+    weights = config.regularization.lambda_z
+    sets = tuple(sorted(name for name, weight in weights.items() if weight))
+    folder = CACHE / f"auggt_{Path(config.dataset).name}"
+    if not folder.exists():
+        propagate_clicks(Path(config.dataset), folder, PropagationSettings(anchor_sets=sets))
+    return folder
+
+
+def judged(topk_ad_ids: Int64s, data: Prepared, split: str) -> dict[str, PerQuery]:
+    """Measure predictions by query: all clicks, by train clicks of the ad, by clicks of the query.
+
+    Queries are cut into head, torso and tail, a third of the clicks each, as the paper's Table 1
+    cuts them by traffic; these sets have none but their clicks.
+    """
+    judgement = Judgement.from_prepared(data, split, Propensity())
+    found = {name: judgement.by_query(topk_ad_ids)[name] for name in OVERALL}
+    never = data.train_click_counts == 0
+    for name, member in (("clicked ads", ~never), ("never-clicked ads", never)):
+        of_ads = query_metrics(
+            topk_ad_ids, clicks_on(judgement.truth, member), judgement.inverse, (10,)
+        )
+        found[f"{name} R@10"] = of_ads["R@10"]
+    for name, member in popularity_groups(np.diff(judgement.truth.indptr)).items():
+        gained, possible = found["P@1"]
+        found[f"{name} queries P@1"] = gained * member, possible * member
+    return found
+
+
+def table(runs: Mapping[str, list[dict[str, PerQuery]]], bases: Mapping[str, str | None]) -> str:
+    """Return a Markdown table in per cent; differences in points, bold where 0 is outside."""
+    names = list(next(iter(runs.values()))[0])
+    lines = [["arm", *names], ["---", *["--:"] * len(names)]]
+    for title, of_seeds in runs.items():
+        base = bases[title]
+        cells = [f"{100 * mean(of_seeds, name):.2f}" for name in names]
+        if base is not None:
+            bounds = paired_differences_over_seeds(of_seeds, runs[base])
+            cells = [
+                f"{cell} {shown(*bounds[name])}" for cell, name in zip(cells, names, strict=True)
+            ]
+        lines.append([title, *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(value: float, low: float, high: float) -> str:
+    """Format a difference in points."""
+    text = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def mean(runs: list[dict[str, PerQuery]], name: str) -> float:
+    """Return a metric's mean over the seeds."""
+    return float(np.mean([ratio(run[name]) for run in runs]))
+
+
+if __name__ == "__main__":
+    main()

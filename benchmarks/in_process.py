@@ -1,0 +1,186 @@
+"""A whole training in this process, without Ray: for benchmarks of many short runs."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from ramen_ray.config import RunConfig
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph.pruning import prune
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Graphs
+from ramen_ray.method.sampling.training_data import TrainingData, node_table
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.orchestration.training.components import build_objective, build_sampler, build_state
+
+Change = Callable[[TrainingData], TrainingData]
+"""Replaces a run's training data before it begins."""
+
+TOKENS_FILE = "occurring_tokens.npy"
+
+
+def with_occurring_tokens(data: Prepared, folder: Path) -> Prepared:
+    """Copy a dataset, with tokens numbered among those that occur; a bag trains faster on it.
+
+    The result is the same: rows of token embeddings that no text has change nothing.
+    """
+    if not folder.exists():
+        aside = Path(tempfile.mkdtemp(dir=folder.parent))
+        shutil.copytree(data.path, aside, dirs_exist_ok=True)
+        files = sorted(aside.rglob("token_ids.npy"))
+        occurring = np.unique(np.concatenate([np.unique(np.load(file)) for file in files]))
+        for file in files:
+            np.save(file, np.searchsorted(occurring, np.load(file)).astype(np.int32))
+        np.save(aside / TOKENS_FILE, occurring.astype(np.int64))
+        aside.rename(folder)
+    return Prepared(folder)
+
+
+def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
+    """Train a bag as ``jobs/train.py`` does with synchronous tasks; returns the last model.
+
+    Args:
+        config: of the run.
+        data: from :func:`with_occurring_tokens`.
+        changes: applied to the training data, in their order.
+    """
+    model = DualEncoder(build_bag(config.encoder.pretrained))
+    whole = model.encoder.token_embeddings.detach()
+    occurring = torch.from_numpy(np.load(data.path / TOKENS_FILE))
+    model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
+        whole[occurring], freeze=False, mode="mean"
+    )
+    objective = build_objective(config)
+    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    if config.walk.enabled:
+        walked = walked_graphs(config, training_data.graphs)
+        known = {one: [own, walked[one]] for one, own in training_data.graphs.items()}
+        training_data = replace(training_data, graphs=walked, known_edges=known)
+    for change in changes:
+        training_data = change(training_data)
+    sampler = build_sampler(config, data, training_data)
+    state = build_state(config, model, model, sampler)
+    state.advance_curriculum()
+    for epoch in range(config.training.epochs):
+        state.sources = renewed(config, data, model, training_data.graphs, state.sources, epoch)
+        list(train_steps(state, sampler, objective, sampler.steps_per_epoch * (epoch + 1)))
+        state.advance_curriculum()
+    return model
+
+
+def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
+    """Return the graphs of the anchors that random walks visit most."""
+    walk = config.walk
+    settings = WalkSettings(
+        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
+    )
+    return {
+        one: visited_edges(
+            [
+                most_visited(
+                    WalkGraph.of(edges, walk.max_anchor_degree),
+                    0,
+                    edges.num_rows,
+                    settings,
+                    config.seed,
+                )
+            ]
+        )
+        for one, edges in graphs.items()
+    }
+
+
+def renewed(
+    config: RunConfig,
+    data: Prepared,
+    model: DualEncoder,
+    graphs: Graphs,
+    sources: Sources,
+    epoch: int,
+) -> Sources:
+    """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
+    base, pruning = config.base, config.pruning
+    if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "shortlists.npy"
+            write_shortlists(model, data, base.shortlist_size, file)
+            sources = replace(sources, shortlists=np.array(open_shortlists(file)))
+    since = epoch - pruning.warmup_epochs
+    if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
+        sources = replace(sources, graphs=pruned(config, data, model, graphs))
+    return sources
+
+
+def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs) -> Graphs:
+    """Return the graphs without the edges whose texts the model finds unlike."""
+    kept = {}
+    for one, edges in graphs.items():
+        nodes = data.ads if node_table(one) == "ads" else data.queries["train"]
+        tables = [nodes, data.anchors(one.anchor_set)]
+        rows, positions = number_distinct(tables)
+        embedded = [model.embed_texts(table, of) for table, of in zip(tables, rows, strict=True)]
+        of_nodes, of_anchors = (
+            TextEmbeddings(np.concatenate(embedded), part) for part in positions
+        )
+        kept[one] = prune(edges, of_nodes, of_anchors, config.pruning.prune_threshold).edges
+    return kept
+
+
+def first_queries(share: float) -> Change:
+    """Keep the first train queries, which lie in shuffled order, and drop the others."""
+
+    def change(whole: TrainingData) -> TrainingData:
+        count = round(share * len(whole.query_ids))
+        graphs = {
+            one: prefix(edges, count) if one.side == "query" else edges
+            for one, edges in whole.graphs.items()
+        }
+        return replace(
+            whole,
+            query_ids=whole.query_ids[:count],
+            clicks=prefix(whole.clicks, count),
+            graphs=graphs,
+            known_edges={one: [edges] for one, edges in graphs.items()},
+        )
+
+    return change
+
+
+def prefix(csr: Csr, num_rows: int) -> Csr:
+    """Return the first rows."""
+    end, weights = csr.indptr[num_rows], csr.cumulative_weights
+    kept = None if weights is None else weights[: end + 1]
+    return Csr(csr.indptr[: num_rows + 1], csr.indices[:end], kept)
+
+
+def random_edges(share: float, seed: int) -> Change:
+    """Deal the anchors of a share of the edges out anew; 1 leaves nothing but the degrees."""
+
+    def dealt(edges: Csr, draw: np.random.Generator) -> Csr:
+        anchors = np.array(edges.indices)
+        chosen = np.flatnonzero(draw.random(len(anchors)) < share)
+        anchors[chosen] = draw.permutation(anchors[chosen])
+        nodes: Int64s = np.repeat(np.arange(edges.num_rows), np.diff(edges.indptr))
+        pairs = np.unique(np.stack([nodes, anchors]), axis=1)
+        return Csr.from_pairs(pairs[0], pairs[1], edges.num_rows)
+
+    def change(whole: TrainingData) -> TrainingData:
+        draw = np.random.default_rng(seed)
+        graphs = {one: dealt(edges, draw) for one, edges in whole.graphs.items()}
+        known = {one: [edges] for one, edges in graphs.items()}
+        return replace(whole, graphs=graphs, known_edges=known)
+
+    return change
