@@ -185,8 +185,8 @@ def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path: P
 
 
 BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
-    "unknown split": ("splits.csv", "q6,dev\n", ["1 cells are none of train", "'dev'"]),
-    "no split": ("splits.csv", "q6,\n", ["1 cells are none of train"]),
+    "unknown split": ("splits.csv", "q6,dev\n", ["1 cells are not one of train", "'dev'"]),
+    "no split": ("splits.csv", "q6,\n", ["1 cells are not one of train"]),
     "split of an unknown query": (
         "splits.csv",
         "zz,test\n",

@@ -162,7 +162,7 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
 _BAD_CELLS = {
     "weight": f"are not positive numbers up to {MAX_WEIGHT:g}",
     "time": "are not times (ISO 8601 or seconds since 1970)",
-    "split": f"are none of {', '.join(SPLITS)}",
+    "split": f"are not one of {', '.join(SPLITS)}",
 }
 
 
