@@ -13,6 +13,7 @@ seeds. `ratio` is R@10 of the preset's recipe over its base, strict, of the last
 import argparse
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def arms(config: RunConfig) -> dict[str, Arm]:
     both = {**PLAIN, "regularization.lambda_x": used}
     queries = {**both, "regularization.lambda_z": {}}
     unpruned = {"walk.enabled": False, "pruning.mode": "never"}
+    quarter = "quarter of the clicks: base"
     found = {
         "base": Arm({**PLAIN, **NO_GRAPH}, None),
         "RAMEN": Arm(PLAIN, "base"),
@@ -93,32 +95,32 @@ def arms(config: RunConfig) -> dict[str, Arm]:
         "both sides": Arm(both, "base"),
         "both sides, fixed λ, clicked nodes": Arm({**both, **FIXED, **CLICKED}, "base"),
         "query graph only": Arm(queries, "base"),
-        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
-        "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
         "shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
-        "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
         "shuffled graph, fixed λ": Arm({**PLAIN, **FIXED}, "base", random_edges=1.0),
-        "AugGT": Arm({**PLAIN, **NO_GRAPH}, "base", propagated=True),
-        "quarter of the clicks: base": Arm({**PLAIN, **NO_GRAPH}, None, share=0.25),
-        "quarter of the clicks: RAMEN": Arm(PLAIN, "quarter of the clicks: base", share=0.25),
-        "ance": Arm({**unpruned, **NO_GRAPH}, None),
-        "ance: RAMEN": Arm(unpruned, "ance"),
-        "ance: RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+        quarter: Arm({**PLAIN, **NO_GRAPH}, None, share=0.25),
+        "quarter of the clicks: RAMEN": Arm(PLAIN, quarter, share=0.25),
     }
+    if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
+        old = {**both, **FIXED, **CLICKED}
+        found |= {
+            "as published: RAMEN": Arm(PLAIN, "base", published=True),
+            "as published: both sides, fixed λ": Arm({**both, **FIXED}, "base", published=True),
+            "as published: both sides, fixed λ, clicked nodes": Arm(old, "base", published=True),
+        }
     for name in Dataset(config.dataset).strict_anchor_sets:
         if name not in used:
             other = {**PLAIN, **NO_GRAPH, "regularization.lambda_z": {name: 0.3}}
             found[f"`{name}` alone"] = Arm(other, "base")
             found[f"`{name}` alone, fixed λ"] = Arm({**other, **FIXED}, "base")
-    if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
-        found |= {
-            "as published: RAMEN": Arm(PLAIN, "base", published=True),
-            "as published: both sides, fixed λ": Arm({**both, **FIXED}, "base", published=True),
-            "as published: both sides, fixed λ, clicked nodes": Arm(
-                {**both, **FIXED, **CLICKED}, "base", published=True
-            ),
-        }
-    return found
+    return found | {
+        "ance": Arm({**unpruned, **NO_GRAPH}, None),
+        "ance: RAMEN": Arm(unpruned, "ance"),
+        "ance: RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+        "AugGT": Arm({**PLAIN, **NO_GRAPH}, "base", propagated=True),
+        "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
+        "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
+        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
+    }
 
 
 def published_sets(config: RunConfig) -> RunConfig:
@@ -141,7 +143,7 @@ def published_sets(config: RunConfig) -> RunConfig:
 
 
 def main() -> None:
-    """Train what is not there yet, and print the tables."""
+    """Train what is not there yet, and print a row of the table for each arm."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
     parser.add_argument("--seeds", type=int, default=3)
@@ -149,14 +151,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     gain = 1.0
-    for name in arguments.sets:
-        config = PRESETS[f"{name}-ramen"]()
-        runs = {
-            title: [measured(config, arm, seed, arguments.split) for seed in range(arguments.seeds)]
-            for title, arm in arms(config).items()
-        }
-        bases = {title: arm.base for title, arm in arms(config).items()}
-        print(f"\n## {name}, {arguments.split}\n\n{table(runs, bases)}", flush=True)
+    for dataset in arguments.sets:
+        config = PRESETS[f"{dataset}-ramen"]()
+        runs: dict[str, list[dict[str, PerQuery]]] = {}
+        print(f"\n## {dataset}, {arguments.split}\n")
+        for title, arm in arms(config).items():
+            seeds = range(arguments.seeds)
+            runs[title] = [measured(config, arm, seed, arguments.split) for seed in seeds]
+            if title == "base":
+                print(header(list(runs[title][0])))
+            print(row(title, runs[title], runs[arm.base] if arm.base else None), flush=True)
         gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
     finish(gain, {})
 
@@ -181,7 +185,7 @@ def measured(preset: RunConfig, arm: Arm, seed: int, split: str) -> dict[str, Pe
         STORE.mkdir(parents=True, exist_ok=True)
         np.savez(file, **{name: np.stack(values) for name, values in found.items()})
         seconds = time.monotonic() - started
-        print(f"{config.dataset} seed {seed} {dict(arm.changes)}: {seconds:.0f} s", flush=True)
+        print(f"{config.dataset} seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
     stored = np.load(file)
     return {name: (stored[name][0], stored[name][1]) for name in stored.files}
 
@@ -223,20 +227,20 @@ def judged(topk_ad_ids: Int64s, data: Prepared, split: str) -> dict[str, PerQuer
     return found
 
 
-def table(runs: Mapping[str, list[dict[str, PerQuery]]], bases: Mapping[str, str | None]) -> str:
-    """Return a Markdown table in per cent; differences in points, bold where 0 is outside."""
-    names = list(next(iter(runs.values()))[0])
-    lines = [["arm", *names], ["---", *["--:"] * len(names)]]
-    for title, of_seeds in runs.items():
-        base = bases[title]
-        cells = [f"{100 * mean(of_seeds, name):.2f}" for name in names]
-        if base is not None:
-            bounds = paired_differences_over_seeds(of_seeds, runs[base])
-            cells = [
-                f"{cell} {shown(*bounds[name])}" for cell, name in zip(cells, names, strict=True)
-            ]
-        lines.append([title, *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def header(names: list[str]) -> str:
+    """Return the first two lines of a table."""
+    return f"| arm | {' | '.join(names)} |\n|---|{'--:|' * len(names)}"
+
+
+def row(title: str, runs: list[dict[str, PerQuery]], base: list[dict[str, PerQuery]] | None) -> str:
+    """Return a line in per cent; differences to the base in points, bold where 0 is outside."""
+    cells = [f"{100 * mean(runs, name):.2f}" for name in runs[0]]
+    if base is not None:
+        bounds = paired_differences_over_seeds(runs, base)
+        cells = [
+            f"{cell} {shown(*bounds[name])}" for cell, name in zip(cells, runs[0], strict=True)
+        ]
+    return f"| {title} | {' | '.join(cells)} |"
 
 
 def shown(value: float, low: float, high: float) -> str:

@@ -6,6 +6,8 @@ Examples:
     python jobs/graph.py similar datasets/mine \
         --name near --encoder outputs/runs/NAME/checkpoint_000000210/encoder
     python jobs/graph.py edges datasets/mine --name links --query-edges links.csv
+    python jobs/graph.py edges datasets/mine --name raw --query-edges links.csv \
+        --protocol as-published
 """
 
 import sys

@@ -8,6 +8,8 @@ Examples:
         --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
     python jobs/ingest.py tables --clicks clicks.csv --query-edges links links.csv \
         --ad-edges links ad_links.csv --anchors links anchors.csv --output datasets/mine
+    python jobs/ingest.py tables --clicks clicks.csv --query-splits splits.csv \
+        --filters filters.csv --drop-own-text --output datasets/mine
     python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
     python jobs/ingest.py debian --source sources/debian --output datasets/debian

@@ -23,11 +23,12 @@ from torch.multiprocessing import start_processes
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.importers.tables.edges import write_edges
+from ramen_ray.data.importers.tables.given import stage_filters, stage_splits
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
-from ramen_ray.data.importers.tables.writing import write_ads, write_queries
+from ramen_ray.data.importers.tables.writing import write_ads, write_filters, write_queries
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
@@ -190,19 +191,11 @@ def _sorted_blocks(tables: list[pa.Table], keys: list[str], num_blocks: int) -> 
 
 def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[Finding]]:
     """Do what the import of a user's tables does, without Ray; returns the findings too."""
-    pieces = {
-        kind: find_pieces(source, list(columns.values()))
-        for kind, source, columns in (
-            ("queries", tables.queries, tables.node_columns("queries")),
-            ("ads", tables.ads, tables.node_columns("ads")),
-            ("clicks", tables.clicks, tables.click_columns),
-        )
-        if source
-    }
+    pieces = {kind: find_pieces(*source) for kind, source in tables.sources.items()}
     with new_dataset(output, name="mine") as writer:
         folder = writer.folder / "staging"
         folder.mkdir()
-        for kind in pieces.keys() - {"clicks"}:
+        for kind in pieces.keys() & {"queries", "ads"}:
             for part, piece in enumerate(pieces[kind]):
                 stage_nodes(piece, kind, part, tables, folder)
         for part, piece in enumerate(pieces["clicks"]):
@@ -216,8 +209,12 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
         )
         for part in sorted(set(numbered["part"].to_pylist())):
             of_part = numbered.filter(pc.equal(numbered["part"], part))
-            sum_clicks(of_part, folder, tables.min_click_weight)
-        make_plan(folder, tables, num_parts["queries"])
+            sum_clicks(of_part, folder, tables)
+        for part, piece in enumerate(pieces.get("splits", [])):
+            stage_splits(piece, part, tables, folder)
+        make_plan(folder, tables)
+        for part, piece in enumerate(pieces.get("filters", [])):
+            stage_filters(piece, part, tables, folder)
         _write_all(folder, num_parts, tables, writer)
         findings = read_findings(folder)
         shutil.rmtree(folder)
@@ -231,5 +228,7 @@ def _write_all(
         write_ads(folder, part, writer)
     for part in range(num_parts["queries"]):
         write_queries(folder, part, writer, tables)
+    if tables.filters or tables.drop_own_text:
+        write_filters(folder, writer, tables)
     for name in tables.edge_lists:
         write_edges(folder, name, tables, writer)

@@ -58,6 +58,7 @@ changes_strategy = st.fixed_dictionaries(
 )
 PLAIN = RunConfig(encoder=EncoderConfig(pretrained="an/encoder"))
 OTHER_CHOICE = {
+    "all": "clicked",
     "bag": "transformer",
     "mean": "cls",
     "auto": "fp32",
@@ -228,7 +229,7 @@ def _parse(*arguments: str) -> RunConfig:
 
 
 def test_without_arguments_it_is_the_default_preset():
-    assert _parse() == PRESETS["foldoc"]()
+    assert _parse() == PRESETS["rdocs"]()
 
 
 def test_flags_change_a_preset_as_an_overlay_does():
@@ -247,7 +248,7 @@ def test_flags_change_a_preset_as_an_overlay_does():
         "walk.restart_probability": 0.6,
     }
     assert found == overlay(PRESETS["tiny"](), changes)
-    assert _parse("--seed", "7") == overlay(PRESETS["foldoc"](), {"seed": 7})
+    assert _parse("--seed", "7") == overlay(PRESETS["rdocs"](), {"seed": 7})
 
 
 @pytest.mark.parametrize("anchor_set", ["hyper_link", "hyper-link"])
@@ -294,7 +295,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (["nonesuch"], "error: unknown preset 'nonesuch'; presets are foldoc, "),
+        (["nonesuch"], "error: unknown preset 'nonesuch'; presets are rdocs, "),
         (["-seed", "1"], "error: Unrecognized options: -seed, 1; "),
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),

@@ -63,7 +63,7 @@ def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
     for name in BAD:
         with pytest.raises(DatasetError, match=r"name: .* is not a valid name"):
             dataset_name(name, Path("/data/shop"))
-        with pytest.raises(DatasetError, match="no valid name"):
+        with pytest.raises(DatasetError, match="not a valid name"):
             write_dataset(tmp_path / "made", {}, name=name)
     assert not list(tmp_path.iterdir())
     assert Dataset(dataset_path).name == "handmade"

@@ -99,7 +99,7 @@ def _show(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, dict):
-        return " ".join(f"{name} {item}" for name, item in value.items())
+        return " ".join(f"{name} {_show(item)}" for name, item in value.items())
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str | bytes):

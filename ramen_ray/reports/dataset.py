@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description.content import Description, Share, quantiles
+from ramen_ray.reports.graph_signal import signal_tables
 from ramen_ray.reports.page import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
@@ -23,6 +24,7 @@ def dataset_tables(description: Description) -> list[ReportTable]:
         _popularity(description),
         _distributions(description),
         _hubs(description),
+        *signal_tables(description.signals),
         _tokens(description),
         _samples(description),
     ]
@@ -82,8 +84,7 @@ def _shares(description: Description) -> ReportTable:
             [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
             for share in description.shares.values()
         ],
-        note="Training draws ads by their clicks: it never sees one without a train click, nor its "
-        "edges.",
+        note="Batches are drawn by clicks: what has no train click is learnt from its edges alone.",
     )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.description.graph_signal import GraphSignal
 from ramen_ray.data.description.samples import SampleQuery
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -88,6 +89,7 @@ class Description:
         max_length: texts with more tokens are cut in training.
         tokenizer: the encoder whose tokenizer counted the tokens.
         samples: a few train queries.
+        signals: what each anchor set could bring.
     """
 
     metadata: Mapping[str, Any]
@@ -100,6 +102,7 @@ class Description:
     max_length: int
     tokenizer: str
     samples: list[SampleQuery]
+    signals: Mapping[str, GraphSignal]
 
     @property
     def distributions(self) -> dict[str, Distribution]:
@@ -120,9 +123,11 @@ class Description:
     @property
     def shares(self) -> dict[str, Share]:
         """Shares of nodes without clicks or edges, of test clicks on rare ads, by metric name."""
+        queries = self.clicks["train"].per_query
         train, test = self.clicks["train"].per_ad, self.clicks["test"].per_ad
         zero, one = "ads without a train click", "ads with exactly one train click"
         found = {
+            "queries_without_click": _share("train queries without a click", queries == 0),
             "ads_without_click": _share(zero, train == 0),
             "ads_with_one_click": _share(one, train == 1),
             "test_clicks_on_ads_without_click": _share(f"test clicks on {zero}", train == 0, test),
@@ -178,6 +183,8 @@ class Description:
             summary = quantiles(tokens.lengths)
             found |= {f"tokens/{table}/{key}": value for key, value in summary.items()}
             found[f"tokens/{table}/share_too_long"] = self.share_too_long(table).value
+        for name, signal in self.signals.items():
+            found |= {f"signal/{name}/{key}": value for key, value in signal.metrics.items()}
         return found
 
 

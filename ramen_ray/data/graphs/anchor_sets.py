@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     Dataset,
@@ -19,6 +20,8 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
+from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation.leaks import LEAKING_EDGES, Leaks, Protocol
 from ramen_ray.naming import naming_fault
 
 SIDES = ("query", "ad")
@@ -102,6 +105,32 @@ def add_anchor_set(
         put_in_place(aside, dataset, name, made, written, replace)
     linked = {side: len(np.unique(of_side.nodes)) for side, of_side in edges.items()}
     return written | nodes_without_edges(dataset, linked)
+
+
+def apply_protocol(
+    protocol: Protocol, dataset: Dataset, texts: pa.Array, edges: Mapping[str, Edges]
+) -> tuple[dict[str, Edges], dict[str, int]]:
+    """Leave out edges that join a held-out query to its answer, if the protocol is strict.
+
+    Args:
+        protocol: of the anchor set.
+        dataset: what the edges are for.
+        texts: (anchors,) strings.
+        edges: by side.
+
+    Returns:
+        The other edges, and how many were left out of each side.
+    """
+    if protocol == "as-published":
+        return dict(edges), {}
+    leaks = Leaks.from_dataset(dataset)
+    anchor_texts = hash_strings(fold(texts))
+    kept, counts = {}, {}
+    for side, found in edges.items():
+        leaking = leaks.among(side, found.nodes, anchor_texts[found.anchors])
+        kept[side] = Edges(*(getattr(found, of.name)[~leaking] for of in fields(Edges)))
+        counts[f"{side} {LEAKING_EDGES}"] = int(leaking.sum())
+    return kept, counts
 
 
 @contextmanager

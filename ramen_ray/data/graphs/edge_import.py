@@ -41,6 +41,7 @@ from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
+from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
 RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
@@ -78,13 +79,15 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
+    leaks = Leaks.from_dataset(dataset) if edge_list.protocol == "strict" else None
     namings: dict[str, Naming] = {}
     if edge_list.query_edges:
         queries = NodeIndex.from_table(dataset, "queries/train")
         held_out = HeldOut.from_dataset(dataset)
-        namings["query"] = partial(_name_queries, queries=queries, held_out=held_out)
+        namings["query"] = partial(_name_queries, queries=queries, held_out=held_out, leaks=leaks)
     if edge_list.ad_edges:
-        namings["ad"] = partial(_name_ads, ads=NodeIndex.from_table(dataset, "ads"))
+        ads = NodeIndex.from_table(dataset, "ads")
+        namings["ad"] = partial(_name_ads, ads=ads, leaks=leaks)
     with folder_beside(dataset, name) as aside:
         found = write_edge_list(edge_list, name, namings, DatasetWriter(aside), run)
         put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
@@ -213,7 +216,9 @@ def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> 
     return total
 
 
-def _name_queries(cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut) -> Named:
+def _name_queries(
+    cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut, leaks: Leaks | None
+) -> Named:
     """Find the train queries that cells name; ids take precedence over texts, in all splits."""
     cells = pc.utf8_trim_whitespace(cells)
     is_held_out = held_out.has_ids(cells)
@@ -224,8 +229,10 @@ def _name_queries(cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut) 
     unnamed[positions] = False
     others = np.flatnonzero(unnamed)
     is_held_out[others] |= held_out.has_texts(cells.take(pa.array(others)))
-    return Named(positions, nodes, {"validation and test queries": is_held_out})
+    is_leak = partial(leaks.among, "query", nodes) if leaks else None
+    return Named(positions, nodes, {"validation and test queries": is_held_out}, is_leak)
 
 
-def _name_ads(cells: pa.StringArray, ads: NodeIndex) -> Named:
-    return Named(*ads.named(pc.utf8_trim_whitespace(cells)), left_out={})
+def _name_ads(cells: pa.StringArray, ads: NodeIndex, leaks: Leaks | None) -> Named:
+    positions, nodes = ads.named(pc.utf8_trim_whitespace(cells))
+    return Named(positions, nodes, {}, partial(leaks.among, "ad", nodes) if leaks else None)

@@ -15,11 +15,14 @@ from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.graphs.edge_staging import (
     EDGES,
     LISTED,
+    LISTED_TEXTS,
     NAMES,
     staged_batches,
     staged_file,
 )
+from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetWriter
+from ramen_ray.data.store.texts import fold
 
 ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
@@ -29,11 +32,17 @@ _ANCHORS, _SUMMED = "numbered", "summed"
 
 
 def list_anchors(folder: Path) -> list[Booleans]:
-    """Save the hashes of listed anchors; returns which rows of each staged part repeat an id."""
+    """Save the hashes of listed anchors' ids, and of their folded texts in the same order.
+
+    Returns:
+        which rows of each staged part repeat an id.
+    """
     parts = sorted(folder.glob("anchors-??????.arrow"))
     hashes = [_column(file, "hash") for file in parts]
     listed, first = np.unique(np.concatenate(hashes), return_index=True)
+    texts = [hash_strings(fold(batch["text"])) for batch in staged_batches(folder, "anchors")]
     np.save(folder / LISTED, listed)
+    np.save(folder / LISTED_TEXTS, np.concatenate(texts)[first])
     repeated = np.ones(sum(map(len, hashes)), dtype=bool)
     repeated[first] = False
     return np.split(repeated, np.cumsum([len(part) for part in hashes])[:-1])

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.validation.leaks import Protocol
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class EdgeList:
         anchor_text_column: Text of an anchor in the table of anchors.
         skip_bad_rows: Leave out and count rows with empty cells, bad weights, or unknown queries,
             ads and anchors, instead of refusing them.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps them.
     """
 
     query_edges: str | None = None
@@ -38,6 +41,7 @@ class EdgeList:
     anchor_id_column: str = "anchor_id"
     anchor_text_column: str = "text"
     skip_bad_rows: bool = False
+    protocol: Protocol = "strict"
 
     @property
     def tables(self) -> dict[str, tuple[str, list[str]]]:
@@ -59,11 +63,14 @@ class Named:
         positions: (pairs,) positions of cells.
         nodes: (pairs,) the nodes that they name.
         left_out: by kind of node, which cells (cells,) name a node that must have no edges.
+        is_leak: given the hashes (pairs,) of the anchors' folded texts, flags the edges that join a
+            held-out query to its answer; None keeps them.
     """
 
     positions: Int64s
     nodes: Int64s
     left_out: Mapping[str, Booleans]
+    is_leak: Callable[[UInt64s], Booleans] | None = None
 
 
 Naming = Callable[[pa.StringArray], Named]

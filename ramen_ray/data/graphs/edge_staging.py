@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,10 @@ from ramen_ray.data.arrays import Booleans, Float64s, UInt64s
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
 from ramen_ray.data.graphs.nodes import contains
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.prepared.hashing import find, hash_strings
 from ramen_ray.data.sources import Piece, SourceBatch, as_numbers, as_strings, read_piece
+from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation.leaks import LEAKING_EDGES
 
 ADVICE = "correct these rows, or leave them out with skip_bad_rows"
 EDGES = pa.schema([("node", pa.int64()), ("anchor", pa.uint64()), ("weight", pa.float64())])
@@ -90,8 +92,7 @@ def stage_edges(
     piece: Piece, side: str, number: int, edge_list: EdgeList, folder: Path, naming: Naming
 ) -> None:
     """Stage a piece of the edges of one side as part ``number``, and their anchors' names."""
-    listed = np.load(folder / LISTED, mmap_mode="r") if edge_list.anchors else None
-    checks = _Checks(edge_list, listed)
+    checks = _Checks(edge_list, _Listed.open(folder) if edge_list.anchors else None)
     with ExitStack() as stack:
         edges, names = (
             stack.enter_context(pa.ipc.new_file(str(staged_file(folder, kind, number)), schema))
@@ -108,6 +109,19 @@ def stage_edges(
 
 LISTED = "listed.npy"
 """The hashes of the ids in the table of anchors, ascending."""
+LISTED_TEXTS = "listed-texts.npy"
+"""The hashes of these anchors' folded texts."""
+
+
+class _Listed(NamedTuple):
+    """The anchors of a table: hashes of their ids, ascending, and of their folded texts."""
+
+    ids: UInt64s
+    texts: UInt64s
+
+    @classmethod
+    def open(cls, folder: Path) -> "_Listed":
+        return cls(*(np.load(folder / name, mmap_mode="r") for name in (LISTED, LISTED_TEXTS)))
 
 
 @dataclass
@@ -116,12 +130,12 @@ class _Checks:
 
     Attributes:
         edge_list: the tables and their columns.
-        listed: the hashes in the table of anchors, ascending; None without one.
+        listed: the table of anchors; None without one.
         notes: what it has found so far.
     """
 
     edge_list: EdgeList
-    listed: UInt64s | None = None
+    listed: _Listed | None = None
     notes: Notes = field(default_factory=Notes)
 
     def anchors(self, batch: SourceBatch) -> tuple[SourceBatch, UInt64s, pa.StringArray]:
@@ -150,6 +164,10 @@ class _Checks:
         anchors, no_anchor, texts = self._anchors_of(batch)
         weights, no_weight = self._weights(batch)
         kept = ~(no_node | no_anchor | no_weight)[named.positions]
+        if named.is_leak:
+            leaks = named.is_leak(self._anchor_texts(anchors, texts)[named.positions])
+            self.notes.left_out[f"{side} {LEAKING_EDGES}"] += int((kept & leaks).sum())
+            kept &= ~leaks
         nodes, positions = named.nodes[kept], named.positions[kept]
         order = np.argsort(nodes, kind="stable")
         columns = [nodes[order], anchors[positions][order], weights[positions][order]]
@@ -166,9 +184,17 @@ class _Checks:
         hashes = hash_strings(encoded.dictionary)[encoded.indices.to_numpy()]
         if self.listed is None:
             return hashes, no_anchor, names
-        unknown = ~contains(self.listed, hashes) & ~no_anchor
+        unknown = ~contains(self.listed.ids, hashes) & ~no_anchor
         self.report(batch, column, unknown, "there is no such anchor")
         return hashes, no_anchor | unknown, pa.nulls(len(hashes), pa.string())
+
+    def _anchor_texts(self, anchors: UInt64s, names: pa.Array) -> UInt64s:
+        """Return the hashes (rows,) of the anchors' folded texts; 0 where there is no anchor."""
+        if self.listed is None:
+            encoded = names.dictionary_encode()
+            return hash_strings(fold(encoded.dictionary))[encoded.indices.to_numpy()]
+        places = find(anchors, self.listed.ids)
+        return np.where(places >= 0, self.listed.texts[places], np.uint64(0))
 
     def _weights(self, batch: SourceBatch) -> tuple[Float64s, Booleans]:
         """Return the weights (rows,), and which are bad."""

@@ -29,6 +29,7 @@ from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.sources import SourceBatch, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.validation.leaks import Protocol
 
 NO_AD = 0
 PAIRS_AT_ONCE = 1 << 22
@@ -86,6 +87,8 @@ class SessionSettings:
             all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
         query_set: Name of the anchor set of queries that share sessions.
         ad_set: Name of the anchor set of ads that are clicked in the same sessions.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps them.
     """
 
     min_support: int = 2
@@ -96,6 +99,7 @@ class SessionSettings:
     weight: Weight = "cosine"
     query_set: str = "co_session"
     ad_set: str = "co_click"
+    protocol: Protocol = "strict"
 
     def __post_init__(self) -> None:
         """Refuse settings that would leave no edges."""

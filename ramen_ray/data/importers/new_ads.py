@@ -25,8 +25,8 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
             in use, by an earlier row or a known ad.
     """
     tables, findings, taken = [], [], hash_strings(known.cast(pa.string()))
-    for block in (block for piece in find_pieces(source, COLUMNS) for block in read_piece(piece)):
-        (ids, no_id), (texts, no_text) = (block.cells(name, as_strings) for name in COLUMNS)
+    for batch in (batch for piece in find_pieces(source, COLUMNS) for batch in read_piece(piece)):
+        (ids, no_id), (texts, no_text) = (batch.cells(name, as_strings) for name in COLUMNS)
         hashes = hash_strings(ids)
         repeated = ~no_id & _repeats(hashes, taken)
         problems = (
@@ -34,8 +34,8 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
             ("text", no_text, "no text", "ads are found by their text"),
             ("ad_id", repeated, "an id that is in use", "leave out ads that are indexed already"),
         )
-        findings += block.findings
-        findings += [block.finding(*problem) for problem in problems if problem[1].any()]
+        findings += batch.findings
+        findings += [batch.finding(*problem) for problem in problems if problem[1].any()]
         tables.append(pa.table({"ad_id": ids, "text": normalized(texts)}))
         taken = np.append(taken, hashes)
     raise_errors(f"the table of ads {source}", findings)

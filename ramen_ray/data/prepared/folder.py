@@ -64,6 +64,14 @@ class Prepared:
         return {split: Csr(clicks.indptr, clicks.indices) for split, clicks in opened.items()}
 
     @cached_property
+    def clicked_queries(self) -> NDArray[np.int64]:
+        """(train queries with clicks,) int64, their rows, ascending: what batches are drawn from.
+
+        The other train queries take part in the graph only.
+        """
+        return self.clicks["train"].filled_rows
+
+    @cached_property
     def weighted_clicks(self) -> Csr:
         """Train clicks, train query rows x ads, with their weights if these differ."""
         return Csr.open(self.path / "clicks" / "train")

@@ -146,7 +146,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         vocab_size: number of token ids; decides between uint16 and int32.
 
     Raises:
-        DatasetError: an id or an edge occurs twice.
+        DatasetError: an id or an edge occurs twice, or a split has no clicks.
     """
     token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
@@ -202,6 +202,8 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     target = folder / "clicks" / table.removeprefix("queries/")
     target.mkdir(parents=True)
     num_clicks = pc.sum(parts["num_clicks"]).as_py()
+    if not num_clicks:
+        raise DatasetError(f"{table}: no query has a click")
     indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
     indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)

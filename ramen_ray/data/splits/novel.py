@@ -33,7 +33,8 @@ def make_novel_split(
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
-    clicks on the other, seen ads. Queries without any are left out, with their edges and filters.
+    clicks on the other, seen ads. Queries that lose all of them are left out, as in the paper, with
+    their edges and filters; a train query that had no click to lose stays.
     The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
     its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids. Novel
     ads lose their edges, because they did not exist when the graph was made. Anchors without edges
@@ -127,24 +128,28 @@ class _Split:
             self._write_if_any(table, self._rows(table))
 
     def write_queries(self, source: str, target: str, chosen: ChosenClicks) -> Int64s:
-        """Write the queries of split ``source`` that keep at least one click as split ``target``.
+        """Write the queries of split ``source`` that do not lose all clicks as split ``target``.
 
         Returns:
             the new ids (queries of ``source``,) by old id, -1 for a query that is left out.
         """
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)
+        num_clicks = 0
 
         def renumbered() -> Iterator[pa.RecordBatch]:
+            nonlocal num_clicks
             first = 0
             for rows in self.parent.batches(table):
                 kept = _keep_clicks(rows, chosen(*click_pairs(rows)))
                 ids = np.arange(first, first + len(kept))
                 new_ids[kept["query_id"].to_numpy()] = ids
                 first += len(kept)
+                num_clicks += len(kept["ad_ids"].flatten())
                 yield kept.set_column(0, "query_id", pa.array(ids))
 
-        if not self._write_if_any(f"queries/{target}", renumbered()):
+        self._write_if_any(f"queries/{target}", renumbered())
+        if not num_clicks:
             which = "novel" if target == ZERO_SHOT else "seen"
             raise DatasetError(
                 f"no {source} query of {self.parent.path} has a click on a {which} ad; choose "
@@ -194,11 +199,13 @@ class _Split:
 
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
-    """Keep the flagged clicks, with their weights, and the queries that have one."""
-    left = np.bincount(list_entries(rows["ad_ids"])[0][kept], minlength=len(rows))
+    """Keep the flagged clicks, with their weights, and the queries that do not lose all."""
+    row_of_click, _ = list_entries(rows["ad_ids"])
+    left = np.bincount(row_of_click[kept], minlength=len(rows))
+    had_none = np.bincount(row_of_click, minlength=len(rows)) == 0
     offsets = pa.array(np.concatenate([[0], np.cumsum(left)]), pa.int32())
     for column in {"ad_ids", "weights"} & set(rows.column_names):
         entries = rows[column].flatten().filter(pa.array(kept))
         lists = pa.ListArray.from_arrays(offsets, entries)
         rows = rows.set_column(rows.column_names.index(column), column, lists)
-    return rows.filter(pa.array(left > 0))
+    return rows.filter(pa.array((left > 0) | had_none))

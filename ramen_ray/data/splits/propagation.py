@@ -71,7 +71,7 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
 
     Only train queries and their edges are used, so held-out clicks do not influence the result. All
     other tables stay as they are. If clicks have weights, an added click gets the query's lowest
-    weight.
+    weight, or 1 for a query that had none.
 
     Args:
         dataset: the dataset directory to start from.
@@ -234,7 +234,7 @@ def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa
     if "weights" in rows.column_names:
         lightest = np.full(len(rows), np.inf, dtype=np.float32)
         np.minimum.at(lightest, row_of_click, rows["weights"].flatten().to_numpy())
-        added["weights"] = lightest[added_rows]
+        added["weights"] = np.where(np.isinf(lightest), np.float32(1), lightest)[added_rows]
     for column, values in added.items():
         entries = np.concatenate([rows[column].flatten().to_numpy(), values])[order]
         lists = pa.ListArray.from_arrays(offsets, pa.array(entries))

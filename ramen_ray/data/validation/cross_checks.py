@@ -17,7 +17,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation.batches import ids, positions, readable, table_batches
+from ramen_ray.data.validation.batches import RowBatch, ids, positions, readable, table_batches
+from ramen_ray.data.validation.leaks import leak_findings
 from ramen_ray.data.validation.repeats import (
     id_keys,
     number_pairs,
@@ -54,8 +55,10 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
             findings += _missing_source_ids(dataset, table)
     if TRAIN in num_rows:
         findings += _queries_seen_in_training(dataset, num_rows)
+        findings += _queries_without_click(dataset, num_rows)
     if "ads" in num_rows:
         findings += _click_findings(dataset, num_rows)
+    findings += leak_findings(dataset, num_rows)
     return findings
 
 
@@ -121,6 +124,38 @@ def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Ite
             found = positions(find(hashes, trained) >= 0)
             tally.add(batch.file, batch.first_row + found, batch.rows.column(0).take(found))
         yield from tally.findings(out_of=num_rows[table])
+
+
+def _queries_without_click(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Finding]:
+    """Count train queries that nobody clicked for, and those of them that have no edges either."""
+    advice = "batches leave it out; it takes part in the graph by its edges"
+    without_click = Tally("warning", "train query without a click", advice, "ad_ids")
+    for batch, found in _unclicked(dataset):
+        without_click.add(batch.file, batch.first_row + found, batch.rows["query_id"].take(found))
+    if without_click.count == num_rows[TRAIN]:
+        advice = "training needs queries with clicks"
+        yield Finding("error", f"{TRAIN}.parquet", "no train query has a click", advice)
+    if not without_click.count:
+        return
+    yield from without_click.findings(out_of=num_rows[TRAIN])
+    linked = np.zeros(num_rows[TRAIN], dtype=np.bool_)
+    for table in num_rows:
+        if table.startswith("edges/") and table.endswith("/query"):
+            for batch in table_batches(dataset, table, ["query_id"]):
+                _mark(linked, ids(batch.rows.column(0)))
+    advice = "nothing is learnt from it; add edges for it, or leave it out"
+    unlinked = Tally("warning", "train query without a click or an edge", advice, "query_id")
+    for batch, found in _unclicked(dataset):
+        query_ids = ids(batch.rows["query_id"])
+        found = found[_unmarked(linked, query_ids[found])]
+        unlinked.add(batch.file, batch.first_row + found, pa.array(query_ids[found]))
+    yield from unlinked.findings(out_of=num_rows[TRAIN])
+
+
+def _unclicked(dataset: Dataset) -> Iterator[tuple[RowBatch, NDArray[np.int64]]]:
+    """Stream the train queries in batches, with the rows of each that have no clicks."""
+    for batch in table_batches(dataset, TRAIN, ["query_id", "ad_ids"]):
+        yield batch, positions(pc.equal(pc.list_value_length(batch.rows["ad_ids"]), 0))
 
 
 def _held_out(num_rows: dict[str, int]) -> list[str]:

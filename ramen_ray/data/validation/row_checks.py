@@ -84,6 +84,8 @@ def _rules(table: str, schema: pa.Schema, num_rows: dict[str, int]) -> list[Rule
             rules.append(
                 Rule(column, f"id outside 0..{limit - 1}", advice, _outside(column, limit))
             )
+    if table.startswith("queries/") and table != "queries/train":
+        rules.append(_ANSWERED)
     return rules + [rule for rule in _RULES if rule.column in schema.names]
 
 
@@ -160,10 +162,10 @@ def _not_positive(weights: pa.Array) -> pa.Array:
 
 
 _POSITIVE = "give it a positive number, or leave it out"
+_ANSWERED = Rule("ad_ids", "no ads for query_id", "leave such queries out", _without_ads)
 _RULES = [
     Rule("text", "bytes that are not UTF-8", "convert the source to UTF-8", _broken_texts),
     Rule("text", "empty text", "give it a text, or leave it out", _empty_texts),
-    Rule("ad_ids", "no ads for query_id", "leave such queries out", _without_ads),
     Rule("ad_ids", "one ad twice", "name each ad once", _ads_twice),
     Rule("weight", "weight that is not a positive number", _POSITIVE, _bad_edge_weights),
     Rule("weights", "weight that is not a positive number", _POSITIVE, _bad_click_weights),

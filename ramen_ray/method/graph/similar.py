@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from ramen_ray.data.graphs.anchor_sets import Edges, add_anchor_set, check_name
+from ramen_ray.data.graphs.anchor_sets import Edges, add_anchor_set, apply_protocol, check_name
 from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
+from ramen_ray.data.validation.leaks import Protocol
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import resolve_pretrained, text_tokenizer
@@ -45,6 +46,8 @@ class SimilarSettings:
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
             texts that differ only in case, punctuation or white space.
         max_length: Tokens of a text that an encoder reads.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps them.
     """
 
     encoder: str | None = None
@@ -52,6 +55,7 @@ class SimilarSettings:
     min_similarity: float = 0.3
     max_similarity: float = 0.95
     max_length: int = 32
+    protocol: Protocol = "strict"
 
     def __post_init__(self) -> None:
         """Refuse settings that leave no edges."""
@@ -70,7 +74,7 @@ def add_similar(
     """Add an anchor set of similar texts to a dataset directory; edges are weighted by it.
 
     Returns:
-        Counts of the rows written, and of the nodes without edges.
+        Counts of the rows written, of the nodes without edges, and of edges left out.
 
     Raises:
         DatasetError: the dataset is not usable, or the name is taken.
@@ -90,7 +94,8 @@ def add_similar(
         "ad": _edges_of(text_of_node[len(nodes[0]) :], neighbours),
     }
     made = {"made_by": "similar", "settings": asdict(settings)}
-    return add_anchor_set(dataset_path, name, texts, edges, made, replace)
+    edges, left_out = apply_protocol(settings.protocol, dataset, texts, edges)
+    return add_anchor_set(dataset_path, name, texts, edges, made, replace) | left_out
 
 
 def nearest_texts(texts: pa.StringArray, settings: SimilarSettings) -> Edges:

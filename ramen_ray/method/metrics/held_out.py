@@ -21,12 +21,12 @@ class HeldOutQueries:
         """Read the split; ``propensity`` has the constants of PSP and PSN."""
         self._queries = dataset.read("queries/test").sort_by("query_id")
         self._filters = _read_filters(dataset)
-        counts = count_clicks(dataset, "train").per_ad
+        train = count_clicks(dataset, "train")
         clicked = self._queries["ad_ids"].combine_chunks()
         rows = pc.list_parent_indices(clicked).to_numpy()
         truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
-        num_queries = dataset.num_rows("queries/train")
-        self._judgement = Judgement.from_clicks(truth, counts, num_queries, propensity)
+        num_queries = int((train.per_query > 0).sum())
+        self._judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity)
 
     @property
     def texts(self) -> list[str]:

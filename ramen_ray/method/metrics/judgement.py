@@ -57,7 +57,10 @@ class Judgement:
         num_train_queries: int,
         propensity: Propensity,
     ) -> "Judgement":
-        """Compute popularity and propensity from the number of train clicks (ads,) of each ad."""
+        """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
+
+        Propensity counts only the train queries that have clicks.
+        """
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
         return cls(truth, inverse, popularity_groups(train_click_counts))
@@ -66,7 +69,8 @@ class Judgement:
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
-        return cls.from_clicks(data.clicks[split], counts, len(data.query_ids), propensity)
+        num_queries = len(data.clicked_queries)
+        return cls.from_clicks(data.clicks[split], counts, num_queries, propensity)
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.

@@ -8,6 +8,7 @@ import numpy as np
 from ramen_ray.config import DEFAULT_EXPERIMENT
 from ramen_ray.data.description.content import Description, Hub, TokenLengths
 from ramen_ray.data.description.degrees import EdgeCounts, count_clicks, count_edges
+from ramen_ray.data.description.graph_signal import graph_signals
 from ramen_ray.data.description.samples import sample_queries, sample_texts, texts_of
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
@@ -62,6 +63,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         max_length=max_length,
         tokenizer=encoder,
         samples=sample_queries(dataset, NUM_SAMPLES, SEED),
+        signals=graph_signals(dataset),
     )
 
 

@@ -21,7 +21,12 @@ import ray.data
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import UInt64s
-from ramen_ray.data.graphs.anchor_sets import add_anchor_set, check_name, remove_anchor_set
+from ramen_ray.data.graphs.anchor_sets import (
+    add_anchor_set,
+    apply_protocol,
+    check_name,
+    remove_anchor_set,
+)
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.sessions import (
     STRONGEST_PAIRS,
@@ -81,14 +86,17 @@ def add_co_session(
             (settings.query_set, "query", known.queries),
             (settings.ad_set, "ad", known.ads),
         ):
-            edges, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
-            if len(edges):
-                made_sets[name] = (_texts(dataset, nodes, anchors, aside), {side: edges})
-            summary[f"edges/{name}/{side}"] = len(edges)
+            found, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
+            texts, edges = _texts(dataset, nodes, anchors, aside), {side: found}
+            edges, left_out = apply_protocol(settings.protocol, dataset, texts, edges)
+            summary |= left_out
+            if len(edges[side]):
+                made_sets[name] = texts, edges
+            summary[f"edges/{name}/{side}"] = len(edges[side])
     if not made_sets:
-        found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
+        counts = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
         raise DatasetError(
-            f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
+            f"{log.sessions} gives no edges; lower min_support? Found: {counts or 'nothing'}"
         )
     for name, anchor_set in made_sets.items():
         summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.graphs.edge_lists import made_by
 from ramen_ray.data.importers.tables.edges import write_edges
+from ramen_ray.data.importers.tables.given import stage_filters, stage_splits
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
 from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
-from ramen_ray.data.importers.tables.writing import write_ads, write_queries
+from ramen_ray.data.importers.tables.writing import write_ads, write_filters, write_queries
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import (
     Dataset,
@@ -61,15 +62,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
     Raises:
         DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
     """
-    pieces = {
-        kind: find_pieces(source, list(columns.values()))
-        for kind, source, columns in (
-            ("queries", tables.queries, tables.node_columns("queries")),
-            ("ads", tables.ads, tables.node_columns("ads")),
-            ("clicks", tables.clicks, tables.click_columns),
-        )
-        if source is not None
-    }
+    pieces = {kind: find_pieces(*source) for kind, source in tables.sources.items()}
     for edge_list in tables.edge_lists.values():
         for source, names in edge_list.tables.values():
             find_pieces(source, names)  # so that errors come before the work
@@ -87,6 +80,8 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
         _stage(pieces, tables, folder)
         _number(pieces, tables, folder)
         _write(pieces, tables, folder, writer)
+        if tables.filters or tables.drop_own_text:
+            _write_filters(pieces.get("filters", []), tables, folder, writer)
         for key in tables.edge_lists:
             counts = write_edges(folder, key, tables, writer, in_tasks)
             found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -99,17 +94,18 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
 
 
 def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
+    staged = {kind: pieces[kind] for kind in ("queries", "ads", "clicks") if kind in pieces}
     tasks: list[ImportTask] = []
-    for kind, of_kind in pieces.items():
+    for kind, of_kind in staged.items():
         for part, piece in enumerate(of_kind):
             if kind == "clicks":
                 tasks.append(partial(stage_clicks, piece, part, tables, folder))
             else:
                 tasks.append(partial(stage_nodes, piece, kind, part, tables, folder))
-    logger.info("reading %d pieces of %s", len(tasks), ", ".join(pieces))
+    logger.info("reading %d pieces of %s", len(tasks), ", ".join(staged))
     done = iter(_run(tasks))
     _refuse_or_log(tables, read_findings(folder))
-    for kind, of_kind in pieces.items():
+    for kind, of_kind in staged.items():
         counts = [next(done) for _ in of_kind]
         kept, left_out = (sum(count[name] for count in counts) for name in ("kept", "left_out"))
         _log_counts(kind, {"rows read": kept + left_out, "rows left out as bad": left_out})
@@ -137,7 +133,7 @@ def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) ->
         .groupby("part")
         .map_groups(
             sum_clicks,
-            fn_args=(folder, tables.min_click_weight),
+            fn_args=(folder, tables),
             batch_format="pyarrow",
         )
         .take_all()
@@ -148,9 +144,11 @@ def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) ->
             f"no click of {tables.clicks} names a known query and a known ad; are "
             f"{' and '.join(list(tables.click_columns.values())[:2])} the right columns?"
         )
-    totals = {name: sum(row[name] for row in summed) for name in ("clicks", "pairs", "light_pairs")}
+    counted = ("clicks", "pairs", "light_pairs", "own_pairs")
+    totals = {name: sum(row[name] for row in summed) for name in counted}
     _log_counts("clicks", {_MEANT[name]: count for name, count in totals.items()})
-    plan = ray.remote(make_plan).remote(folder, tables, num_parts["queries"])
+    _stage_given("splits", stage_splits, pieces.get("splits", []), tables, folder)
+    plan = ray.remote(make_plan).remote(folder, tables)
     _log_counts("minimum counts", {_MEANT[name]: n for name, n in ray.get(plan).items()})
 
 
@@ -162,8 +160,10 @@ _MEANT = {
     "clicks": "rows of known queries and ads",
     "pairs": "different pairs of query and ad among them",
     "light_pairs": "pairs left out for their low weight",
+    "own_pairs": "pairs left out as an ad of the query's own text",
     "ads_left_out": "ads left out",
-    "queries_left_out": "queries left out, including those without clicks",
+    "queries_left_out": "queries left out",
+    "unclicked_queries": "train queries kept without a click",
 }
 """What the counts of the stages mean; each text follows its count."""
 
@@ -189,6 +189,29 @@ def _write(
     tasks: list[ImportTask] = [partial(write_ads, folder, part, writer) for part in ads]
     tasks += [partial(write_queries, folder, part, writer, tables) for part in queries]
     _run(tasks)
+
+
+def _write_filters(
+    pieces: list[Piece], tables: UserTables, folder: Path, writer: DatasetWriter
+) -> None:
+    _stage_given("filters", stage_filters, pieces, tables, folder)
+    counts = ray.get(ray.remote(write_filters).remote(folder, writer, tables))
+    meant = {"unused": "pairs of train queries, or of queries and ads that the import left out"}
+    named = {meant.get(name, f"pairs of {name} queries"): n for name, n in counts.items()}
+    _log_counts("filters", named)
+
+
+def _stage_given(
+    kind: str,
+    stage: Callable[[Piece, int, UserTables, Path], None],
+    pieces: list[Piece],
+    tables: UserTables,
+    folder: Path,
+) -> None:
+    """Stage a table that names queries and ads by what is numbered by then."""
+    if pieces:
+        _run([partial(stage, piece, part, tables, folder) for part, piece in enumerate(pieces)])
+    _refuse_or_log(tables, read_findings(folder, f"{kind}-*"))
 
 
 def _run(tasks: Sequence[ImportTask]) -> list[RowCounts]:

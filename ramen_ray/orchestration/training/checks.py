@@ -1,6 +1,7 @@
 """Checks of a run's configuration and data before anything is started."""
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.metrics.judgement import METRICS
@@ -48,6 +49,20 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"{dataset.path} has {num_rows['ads']}, for which flat is best"
         )
     return encoder_tokenizer(config.encoder)
+
+
+def check_clicks(config: RunConfig, data: Prepared) -> None:
+    """Check that a batch can be filled with train queries that have clicks.
+
+    Raises:
+        DatasetError: there are fewer than a batch.
+    """
+    batch, found = config.training.global_batch_size, len(data.clicked_queries)
+    if found < batch:
+        raise DatasetError(
+            f"{data.metadata['name']} has {found} train queries with clicks, fewer than "
+            f"training.global_batch_size {batch}"
+        )
 
 
 def _check_encoder(encoder: EncoderConfig) -> None:

@@ -16,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.components import build_objective
 from ramen_ray.orchestration.training.entry import train_loop_per_worker
 from ramen_ray.orchestration.training.final_evaluation import SCORE
@@ -63,6 +63,7 @@ def fit(
             logger.info("run:     %s", directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
+            check_clicks(config, data)
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
             _log_inputs(run, config, data)

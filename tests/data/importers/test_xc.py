@@ -183,12 +183,15 @@ def _entries(matrix: Any, left: Sequence[str], right: Sequence[str]) -> dict[Any
 
 
 def _assert_is(dataset: Dataset, world: World) -> None:
-    """Compare with what scipy holds; validation queries are train queries."""
+    """Compare with what scipy holds; validation queries are train queries with ads."""
     check_structure(dataset)
     assert _texts(dataset, "ads") == world.ads
     train, held_out = _clicks(dataset, "train"), _clicks(dataset, "validation")
     assert train | held_out == _entries(world.train_clicks, world.train, world.ads)
     assert train.keys().isdisjoint(held_out)
+    asked = _texts(dataset, "queries/train") + _texts(dataset, "queries/validation")
+    assert sorted(asked) == sorted(world.train)
+    assert {query for query, _ in held_out} == set(_texts(dataset, "queries/validation"))
     assert _clicks(dataset, "test") == _entries(world.test_clicks, world.test, world.ads)
     for split, texts, pairs in (
         ("validation", world.train, world.train_filters),
@@ -227,7 +230,7 @@ def test_raw_texts_with_matrices(
     _assert_is(dataset, world)
     _assert_graphs(dataset, world)
     without_ads = sum(np.diff(world.train_clicks.indptr) == 0)
-    assert f"{without_ads} queries have no ads" in caplog.text
+    assert f"{without_ads} queries have no ads and take part in the graph only" in caplog.text
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -622,9 +625,10 @@ def _nodes(draw: st.DrawFn, id_column: str) -> pa.Table:
 
 
 @st.composite
-def _queries(draw: st.DrawFn, num_ads: int) -> pa.Table:
+def _queries(draw: st.DrawFn, num_ads: int, split: str) -> pa.Table:
     nodes = draw(_nodes("query_id"))
-    clicks = draw(_sides(len(nodes), num_ads, least=1))
+    clicks = draw(_sides(len(nodes), num_ads, least=int(split != "train")))
+    clicks[0] = clicks[0] or [0]
     table = query_table(nodes["text"].to_pylist(), clicks)
     weights = [[draw(WEIGHTS) for _ in ads] for ads in clicks]
     if draw(st.booleans()) and any(weight != 1 for row in weights for weight in row):
@@ -641,7 +645,7 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
     num_ads = len(tables["ads"])
     splits = ["train", "validation", "test", *(["zero_shot"] if draw(st.booleans()) else [])]
     for split in splits:
-        queries = tables[f"queries/{split}"] = draw(_queries(num_ads))
+        queries = tables[f"queries/{split}"] = draw(_queries(num_ads, split))
         if split != "train" and draw(st.booleans()):
             pairs = node_edges("query_id", draw(_sides(len(queries), num_ads)))
             tables[f"filters/{split}"] = pairs.select([0, 1]).rename_columns(["query_id", "ad_id"])

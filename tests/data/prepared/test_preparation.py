@@ -11,10 +11,13 @@ import pytest
 from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
 from transformers import AutoTokenizer
 
+from ramen_ray.config import overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.orchestration.training.checks import check_clicks
+from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")
 
@@ -252,3 +255,38 @@ def test_repeated_ids_clicks_and_edges_are_refused(
         _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     for fragment in [table, *fragments]:
         assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 60])
+def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+):
+    """The rows are those of the same dataset with all clicks, but for the clicks."""
+    path = _with_weights(dataset_path, tmp_path / "clickless", lambda query, ad: 1 + query + ad)
+    file = path / "queries" / "train.parquet"
+    rows = pq.read_table(file)
+    bare = {0, 7, 58, 59}
+    for column in ("ad_ids", "weights"):
+        lists = [[] if q in bare else row for q, row in enumerate(rows[column].to_pylist())]
+        index = rows.column_names.index(column)
+        rows = rows.set_column(index, column, pa.array(lists, rows[column].type))
+    pq.write_table(rows, file)
+    whole = _prepare(dataset_path, encoder_path, tmp_path / "whole")
+    found = _prepare(path, encoder_path, tmp_path / "found", num_blocks=num_blocks)
+    ids = found.query_ids.tolist()
+    assert ids == whole.query_ids.tolist()
+    assert _texts_of(found.queries["train"]) == _texts_of(whole.queries["train"])
+    for name in SETS:
+        assert rows_of(found.edges(name, "query")) == rows_of(whole.edges(name, "query"))
+    expected = [
+        [] if query in bare else ads
+        for query, ads in zip(ids, rows_of(whole.clicks["train"]), strict=True)
+    ]
+    assert rows_of(found.clicks["train"]) == expected
+    assert found.clicked_queries.tolist() == [r for r, ads in enumerate(expected) if ads]
+    assert whole.clicked_queries.tolist() == list(range(60))
+    drawn = found.weighted_clicks.draw(np.arange(60), np.full(60, 0.999))
+    assert drawn.tolist() == [max(ads, default=-1) for ads in expected]
+    check_clicks(overlay(tiny(), {"training.global_batch_size": 56}), found)
+    with pytest.raises(DatasetError, match="56 train queries with clicks, fewer than"):
+        check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)

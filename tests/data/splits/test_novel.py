@@ -41,7 +41,10 @@ def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
 
     tables = {"ads": _with_source_ids(text_table("ad_id", [f"ad {a}" for a in range(num_ads)]))}
     for split, count in SPLIT_SIZES.items():
-        rows = query_table([f"{split} {q}" for q in range(count)], lists(count, num_ads, 1))
+        clicks = lists(count, num_ads, 1)
+        if split == "train":
+            clicks[2:4] = [], []
+        rows = query_table([f"{split} {q}" for q in range(count)], clicks)
         weights = [draw.random(len(ads)).tolist() for ads in rows["ad_ids"].to_pylist()]
         weights = pa.array(weights, pa.list_(pa.float32()))
         tables[f"queries/{split}"] = _with_source_ids(rows).append_column("weights", weights)
@@ -78,7 +81,7 @@ def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
 def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
     rows = dataset.read(f"queries/{split}").to_pylist()
     assert sorted(row["query_id"] for row in rows) == list(range(len(rows)))
-    assert all(row["ad_ids"] for row in rows)
+    assert all(row["ad_ids"] for row in rows) or split == "train"
     return {row["query_id"]: row["text"] for row in rows}
 
 
@@ -155,6 +158,8 @@ def _assert_clicks_follow(parent: Dataset, split: Dataset, novel: set[int], one_
 
 def _assert_pairs_follow(parent: Dataset, split: Dataset, novel: set[int], seen: set[int]) -> None:
     kept = {name: set(_query_texts(split, name).values()) for name in (*SPLIT_SIZES, "zero_shot")}
+    clicked = {query for query, _, _ in _clicks(split, "train")}
+    assert kept["train"] == clicked | {"train 2", "train 3"}
     for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
         expected = _expected_pairs(parent, f"filters/{source}", source, kept[target], ads)
         assert _pairs(split, f"filters/{target}", target) == expected

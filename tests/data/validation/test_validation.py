@@ -278,7 +278,12 @@ CASES: dict[str, tuple[Change, list[str]]] = {
                 "error: anchors/my links.parquet: anchor set: 'my links' is "
                 "not a valid name: use letters, digits, '_' and '-', begin with a letter, a "
                 "digit or '_', and use at most 100 bytes"
-            )
+            ),
+            (
+                "warning: edges/my links/ad.parquet, row 71, column 'anchor_id': edge that joins a "
+                "held-out query to its answer (1 of 84, 1.2%): ad 'gneiss chert shale northern' "
+                "anchor 'gneiss shale'"
+            ),
         ],
     ),
     "anchor set in a folder": (
@@ -618,6 +623,41 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         _set("queries/validation", "ad_ids", 5, []),
         ["error: queries/validation.parquet, row 5, column 'ad_ids': no ads for query_id: 5"],
     ),
+    "train queries without a click": (
+        _all(
+            _set("queries/train", "ad_ids", 3, []),
+            _set("queries/train", "weights", 3, []),
+            _set("queries/train", "ad_ids", 5, []),
+            _set("queries/train", "weights", 5, []),
+        ),
+        [
+            (
+                "warning: queries/train.parquet, row 3, column 'ad_ids': train query without a "
+                "click (2 of 60, 3.3%): 3, 5 (row 5)"
+            ),
+        ],
+    ),
+    "nobody clicked": (
+        _all(
+            _set("queries/train", "ad_ids", 0, *[[]] * 60),
+            _edit("queries/train", lambda rows: rows.drop_columns(["weights"])),
+        ),
+        [
+            "error: queries/train.parquet: no train query has a click",
+            (
+                "warning: queries/train.parquet, row 0, column 'ad_ids': train query without a "
+                "click (60 of 60, 100.0%): 0, 1 (row 1), 2 (row 2) and 57 more"
+            ),
+            (
+                "warning: queries/train.parquet, row 59, column 'query_id': train query without a "
+                "click or an edge (1 of 60, 1.7%): 59"
+            ),
+            (
+                "warning: ads.parquet, row 0, column 'ad_id': ad without a train click (36 of 40, "
+                "90.0%): 0, 1 (row 1), 2 (row 2) and 33 more"
+            ),
+        ],
+    ),
     "one ad twice": (
         _set("queries/train", "ad_ids", 4, [7, 2, 7]),
         [
@@ -785,6 +825,11 @@ DOUBTS = [
         "has too, up to case and white space (1 of 12, 8.3%): 'rasp anvil'"
     ),
     ("warning: ads.parquet, row 12, column 'ad_id': ad without a train click (1 of 40, 2.5%): 12"),
+    (
+        "warning: edges/links/ad.parquet, row 71, column 'anchor_id': edge that joins a held-out "
+        "query to its answer (1 of 84, 1.2%): ad 'gneiss chert shale northern' anchor "
+        "'gneiss shale'"
+    ),
 ]
 """What the handmade dataset is warned of."""
 
@@ -847,7 +892,8 @@ def _expected(what: str, hits: list[tuple[int, Any]], out_of: int | None = None)
     if not hits:
         return []
     share = f" ({len(hits)} of {out_of}, {100 * len(hits) / out_of:.1f}%)" if out_of else ""
-    shown = [str(hits[0][1])] + [f"{value} (row {row})" for row, value in hits[1:3]]
+    first = hits[0][0]
+    shown = [f"{value} (row {row})" if row != first else str(value) for row, value in hits[:3]]
     more = f" and {len(hits) - 3} more" if len(hits) > 3 else ""
     return [f"{what}{share}: {', '.join(shown)}{more}"]
 
@@ -856,14 +902,24 @@ TEXTS = st.sampled_from(
     ["a b", "A  b", " a\tB ", "c", "C", "d e", "D\u3000E", "\u00c9t\u00e9", "\u00e9T\u00c9", "f"]
 )
 QUERIES = st.lists(
-    st.tuples(TEXTS, st.sets(st.integers(0, 11), min_size=1, max_size=3)), min_size=1, max_size=12
+    st.tuples(TEXTS, st.sets(st.integers(0, 11), max_size=3)), min_size=1, max_size=12
 )
 PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=30)
 
 
 @settings(max_examples=60)
-@given(QUERIES, QUERIES, st.lists(TEXTS, min_size=12, max_size=12), PAIRS, PAIRS, st.integers(1, 9))
-def test_cross_table_findings_are_those_of_plain_loops(train, test, ads, edges, filters, batch):
+@given(
+    QUERIES,
+    QUERIES,
+    st.lists(TEXTS, min_size=12, max_size=12),
+    st.lists(TEXTS, min_size=15, max_size=15),
+    PAIRS,
+    PAIRS,
+    st.integers(1, 9),
+)
+def test_cross_table_findings_are_those_of_plain_loops(
+    train, test, ads, anchors, edges, filters, batch
+):
     def queries(rows):
         return query_table([text for text, _ in rows], [sorted(ad_ids) for _, ad_ids in rows])
 
@@ -872,7 +928,7 @@ def test_cross_table_findings_are_those_of_plain_loops(train, test, ads, edges, 
         "queries/validation": queries([("unseen", {0})]),
         "queries/test": queries(test),
         "ads": text_table("ad_id", ads),
-        "anchors/links": text_table("anchor_id", ["x"] * 15),
+        "anchors/links": text_table("anchor_id", anchors),
         "edges/links/ad": pa.table(
             {
                 "ad_id": [ad for ad, _ in edges],
@@ -915,10 +971,31 @@ def test_cross_table_findings_are_those_of_plain_loops(train, test, ads, edges, 
         [(r, repr(text)) for r, (text, _) in enumerate(test) if plain(text) in trained],
         len(test),
     )
+    without_click = [(query, query) for query, (_, ad_ids) in enumerate(train) if not ad_ids]
+    expected += _expected("train query without a click", without_click, len(train))
+    expected += _expected("train query without a click or an edge", without_click, len(train))
+    if not clicked:
+        expected.append("no train query has a click")
     unclicked = [(ad, ad) for ad in range(12) if ad not in clicked]
     expected += _expected("ad without a train click", unclicked, 12)
     right = [(r, f"query_id {p[0]} ad_id {p[1]}") for r, p in enumerate(filters) if p in answers]
     expected += _expected("pair that is a right answer in queries/test", right, len(filters))
+    asked = {(plain(test[query][0]), plain(ads[ad])) for query, ad in answers}
+    asked.add(("unseen", plain(ads[0])))
+    either = asked | {(answer, query) for query, answer in asked}
+    leaks = [
+        (r, f"ad {ads[ad]!r} anchor {anchors[anchor]!r}")
+        for r, (ad, anchor) in enumerate(edges)
+        if ad < 12 and anchor < 15 and (plain(ads[ad]), plain(anchors[anchor])) in either
+    ]
+    expected += _expected("edge that joins a held-out query to its answer", leaks, len(edges))
+    clicks = [(r, text, ad) for r, (text, ad_ids) in enumerate(train) for ad in sorted(ad_ids)]
+    turned = [
+        (r, f"query {text!r} ad {ads[ad]!r}")
+        for r, text, ad in clicks
+        if (plain(ads[ad]), plain(text)) in asked
+    ]
+    expected += _expected("train click that is a held-out click turned around", turned, len(clicks))
     assert Counter(found) == Counter(expected)
 
 

@@ -420,7 +420,7 @@ def test_two_workers_train_and_evaluate_as_one(
 def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, encoder_path: Path):
     sampler = _sampler(data)
     losses = np.array(_losses(_state(_build(kind, encoder_path), sampler, lr), sampler, 40))
-    assert losses[-6:, 0].mean() < 0.5 * losses[:3, 0].mean()
+    assert losses[-6:, 0].mean() < 0.6 * losses[:3, 0].mean()
     assert np.isfinite(losses).all()
 
 

@@ -154,7 +154,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
         splits = ("validation", "test")
         found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
         metric = config.training.selection_metric
-        if not best or found["validation"][metric] > best["validation"][metric]:
+        if not best or found["validation"][metric] >= best["validation"][metric]:
             best = found
     of_steps = StepLosses.from_terms(objective, 0, global_losses(losses))
     names, values, known = of_steps.figures(np.stack(weights), 0.0)

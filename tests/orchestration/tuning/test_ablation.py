@@ -45,11 +45,11 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
 
 
 def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
-    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-ad-graph"} & set(
+    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(
         variants_of(foldoc(), ("in_batch",))
     )
     with pytest.raises(ConfigError, match="no graph is used"):
-        variants_of(overlay(foldoc(), {"regularization.lambda_x": {}}), ("in_batch",))
+        variants_of(overlay(foldoc(), {"regularization.lambda_z": {}}), ("in_batch",))
 
 
 def test_a_graph_of_one_side_gives_no_clicks_to_train_on(

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.graphs.edge_import import RunTasks, one_after_another, write_edge_list
 from ramen_ray.data.graphs.edge_lists import Named
-from ramen_ray.data.importers.tables.numbering import Numbering
+from ramen_ray.data.importers.tables.numbering import name_nodes
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.texts import normalized
 
 LEFT_OUT = -1
 
@@ -46,7 +44,7 @@ def write_edges(
 
 def _name_queries(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
     plan = Plan.open(folder)
-    known, numbers = _numbers(cells, "queries", folder, tables)
+    known, numbers = name_nodes(cells, "queries", folder, tables)
     splits = plan.query_splits[numbers]
     is_train = splits == TRAIN
     left_out = {
@@ -57,21 +55,10 @@ def _name_queries(cells: pa.StringArray, folder: Path, tables: UserTables) -> Na
 
 
 def _name_ads(cells: pa.StringArray, folder: Path, tables: UserTables) -> Named:
-    known, numbers = _numbers(cells, "ads", folder, tables)
+    known, numbers = name_nodes(cells, "ads", folder, tables)
     ads = Plan.open(folder).ad_ids[numbers]
     left_out = {"ads that the import left out": _marked(known[ads == LEFT_OUT], len(cells))}
     return Named(known[ads != LEFT_OUT], ads[ads != LEFT_OUT], left_out)
-
-
-def _numbers(
-    cells: pa.StringArray, kind: str, folder: Path, tables: UserTables
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return which cells name a known query or ad (``kind``), and the numbers of these."""
-    by_text = getattr(tables, kind) is None
-    names = normalized(cells) if by_text and tables.normalize_texts else cells
-    numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))
-    known = np.flatnonzero(numbers >= 0)
-    return known, numbers[known]
 
 
 def _marked(places: NDArray[np.int64], length: int) -> NDArray[np.bool_]:

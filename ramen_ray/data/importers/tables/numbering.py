@@ -12,8 +12,9 @@ from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
-from ramen_ray.data.prepared.hashing import find
+from ramen_ray.data.prepared.hashing import find, hash_strings
 from ramen_ray.data.sources import Piece, lines_before, read_cell
+from ramen_ray.data.store.texts import normalized
 
 SUMMED = pa.schema(
     [
@@ -35,6 +36,7 @@ class Numbering:
         row_numbers: (staged rows,) int64, each row's number; -1 where an earlier row has the same.
         part_starts: (parts + 1,) int64, the first staged row of each part.
         part_numbers: (parts,) int64, the lowest number that each part may hold.
+        folded_hashes: (numbers,) uint64, equal for texts that differ in case or white space only.
     """
 
     id_hashes: UInt64s
@@ -42,6 +44,7 @@ class Numbering:
     row_numbers: Int64s
     part_starts: Int64s
     part_numbers: Int64s
+    folded_hashes: UInt64s
 
     @classmethod
     def open(cls, folder: Path, kind: str) -> "Numbering":
@@ -73,7 +76,7 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
         with a different text) and ``merged`` (queries with the text of an earlier one).
     """
     parts = [read_part(folder, kind, part) for part in range(num_parts)]
-    ids, texts = (_column(parts, name) for name in ("id_hash", "text_hash"))
+    ids, texts, folded = (_column(parts, name) for name in ("id_hash", "text_hash", "folded_hash"))
     id_hashes, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     representative = first
     if kind == "queries":
@@ -91,6 +94,7 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
         np.where(is_first, numbers, -1),
         part_starts,
         np.concatenate([[0], np.cumsum(is_first)])[part_starts[:-1]],
+        folded[is_first],
     )
     for name in Numbering.__dataclass_fields__:
         np.save(_array_file(folder, kind, name), getattr(arrays, name))
@@ -100,6 +104,17 @@ def number_nodes(folder: Path, kind: str, num_parts: int) -> dict[str, int]:
         "other_texts": int((texts != texts[first][inverse]).sum()),
         "merged": int((representative != first).sum()),
     }
+
+
+def name_nodes(
+    cells: pa.StringArray, kind: str, folder: Path, tables: UserTables
+) -> tuple[Int64s, Int64s]:
+    """Return which cells name a known query or ad (``kind``), and the numbers of these."""
+    by_text = getattr(tables, kind) is None
+    names = normalized(cells) if by_text and tables.normalize_texts else cells
+    numbers = Numbering.open(folder, kind).of_ids(hash_strings(names))
+    known = np.flatnonzero(numbers >= 0)
+    return known, numbers[known]
 
 
 def number_clicks(folder: Path, part: int, piece: Piece, tables: UserTables) -> pa.Table:
@@ -142,17 +157,19 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
     )
 
 
-def sum_clicks(clicks: pa.Table, folder: Path, min_weight: float) -> pa.Table:
+def sum_clicks(clicks: pa.Table, folder: Path, tables: UserTables) -> pa.Table:
     """Sum the clicks of each (query, ad, period) of one part of queries; write the sums sorted.
 
     Args:
         clicks: columns of :data:`SUMMED` and ``part``, which is the same in all rows.
         folder: staging folder.
-        min_weight: pairs of query and ad whose weights sum to less are left out.
+        tables: pairs of query and ad whose weights sum to less than ``min_click_weight`` are left
+            out and, if ``drop_own_text``, those of equal text.
 
     Returns:
         one row with the ``part``, and the numbers of ``clicks`` read, of ``pairs`` of query and ad
-        among them, and of pairs left out for their low weight (``light_pairs``).
+        among them, and of pairs left out for their low weight (``light_pairs``) or equal text
+        (``own_pairs``).
     """
     names = ("query", "ad", "period")
     query, ad, period = (clicks[name].to_numpy() for name in names)
@@ -162,7 +179,12 @@ def sum_clicks(clicks: pa.Table, folder: Path, min_weight: float) -> pa.Table:
     new_pair = _changes(query) | _changes(ad)
     starts = np.flatnonzero(new_pair | _changes(period))
     pair_weight = np.add.reduceat(weight, np.flatnonzero(new_pair))
-    kept = pair_weight[np.cumsum(new_pair)[starts] - 1] >= min_weight
+    is_light = pair_weight < tables.min_click_weight
+    is_own = np.zeros(len(pair_weight), dtype=np.bool_)
+    if tables.drop_own_text:
+        texts = [Numbering.open(folder, kind).folded_hashes for kind in ("queries", "ads")]
+        is_own = texts[0][query[new_pair]] == texts[1][ad[new_pair]]
+    kept = ~(is_light | is_own)[np.cumsum(new_pair)[starts] - 1]
     chosen = starts[kept]
     sums = np.add.reduceat(weight, starts)[kept].astype(np.float32)
     columns = [query[chosen], ad[chosen], period[chosen], sums]
@@ -172,7 +194,8 @@ def sum_clicks(clicks: pa.Table, folder: Path, min_weight: float) -> pa.Table:
     counts = {
         "clicks": len(clicks),
         "pairs": len(pair_weight),
-        "light_pairs": int((pair_weight < min_weight).sum()),
+        "light_pairs": int(is_light.sum()),
+        "own_pairs": int((is_own & ~is_light).sum()),
     }
     return pa.table({"part": [part], **{name: [count] for name, count in counts.items()}})
 

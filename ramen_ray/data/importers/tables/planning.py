@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.importers.tables.given import given_splits
 from ramen_ray.data.importers.tables.numbering import Numbering
 from ramen_ray.data.importers.tables.settings import Splits, UserTables
-from ramen_ray.data.importers.tables.staging import read_part
+from ramen_ray.data.importers.tables.staging import read_parts
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -46,23 +46,25 @@ class Plan:
         return cls(*(np.load(folder / f"plan-{name}.npy", mmap_mode="r") for name in names))
 
 
-def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int]:
+def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
     """Decide what is kept and in which split, and write the :class:`Plan`.
 
     Queries whose texts differ only in case and white space share a split. With a split by time a
     query belongs to the period of its first click, and only its clicks in that period count, so
-    that training never sees a later click.
+    that training never sees a later click. Queries without a click that counts stay in the train
+    split, if at all.
 
     Returns:
-        how many ads and queries are left out because they have too few clicks.
+        how many ads and queries are left out because they have too few clicks or two splits, and
+        how many train queries stay without a click.
 
     Raises:
-        DatasetError: a split would be empty.
+        DatasetError: a split would be empty, or a query is given two.
     """
     queries, ads = Numbering.open(folder, "queries"), Numbering.open(folder, "ads")
     num_queries = int(queries.id_numbers.max(initial=-1)) + 1
     num_ads = int(ads.id_numbers.max(initial=-1)) + 1
-    folded = _folded_hashes(folder, queries, num_parts)
+    folded = queries.folded_hashes
     periods = _first_periods(folder, folded)
     queries_of_ad = np.zeros(num_ads, dtype=np.int64)
     for _, ad in _counted_clicks(folder, periods):
@@ -72,11 +74,17 @@ def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int
     for query, ad in _counted_clicks(folder, periods):
         ads_of_query += np.bincount(query[ad_stays[ad]], minlength=num_queries)
     splits = _splits(periods, folded, tables.splits)
-    splits[ads_of_query < max(tables.min_ads_per_query, 1)] = -1
+    if tables.given_splits:
+        splits = given_splits(folder, tables, folded, periods != _NOT_CLICKED)
+    unclicked = ads_of_query == 0
+    stays = ads_of_query >= max(tables.fewest_ads, 1)
+    if not tables.fewest_ads:
+        stays |= unclicked & (splits == TRAIN)
+    splits[~stays] = -1
     query_ids = np.full(num_queries, -1, dtype=np.int64)
     for place, split in enumerate(SPLITS):
         chosen = splits == place
-        if not chosen.any():
+        if not (chosen & ~unclicked).any():
             raise DatasetError(f"the {split} split would have no queries: {_ADVICE[split]}")
         query_ids[chosen] = np.arange(chosen.sum())
     plan = Plan(periods, splits, query_ids, np.where(ad_stays, np.cumsum(ad_stays) - 1, -1))
@@ -85,30 +93,23 @@ def make_plan(folder: Path, tables: UserTables, num_parts: int) -> dict[str, int
     return {
         "ads_left_out": int((~ad_stays).sum()),
         "queries_left_out": int((splits < 0).sum()),
+        "unclicked_queries": int((unclicked & (splits == TRAIN)).sum()),
     }
 
 
 _ADVICE = {
     "train": "ask for fewer test and validation queries, check splits.test_from and"
     " splits.validation_from, or lower the minimum counts",
-    "validation": "raise splits.validation_fraction, or check splits.validation_from",
-    "test": "raise splits.test_fraction, or check splits.test_from",
+    "validation": "raise splits.validation_fraction, or check splits.validation_from or the given"
+    " splits",
+    "test": "raise splits.test_fraction, or check splits.test_from or the given splits",
 }
-
-
-def _folded_hashes(folder: Path, queries: Numbering, num_parts: int) -> UInt64s:
-    """Return the hash (queries,) of each query's text, folded in case and white space."""
-    parts = [np.empty(0, dtype=np.uint64)]
-    for part in range(num_parts):
-        hashes = read_part(folder, "queries", part)["folded_hash"].to_numpy()
-        parts.append(hashes[queries.part_rows(part) >= 0])
-    return np.concatenate(parts)
 
 
 def _first_periods(folder: Path, folded: UInt64s) -> Int8s:
     """Return the first period (queries,) in which any query of the same folded text is clicked."""
     first = np.full(len(folded), _NOT_CLICKED, dtype=np.int8)
-    for clicks in _summed(folder):
+    for clicks in read_parts(folder, "summed"):
         np.minimum.at(first, clicks["query"].to_numpy(), clicks["period"].to_numpy())
     _, group = np.unique(folded, return_inverse=True)
     of_group = np.full(int(group.max(initial=-1)) + 1, _NOT_CLICKED, dtype=np.int8)
@@ -123,17 +124,14 @@ def _splits(periods: Int8s, folded: UInt64s, splits: Splits) -> Int8s:
     validation = 0.0 if splits.validation_from else splits.validation_fraction
     at_random = np.where(drawn < held_out + validation, VALIDATION, TRAIN)
     at_random[drawn < held_out] = TEST
-    return np.where(periods == TRAIN, at_random, periods).astype(np.int8)
+    at_random[periods == _NOT_CLICKED] = TRAIN  # held-out queries need an answer
+    by_period = np.where(periods == _NOT_CLICKED, TRAIN, periods)
+    return np.where(by_period == TRAIN, at_random, by_period).astype(np.int8)
 
 
 def _counted_clicks(folder: Path, periods: Int8s) -> Iterator[tuple[Int64s, Int64s]]:
     """Stream the (query, ad) pairs that count, part by part."""
-    for clicks in _summed(folder):
+    for clicks in read_parts(folder, "summed"):
         query, ad = clicks["query"].to_numpy(), clicks["ad"].to_numpy()
         counts = clicks["period"].to_numpy() == periods[query]
         yield query[counts], ad[counts]
-
-
-def _summed(folder: Path) -> Iterator[pa.Table]:
-    for file in sorted(folder.glob("summed-*.arrow")):
-        yield pa.ipc.open_file(pa.memory_map(str(file))).read_all()

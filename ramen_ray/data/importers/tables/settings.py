@@ -29,6 +29,8 @@ class Columns:
     """Id of a query in the table of queries."""
     query_text: str = "text"
     """Text of a query in the table of queries."""
+    query_split: str | None = None
+    """Split of a query in the table of queries: train, validation or test."""
     ad_id: str = "ad_id"
     """Id of an ad in the table of ads."""
     ad_text: str = "text"
@@ -45,6 +47,14 @@ class Columns:
     """Id of an anchor in a table of anchors."""
     anchor_text: str = "text"
     """Text of an anchor in a table of anchors."""
+    splits_query: str | None = None
+    """Query in the table of splits, named as the clicks name it; default the clicks' column."""
+    splits_split: str = "split"
+    """Split in the table of splits: train, validation or test."""
+    filters_query: str | None = None
+    """Query of a filter pair, named as the clicks name it; default the clicks' column."""
+    filters_ad: str | None = None
+    """Ad of a filter pair, named as the clicks name it; default the clicks' column."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,12 @@ class UserTables:
     """Table of queries: id and text."""
     ads: str | None = None
     """Table of ads: id and text."""
+    query_splits: str | None = None
+    """Table of queries and their splits: train, validation or test. Queries that it does not name
+    are train queries; where it names no validation query, a share of the train queries is held
+    out."""
+    filters: str | None = None
+    """Table of pairs of query and ad that are dropped from predictions."""
     query_edges: dict[str, str] = field(default_factory=dict)
     """Anchor sets, each with its table of edges from queries: NAME TABLE NAME TABLE..."""
     ad_edges: dict[str, str] = field(default_factory=dict)
@@ -89,10 +105,15 @@ class UserTables:
     """Which queries are held out."""
     min_click_weight: float = 0.0
     """Pairs of query and ad whose clicks sum to less are left out."""
-    min_ads_per_query: int = 1
-    """Queries with fewer clicked ads are left out."""
+    min_ads_per_query: int | None = None
+    """Queries with fewer clicked ads are left out. 0 keeps queries without clicks as train queries,
+    for their edges; it is the default where there are a table of queries and edges of queries,
+    otherwise 1. Validation and test queries need a click in any case."""
     min_queries_per_ad: int = 0
     """Ads clicked from fewer queries are left out; 0 keeps ads that were never clicked."""
+    drop_own_text: bool = False
+    """A query's own text is no answer to it: such clicks are left out, and such ads dropped from
+    the predictions of validation and test queries."""
     normalize_texts: bool = False
     """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
     skip_bad_rows: bool = False
@@ -103,10 +124,12 @@ class UserTables:
 
         Raises:
             DatasetError: one column of clicks has two roles, a split by time has no times,
-                fractions leave nothing to train on, or an anchor set has no edges or a bad name.
+                fractions leave nothing to train on, splits are given twice, or an anchor set has no
+                edges or a bad name.
         """
         _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
+        self._check_given_splits()
         splits = self.splits
         if splits.validation_from and not splits.test_from:
             raise DatasetError("splits.validation_from needs splits.test_from")
@@ -134,6 +157,25 @@ class UserTables:
             if name not in with_edges:
                 raise DatasetError(f"anchors {name}: give query_edges or ad_edges too")
 
+    def _check_given_splits(self) -> None:
+        if self.columns.query_split and not self.queries:
+            raise DatasetError("columns.query_split needs the table that has it: queries")
+        given = {
+            "columns.query_split": self.columns.query_split,
+            "query_splits": self.query_splits,
+            "splits.test_from": self.splits.test_from,
+        }
+        chosen = [name for name, value in given.items() if value]
+        if len(chosen) > 1:
+            raise DatasetError(f"{' and '.join(chosen)} both say which queries are held out")
+
+    @property
+    def fewest_ads(self) -> int:
+        """How many clicked ads a query needs to stay."""
+        if self.min_ads_per_query is not None:
+            return self.min_ads_per_query
+        return 0 if self.queries and self.query_edges else 1
+
     @property
     def period_bounds(self) -> tuple[float, float] | None:
         """Start of the validation and test periods, in seconds since 1970; None without periods."""
@@ -157,6 +199,39 @@ class UserTables:
         return {role: name for role, name in named.items() if name is not None}
 
     @property
+    def sources(self) -> dict[str, tuple[str, list[str]]]:
+        """The tables that are given, but for the anchor sets', and the columns to read of each."""
+        given = self.given_splits
+        named = {
+            "queries": (self.queries, self.node_columns("queries")),
+            "ads": (self.ads, self.node_columns("ads")),
+            "clicks": (self.clicks, self.click_columns),
+            "splits": given or (None, {}),
+            "filters": (self.filters, self.filter_columns),
+        }
+        return {kind: (source, list(of.values())) for kind, (source, of) in named.items() if source}
+
+    @property
+    def given_splits(self) -> tuple[str, dict[str, str]] | None:
+        """The table that says which split a query is in, and its columns by role."""
+        columns = self.columns
+        if self.queries and columns.query_split:
+            return self.queries, {"query": columns.query_id, "split": columns.query_split}
+        if self.query_splits:
+            query = columns.splits_query or self.click_columns["query"]
+            return self.query_splits, {"query": query, "split": columns.splits_split}
+        return None
+
+    @property
+    def filter_columns(self) -> dict[str, str]:
+        """Names of the columns of the table of filter pairs by role: query and ad."""
+        columns = self.columns
+        return {
+            "query": columns.filters_query or self.click_columns["query"],
+            "ad": columns.filters_ad or self.click_columns["ad"],
+        }
+
+    @property
     def edge_lists(self) -> dict[str, EdgeList]:
         """The edges of each anchor set."""
         columns = self.columns
@@ -172,6 +247,7 @@ class UserTables:
                 columns.anchor_id,
                 columns.anchor_text,
                 self.skip_bad_rows,
+                "as-published",
             )
             for name in sorted({**self.query_edges, **self.ad_edges})
         }

@@ -1,7 +1,7 @@
 """First stage: read a piece of a source, check its rows, hash its ids, write it to a file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from ramen_ray.data.sources import (
     as_strings,
     read_piece,
 )
+from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.store.texts import fold, normalized
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
@@ -57,11 +58,11 @@ def stage_nodes(
     names = tables.node_columns(kind)
     findings: list[Finding] = []
     kept = left_out = 0
-    with _part(folder, kind, number, NODES) as part:
+    with new_part(folder, kind, number, NODES) as part:
         for batch in read_piece(piece):
             ids, no_id = batch.cells(names["id"], as_strings)
             texts, no_text = batch.cells(names["text"], as_strings)
-            findings += batch.findings + _bad_cells(batch, names, {"id": no_id, "text": no_text})
+            findings += batch.findings + bad_cells(batch, names, {"id": no_id, "text": no_text})
             good = pa.array(~(no_id | no_text))
             texts = texts.filter(good)
             kept += len(texts)
@@ -85,15 +86,15 @@ def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) ->
     findings: list[Finding] = []
     kept = left_out = 0
     with ExitStack() as stack:
-        part = stack.enter_context(_part(folder, "clicks", number, CLICKS))
+        part = stack.enter_context(new_part(folder, "clicks", number, CLICKS))
         unlisted = {
-            role: stack.enter_context(_part(folder, kind, number, NODES))
+            role: stack.enter_context(new_part(folder, kind, number, NODES))
             for role, kind in (("query", "queries"), ("ad", "ads"))
             if getattr(tables, kind) is None
         }
         for batch in read_piece(piece):
             columns, bad = _click_columns(batch, names)
-            findings += batch.findings + _bad_cells(batch, names, bad)
+            findings += batch.findings + bad_cells(batch, names, bad)
             good = ~np.any(list(bad.values()), axis=0)
             kept += int(good.sum())
             left_out += int((~good).sum()) + _unreadable(batch)
@@ -161,12 +162,11 @@ def _nodes(ids: pa.Array | None, texts: pa.Array) -> pa.Table:
 _BAD_CELLS = {
     "weight": f"are not positive numbers up to {MAX_WEIGHT:g}",
     "time": "are not times (ISO 8601 or seconds since 1970)",
+    "split": f"are not one of {', '.join(SPLITS)}",
 }
 
 
-def _bad_cells(
-    batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans]
-) -> list[Finding]:
+def bad_cells(batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans]) -> list[Finding]:
     """Describe the bad cells of each role; ``names`` are the roles' columns."""
     return [
         batch.finding(
@@ -183,6 +183,12 @@ def _bad_cells(
 def read_part(folder: Path, kind: str, number: int) -> pa.Table:
     """Map a staged part into memory."""
     return pa.ipc.open_file(pa.memory_map(str(part_file(folder, kind, number)))).read_all()
+
+
+def read_parts(folder: Path, kind: str) -> Iterator[pa.Table]:
+    """Map all staged parts of a kind, in their order."""
+    for file in sorted(folder.glob(f"{kind}-??????.arrow")):
+        yield pa.ipc.open_file(pa.memory_map(str(file))).read_all()
 
 
 def part_file(folder: Path, kind: str, number: int) -> Path:
@@ -202,7 +208,8 @@ def read_findings(folder: Path, names: str = "*") -> list[Finding]:
     return [Finding(**content) for file in files for content in json.loads(file.read_text())]
 
 
-def _part(
+def new_part(
     folder: Path, kind: str, number: int, schema: pa.Schema
 ) -> AbstractContextManager[pa.ipc.RecordBatchFileWriter]:
+    """Open the file of a staged part for writing."""
     return pa.ipc.new_file(str(part_file(folder, kind, number)), schema)

@@ -7,12 +7,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.importers.tables.numbering import Numbering
-from ramen_ray.data.importers.tables.planning import Plan
+from ramen_ray.data.importers.tables.given import FILTERS
+from ramen_ray.data.importers.tables.numbering import SUMMED, Numbering
+from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.importers.tables.staging import part_file, read_part
+from ramen_ray.data.importers.tables.staging import part_file, read_part, read_parts
+from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.store.dataset import DatasetWriter, conform
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import SPLITS, schema_of
 
 
 def write_ads(folder: Path, part: int, writer: DatasetWriter) -> None:
@@ -29,9 +31,10 @@ def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTa
     numbers = Numbering.open(folder, "queries").part_rows(part)
     nodes = read_part(folder, "queries", part).filter(pa.array(numbers >= 0))
     numbers = numbers[numbers >= 0]
-    if not part_file(folder, "summed", part).exists():  # none of its queries has clicks
-        return
-    clicks = read_part(folder, "summed", part)
+    if part_file(folder, "summed", part).exists():
+        clicks = read_part(folder, "summed", part)
+    else:  # none of its queries has clicks
+        clicks = SUMMED.empty_table()
     query, ad = clicks["query"].to_numpy(), plan.ad_ids[clicks["ad"].to_numpy()]
     counts = (clicks["period"].to_numpy() == plan.query_periods[query]) & (ad >= 0)
     query, ad, weight = query[counts], ad[counts], clicks["weight"].filter(pa.array(counts))
@@ -48,6 +51,35 @@ def write_queries(folder: Path, part: int, writer: DatasetWriter, tables: UserTa
             weights = weight.filter(pa.array(mine)).combine_chunks()
             rows = rows.append_column("weights", pa.ListArray.from_arrays(offsets, weights))
         _write(writer, f"queries/{split}", part, rows)
+
+
+def write_filters(folder: Path, writer: DatasetWriter, tables: UserTables) -> dict[str, int]:
+    """Write the filter pairs of validation and test queries.
+
+    Returns:
+        how many pairs each split has, and how many ``unused`` ones are of other queries or ads.
+    """
+    plan, ads = Plan.open(folder), Numbering.open(folder, "ads")
+    pairs = [FILTERS.empty_table(), *read_parts(folder, "filters")]
+    query, ad = (pa.concat_tables(pairs)[name].to_numpy() for name in FILTERS.names)
+    num_given = len(query)
+    if tables.drop_own_text:
+        held_out = np.flatnonzero(plan.query_splits > TRAIN)
+        texts = Numbering.open(folder, "queries").folded_hashes[held_out]
+        position, own = HashIndex.from_hashes(np.asarray(ads.folded_hashes)).all(texts)
+        query, ad = np.append(query, held_out[position]), np.append(ad, own)
+    split, query_ids, ad_ids = plan.query_splits[query], plan.query_ids[query], plan.ad_ids[ad]
+    used = (split > TRAIN) & (ad_ids >= 0)
+    counts = {"unused": int((~used[:num_given]).sum())}
+    for place, name in enumerate(SPLITS[1:], start=1):
+        chosen = used & (split == place)
+        rows = np.unique(np.stack([query_ids[chosen], ad_ids[chosen]], axis=1), axis=0)
+        counts[name] = len(rows)
+        if len(rows):
+            writer.write(
+                f"filters/{name}", pa.table(list(rows.T), schema=schema_of(f"filters/{name}"))
+            )
+    return counts
 
 
 def _named(nodes: pa.Table, id_column: str, ids: Int64s) -> pa.Table:

@@ -63,6 +63,11 @@ class Queries:
     num_rows: int
     clicks: sparse.csr_array
 
+    @property
+    def have_ads(self) -> NDArray[np.bool_]:
+        """(queries,) whether each has a click."""
+        return np.diff(self.clicks.indptr) > 0
+
     def take(self, chosen: NDArray[Any]) -> "Queries":
         """Return the ``chosen`` queries: (queries,) bool."""
         return Queries(
@@ -80,9 +85,10 @@ def import_xc(
 ) -> Dataset:
     """Import a folder of the XC repository, in any of its layouts, with its graphs.
 
-    Queries without ads and rows without text are left out. Warnings say what was left out and what
-    was repaired. Published splits stay as they are. If there is no validation split, train queries
-    are held out; queries of the same text (up to case and white space) stay together.
+    Held-out queries without ads and rows without text are left out. Train queries without ads stay,
+    for their edges. Warnings say what was left out and what was repaired. Published splits stay as
+    they are. If there is no validation split, train queries with ads are held out; queries of the
+    same text (up to case and white space) stay together.
 
     Args:
         source: Folder with the data set's files.
@@ -121,13 +127,13 @@ def _read_nodes(file: TextFile, what: str) -> NodeLines:
     lines = np.flatnonzero(~scanned.is_empty)
     if not len(lines):
         raise error_at(file.path, "the file has no texts")
-    _warn_left_out(file, np.flatnonzero(scanned.is_empty), f"{what} have no text")
+    _warn(file, np.flatnonzero(scanned.is_empty), f"{what} have no text and are left out")
     return NodeLines(file, lines, scanned.num_lines)
 
 
-def _warn_left_out(file: TextFile, lines: Int64s, message: str) -> None:
+def _warn(file: TextFile, lines: Int64s, message: str) -> None:
     if len(lines):
-        message = f"{len(lines)} {message} and are left out; this is the first"
+        message = f"{len(lines)} {message}; this is the first"
         log.warning(Finding("warning", str(file.path), message, row=int(lines[0]) + 1))
 
 
@@ -140,10 +146,12 @@ def _read_splits(files: XcFiles, ads: NodeLines, fraction: float, seed: int) -> 
         splits[split] = _read_queries(files, split, scans[of_split.texts], ads)
     if "validation" not in splits:
         train = splits["train"]
-        held_out = uniforms((seed,), scans[train.file].hashes[train.lines]) < fraction
-        splits |= {"train": train.take(~held_out), "validation": train.take(held_out)}
+        hashes = scans[train.file].hashes[train.lines]
+        held_out = (uniforms((seed,), hashes) < fraction) & train.have_ads
+        in_train = ~np.isin(hashes, hashes[held_out])
+        splits |= {"train": train.take(in_train), "validation": train.take(held_out)}
     for split, queries in splits.items():
-        if not len(queries.lines):
+        if not queries.have_ads.any():
             raise error_at(
                 queries.file.path,
                 f"no query with text and ads is left for the split {split!r}",
@@ -153,7 +161,7 @@ def _read_splits(files: XcFiles, ads: NodeLines, fraction: float, seed: int) -> 
 
 
 def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: NodeLines) -> Queries:
-    """Read a split's clicks and leave out its queries without ads or text."""
+    """Read a split's clicks; leave out its queries without text, and held-out ones without ads."""
     of_split = files.splits[split]
     file = of_split.texts
     lines = np.arange(scanned.num_lines)
@@ -170,8 +178,11 @@ def _read_queries(files: XcFiles, split: str, scanned: Scan, ads: NodeLines) -> 
         )
     clicks = _only_columns(clicks, ads)
     without_text, without_ads = scanned.is_empty[lines], np.diff(clicks.indptr) == 0
-    _warn_left_out(file, lines[without_text], "queries have no text")
-    _warn_left_out(file, lines[without_ads], "queries have no ads")
+    _warn(file, lines[without_text], "queries have no text and are left out")
+    if split == "train":
+        _warn(file, lines[without_ads], "queries have no ads and take part in the graph only")
+        without_ads[:] = False
+    _warn(file, lines[without_ads], "queries have no ads and are left out")
     rows = np.flatnonzero(~(without_text | without_ads))
     return Queries(file, lines[rows], rows, len(lines), clicks[rows])
 

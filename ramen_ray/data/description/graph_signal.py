@@ -1,0 +1,205 @@
+"""What an anchor set could bring, as far as it shows before training.
+
+A graph helps where it ties queries to the ads that are clicked for them. Held-out queries bring no
+edges, so this is measured on train clicks: how often does a query share an anchor with its ad, and
+how often with an ad that was clicked for another query?
+
+The dataset must be free of errors (:func:`ramen_ray.data.validation.check`). Edges are in memory
+one anchor set at a time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from scipy.sparse import csr_array
+
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.lists import click_pairs, list_entries
+from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation.leaks import Leaks
+
+NUM_SHUFFLES = 10
+MAX_CLICKS = 200_000
+"""Of more train clicks, so many are looked at, chosen by their hash."""
+CLICKS_AT_ONCE = 1 << 16
+NODE_TABLES = {"query": "queries/train", "ad": "ads"}
+_SAMPLE = NUM_SHUFFLES
+
+
+@dataclass(frozen=True)
+class SharedAnchors:
+    """How many train clicks join a query and an ad that share an anchor, and how many would anyway.
+
+    Attributes:
+        clicks: clicks whose query and ad both have edges.
+        shared: those of them whose query and ad share an anchor.
+        by_chance: as many as ``shared`` if the ads are shuffled among the clicks, on average.
+    """
+
+    clicks: int
+    shared: int
+    by_chance: float
+
+    @property
+    def share(self) -> float:
+        """``shared`` over ``clicks``."""
+        return self.shared / self.clicks if self.clicks else 0.0
+
+    @property
+    def share_by_chance(self) -> float:
+        """``by_chance`` over ``clicks``."""
+        return self.by_chance / self.clicks if self.clicks else 0.0
+
+    @property
+    def lift(self) -> float:
+        """How many times as often as by chance; chance is at least what the shuffles can see."""
+        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
+
+
+@dataclass(frozen=True)
+class GraphSignal:
+    """What an anchor set could bring.
+
+    Attributes:
+        edges_per_query: on average over the train queries.
+        edges_per_ad: on average over the ads.
+        test_clicks: clicks of the test split.
+        reached_clicks: those of them on ads without a train click but with edges.
+        shared: over the train clicks.
+        shared_beyond_words: over those whose query and ad have no word in common.
+        edges: edges of the set, on both sides.
+        leaking_edges: those of them that join a held-out query to its answer.
+    """
+
+    edges_per_query: float
+    edges_per_ad: float
+    test_clicks: int
+    reached_clicks: int
+    shared: SharedAnchors
+    shared_beyond_words: SharedAnchors
+    edges: int
+    leaking_edges: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is worth comparing between graphs, by name."""
+        return {
+            "share_test_clicks_reached": self.reached_clicks / max(self.test_clicks, 1),
+            "share_clicks_with_shared_anchor": self.shared.share,
+            "share_by_chance": self.shared.share_by_chance,
+            "lift": self.shared.lift,
+            "lift_beyond_words": self.shared_beyond_words.lift,
+            "share_leaking_edges": self.leaking_edges / max(self.edges, 1),
+        }
+
+
+def graph_signals(dataset: Dataset) -> dict[str, GraphSignal]:
+    """Measure every anchor set of a dataset."""
+    if not dataset.anchor_sets:
+        return {}
+    queries, ads = _clicks(dataset, "train")
+    _, asked = _clicks(dataset, "test")
+    unclicked = np.bincount(ads, minlength=dataset.num_rows("ads")) == 0
+    if len(ads) > MAX_CLICKS:
+        draws = keyed_hash((_SAMPLE,), np.arange(len(ads)))
+        chosen = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
+        queries, ads = queries[chosen], ads[chosen]
+    wordless = ~words_in_common(dataset, queries, ads)
+    leaks = Leaks.from_dataset(dataset)
+    signals = {}
+    for name in dataset.anchor_sets:
+        of_query, of_ad = (read_edges(dataset, name, side) for side in NODE_TABLES)
+        reached = unclicked & (np.diff(of_ad.indptr) > 0)
+        signals[name] = GraphSignal(
+            of_query.nnz / of_query.shape[0],
+            of_ad.nnz / of_ad.shape[0],
+            len(asked),
+            int(reached[asked].sum()),
+            shared_anchors(of_query, of_ad, queries, ads),
+            shared_anchors(of_query, of_ad, queries[wordless], ads[wordless]),
+            of_query.nnz + of_ad.nnz,
+            _count_leaks(dataset, name, leaks),
+        )
+    return signals
+
+
+def shared_anchors(
+    query_edges: csr_array, ad_edges: csr_array, queries: Int64s, ads: Int64s
+) -> SharedAnchors:
+    """Count the clicks that join a query and an ad with an anchor in common.
+
+    Args:
+        query_edges: (train queries, anchors).
+        ad_edges: (ads, anchors).
+        queries: (clicks,) train queries.
+        ads: (clicks,) the ads that were clicked.
+    """
+    linked = (np.diff(query_edges.indptr)[queries] > 0) & (np.diff(ad_edges.indptr)[ads] > 0)
+    queries, ads = queries[linked], ads[linked]
+    orders = (np.argsort(keyed_hash((n,), np.arange(len(ads)))) for n in range(NUM_SHUFFLES))
+    shuffled = [_count_shared(query_edges, ad_edges, queries, ads[order]) for order in orders]
+    shared = _count_shared(query_edges, ad_edges, queries, ads)
+    return SharedAnchors(len(queries), shared, float(np.mean(shuffled)))
+
+
+def words_in_common(dataset: Dataset, queries: Int64s, ads: Int64s) -> Booleans:
+    """Flag the pairs (n,) of a train query and an ad whose texts share a word, in any case."""
+    words, rows = [], []
+    for table, nodes in zip(NODE_TABLES.values(), (queries, ads), strict=True):
+        ids, of_pair = np.unique(nodes, return_inverse=True)
+        texts = fold(dataset.rows_with_ids(table, ids)["text"].combine_chunks())
+        row, found = list_entries(pc.split_pattern_regex(texts, r"[^\p{L}\p{N}]+"))
+        is_word = np.asarray(pc.not_equal(found, ""))
+        words.append((row[is_word], hash_strings(found)[is_word], len(ids)))
+        rows.append(of_pair)
+    vocabulary = np.unique(np.concatenate([hashes for _, hashes, _ in words]))
+    matrices = [
+        _ones(row, np.searchsorted(vocabulary, hashes), (count, len(vocabulary)))
+        for row, hashes, count in words
+    ]
+    return _flag_shared(*matrices, *rows)
+
+
+def read_edges(dataset: Dataset, anchor_set: str, side: str) -> csr_array:
+    """Read the edges of train queries or ads as (nodes, anchors), 1 each."""
+    table = f"edges/{anchor_set}/{side}"
+    shape = dataset.num_rows(NODE_TABLES[side]), dataset.num_rows(f"anchors/{anchor_set}")
+    if not dataset.has(table):
+        return csr_array(shape, dtype=np.int32)
+    batches = dataset.batches(table, [f"{side}_id", "anchor_id"])
+    pairs = [[column.to_numpy() for column in rows.columns] for rows in batches]
+    nodes, anchors = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
+    return _ones(nodes, anchors, shape)
+
+
+def _count_leaks(dataset: Dataset, anchor_set: str, leaks: Leaks) -> int:
+    sides = [side for side in NODE_TABLES if dataset.has(f"edges/{anchor_set}/{side}")]
+    return sum(len(found) for side in sides for _, found in leaks.edges(dataset, anchor_set, side))
+
+
+def _count_shared(query_edges: csr_array, ad_edges: csr_array, queries: Int64s, ads: Int64s) -> int:
+    return int(_flag_shared(query_edges, ad_edges, queries, ads).sum())
+
+
+def _flag_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Booleans:
+    """Flag the pairs (n,) of a row of each matrix that have an entry in the same column."""
+    flags = np.zeros(len(rows), dtype=np.bool_)
+    for start in range(0, len(rows), CLICKS_AT_ONCE):
+        some = slice(start, start + CLICKS_AT_ONCE)
+        both = one[rows[some]].multiply(other[other_rows[some]]).tocsr()
+        flags[some] = np.diff(both.indptr) > 0
+    return flags
+
+
+def _ones(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> csr_array:
+    return csr_array((np.ones(len(rows), dtype=np.int32), (rows, columns)), shape=shape)
+
+
+def _clicks(dataset: Dataset, split: str) -> tuple[Int64s, Int64s]:
+    """Return the query and the ad of each click (clicks,) of a split."""
+    batches = dataset.batches(f"queries/{split}", ["query_id", "ad_ids"])
+    queries, ads = zip(*(click_pairs(rows) for rows in batches), strict=True)
+    return np.concatenate(queries), np.concatenate(ads)

@@ -1,0 +1,203 @@
+"""Edges and clicks that give the answers of held-out queries away, found by the texts they join.
+
+Two texts count as the same as :func:`~ramen_ray.data.store.texts.fold` leaves them. Tables are read
+as streams; memory holds eight bytes for each text and each held-out click.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Tally
+from ramen_ray.data.prepared.hashing import find, hash_strings, mix
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.lists import list_entries
+from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, schema_of
+from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation.batches import RowBatch, ids, readable, table_batches
+
+Protocol = Literal["strict", "as-published"]
+"""Whether edges that join a held-out query to its answer are left out of a graph, or kept."""
+
+LEAKING_EDGES = "edges that join a held-out query to its answer"
+NODE_TABLES = {"query": "queries/train", "ad": "ads"}
+HELD_OUT_TABLES = [f"queries/{split}" for split in (*SPLITS[1:], ZERO_SHOT)]
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """Tells which edges and train clicks join a held-out query's text to that of an answer of it.
+
+    Attributes:
+        answers: (held-out clicks,) uint64, ascending, a key of each pair of query text and ad text.
+        texts: (nodes,) uint64 by side, hashes of the texts of train queries and ads.
+    """
+
+    answers: UInt64s
+    texts: Mapping[str, UInt64s]
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset, tables: Collection[str] | None = None) -> "Leaks":
+        """Read the queries of all splits, and the ads.
+
+        Args:
+            dataset: may have wrong ids and texts, which are passed over.
+            tables: those that can be read; default all. Train queries and ads must be among them.
+
+        Raises:
+            UnreadableFileError: a file is damaged.
+        """
+        tables = dataset.tables if tables is None else tables
+        texts = {side: text_hashes(dataset, table) for side, table in NODE_TABLES.items()}
+        answers = [np.empty(0, dtype=np.uint64)]
+        for table in filter(tables.__contains__, HELD_OUT_TABLES):
+            for batch in table_batches(dataset, table, ["text", "ad_ids"]):
+                rows, ads = _clicks(batch, len(texts["ad"]))
+                queries = hash_strings(fold(readable(batch.rows["text"])))
+                answers.append(_pair_keys(queries[rows], texts["ad"][ads]))
+        return cls(np.unique(np.concatenate(answers)), texts)
+
+    def among(self, side: str, nodes: Int64s, anchor_texts: UInt64s) -> Booleans:
+        """Flag the edges (n,) that join a query and an answer of it, whichever of them is the node.
+
+        Args:
+            side: of the nodes, ``query`` or ``ad``.
+            nodes: (n,) ids of train queries or ads.
+            anchor_texts: (n,) hashes of the anchors' texts, as of :func:`text_hashes`.
+        """
+        node_texts = self.texts[side][nodes]
+        return self._are_answers(node_texts, anchor_texts) | self._are_answers(
+            anchor_texts, node_texts
+        )
+
+    def edges(
+        self, dataset: Dataset, anchor_set: str, side: str
+    ) -> Iterator[tuple[RowBatch, Int64s]]:
+        """Stream a table of edges in batches, with the rows of each that leak."""
+        anchor_texts = text_hashes(dataset, f"anchors/{anchor_set}")
+        table = f"edges/{anchor_set}/{side}"
+        for batch in table_batches(dataset, table, schema_of(table).names[:2]):
+            nodes, anchors = (ids(column) for column in batch.rows.columns)
+            known = (nodes >= 0) & (nodes < len(self.texts[side]))
+            known &= (anchors >= 0) & (anchors < len(anchor_texts))
+            rows = np.flatnonzero(known)
+            yield batch, rows[self.among(side, nodes[rows], anchor_texts[anchors[rows]])]
+
+    def clicks(self, dataset: Dataset) -> Iterator[tuple[RowBatch, Int64s, Int64s]]:
+        """Stream the train queries in batches, with the row and the ad of each click that leaks.
+
+        Such a click is a held-out one turned around: the query has the text of an answer, the ad
+        that of the query.
+        """
+        for batch in table_batches(dataset, NODE_TABLES["query"], ["query_id", "text", "ad_ids"]):
+            rows, ads = _clicks(batch, len(self.texts["ad"]))
+            queries = hash_strings(fold(readable(batch.rows["text"])))
+            found = self._are_answers(self.texts["ad"][ads], queries[rows])
+            yield batch, rows[found], ads[found]
+
+    def _are_answers(self, queries: UInt64s, ads: UInt64s) -> Booleans:
+        return find(_pair_keys(queries, ads), self.answers) >= 0
+
+
+def text_hashes(dataset: Dataset, table: str) -> UInt64s:
+    """Hash the folded texts (rows,) of a table by id; 0 where no row has the id.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    hashes = np.zeros(dataset.num_rows(table), dtype=np.uint64)
+    for batch in table_batches(dataset, table, [schema_of(table).names[0], "text"]):
+        numbers = ids(batch.rows.column(0))
+        known = (numbers >= 0) & (numbers < len(hashes))
+        hashes[numbers[known]] = hash_strings(fold(readable(batch.rows["text"])))[known]
+    return hashes
+
+
+def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Finding]:
+    """Warn of edges and of train clicks that leak.
+
+    Args:
+        dataset: the dataset directory.
+        num_rows: row counts of the tables to look at, which must be readable.
+
+    Raises:
+        UnreadableFileError: a file is damaged.
+    """
+    if not num_rows.keys() >= set(NODE_TABLES.values()):
+        return
+    leaks = Leaks.from_dataset(dataset, num_rows.keys())
+    advice = (
+        "training sees the answer in the graph; leave such edges out (jobs/graph.py edges does), or"
+        " call the figures as published"
+    )
+    for table in num_rows:
+        match table.split("/"):
+            case ["edges", name, ("query" | "ad") as side] if f"anchors/{name}" in num_rows:
+                message = "edge that joins a held-out query to its answer"
+                tally = Tally("warning", message, advice, "anchor_id")
+                ends = {side: NODE_TABLES[side], "anchor": f"anchors/{name}"}
+                for batch, found in leaks.edges(dataset, name, side):
+                    pairs = [column.take(found) for column in batch.rows.columns]
+                    _tally(
+                        tally, dataset, batch, found, dict(zip(ends.items(), pairs, strict=True))
+                    )
+                yield from tally.findings(out_of=num_rows[table])
+    yield from _reversed_clicks(dataset, leaks)
+
+
+def _reversed_clicks(dataset: Dataset, leaks: Leaks) -> list[Finding]:
+    advice = "the answer can be learnt from it; leave such clicks out of the train split"
+    message = "train click that is a held-out click turned around"
+    tally = Tally("warning", message, advice, "ad_ids")
+    num_clicks = 0
+    for batch, rows, ads in leaks.clicks(dataset):
+        num_clicks += len(batch.rows["ad_ids"].flatten())
+        query_ids = batch.rows["query_id"].take(rows)
+        ends = {("query", NODE_TABLES["query"]): query_ids, ("ad", "ads"): pa.array(ads)}
+        _tally(tally, dataset, batch, rows, ends)
+    return tally.findings(out_of=num_clicks)
+
+
+def _tally(
+    tally: Tally,
+    dataset: Dataset,
+    batch: RowBatch,
+    rows: Int64s,
+    ends: Mapping[tuple[str, str], pa.Array],
+) -> None:
+    """Count pairs found in ``rows`` (n,) of a batch; spell out the first by their texts.
+
+    ``ends`` are the ids (n,) of both ends, by what an end is and its table.
+    """
+    room = MAX_EXAMPLES if tally.count < MAX_EXAMPLES and len(rows) else 0
+    texts = {what: _texts(dataset, table, found[:room]) for (what, table), found in ends.items()}
+    tally.add(batch.file, batch.first_row + rows, pa.table(texts).to_struct_array())
+
+
+def _texts(dataset: Dataset, table: str, numbers: pa.Array) -> pa.Array:
+    """Return the texts (n,) of the rows with ids ``numbers`` (n,)."""
+    if not len(numbers):
+        return pa.array([], pa.string())
+    found: dict[int, str] = {}
+    for batch in table_batches(dataset, table, [schema_of(table).names[0], "text"]):
+        rows = batch.rows.filter(pc.is_in(batch.rows.column(0), numbers))
+        found.update(zip(rows[0].to_pylist(), readable(rows[1]).to_pylist(), strict=True))
+    return pa.array([found.get(number) for number in numbers.to_pylist()], pa.string())
+
+
+def _clicks(batch: RowBatch, num_ads: int) -> tuple[Int64s, Int64s]:
+    """Return the row within the batch and the ad of each click (clicks,) on an ad that exists."""
+    rows, entries = list_entries(batch.rows["ad_ids"])
+    ads = ids(entries)
+    known = (ads >= 0) & (ads < num_ads)
+    return rows[known], ads[known]
+
+
+def _pair_keys(one: UInt64s, other: UInt64s) -> UInt64s:
+    """Hash pairs (n,) of hashes (n,); the order within a pair counts."""
+    return mix(mix(one) ^ other)

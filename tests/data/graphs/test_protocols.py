@@ -1,0 +1,156 @@
+"""Edges that join a held-out query to its answer, left out of graphs or kept, against loops."""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import query_table, text_table
+
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
+from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.validation import validate
+from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.orchestration.preparation.sessions import add_co_session
+
+NUM_CPUS = 2
+PROTOCOLS = ("strict", "as-published")
+ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves"]
+QUERIES = {
+    "train": (["red shoes", "shoe shop", "HAT SHOP", "gloves"], [[0], [2], [1, 3], [4]]),
+    "validation": (["silk"], [[0, 3]]),
+    "test": (["silk tie", "wool hat"], [[1], [1, 4]]),
+}
+ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves"]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
+    """The texts of each held-out query and its answers, in both orders."""
+    ads = dataset.read("ads")["text"].to_pylist()
+    pairs = {
+        (_plain(row["text"]), _plain(ads[ad]))
+        for split in ("validation", "test")
+        for row in dataset.read(f"queries/{split}").to_pylist()
+        for ad in row["ad_ids"]
+    }
+    return pairs | {(answer, query) for query, answer in pairs}
+
+
+def _edges(dataset: Dataset, name: str) -> set[tuple[str, str, str]]:
+    """Side, node and anchor of all edges; nodes of equal text have equal edges."""
+    found = set()
+    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    for side, table in (("query", "queries/train"), ("ad", "ads")):
+        texts = dataset.read(table)["text"].to_pylist()
+        if dataset.has(f"edges/{name}/{side}"):
+            rows = dataset.read(f"edges/{name}/{side}").to_pylist()
+            found |= {(side, texts[r[f"{side}_id"]], anchors[r["anchor_id"]]) for r in rows}
+    assert {anchor for _, _, anchor in found} == set(anchors)
+    return found
+
+
+def _leaking(
+    edges: Collection[tuple[str, str, str]], pairs: set[tuple[str, str]]
+) -> set[tuple[str, str, str]]:
+    return {edge for edge in edges if (_plain(edge[1]), _plain(edge[2])) in pairs}
+
+
+def _warnings(dataset: Dataset, name: str) -> list[str]:
+    return [
+        finding.file
+        for finding in validate(dataset)
+        if finding.file.startswith(f"edges/{name}/") and "held-out query" in finding.message
+    ]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
+    tables["ads"] = text_table("ad_id", ADS)
+    return write_dataset(tmp_path / "shop", tables, name="shop").path
+
+
+NODES = {"query": QUERIES["train"][0], "ad": ADS}
+EDGE_ROWS = st.lists(
+    st.tuples(st.sampled_from(["query", "ad"]), st.integers(0, 9), st.sampled_from(ANCHORS)),
+    min_size=1,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=EDGE_ROWS, listed=st.booleans())
+def test_edges_of_ones_own_are_strict_unless_told_otherwise(
+    rows: list[tuple[str, int, str]], listed: bool, shop: Path, tmp_path: Path
+) -> None:
+    rows = [*rows, ("query", 0, "felt")]
+    edges = {(side, NODES[side][n % len(NODES[side])], anchor) for side, n, anchor in rows}
+    pairs = _held_out_pairs(Dataset(shop))
+    leaking = _leaking(edges, pairs)
+    tables: dict[str, Any] = {}
+    for side in {side for side, _, _ in edges}:
+        frame = pd.DataFrame([edge[1:] for edge in sorted(edges) if edge[0] == side])
+        frame.columns = ["node", "anchor"]
+        if listed:
+            frame["anchor"] = [ANCHORS.index(anchor) for anchor in frame["anchor"]]
+        frame.to_csv(tmp_path / f"{side}.csv", index=False)
+        tables |= {f"{side}_edges": str(tmp_path / f"{side}.csv"), f"{side}_column": "node"}
+    if listed:
+        frame = pd.DataFrame({"anchor_id": range(len(ANCHORS)), "text": ANCHORS})
+        frame.to_csv(tmp_path / "anchors.csv", index=False)
+        tables["anchors"] = str(tmp_path / "anchors.csv")
+    for protocol, expected in (("strict", edges - leaking), ("as-published", edges)):
+        counts = add_edge_list(shop, "mine", EdgeList(**tables, protocol=protocol), replace=True)
+        assert _edges(Dataset(shop), "mine") == expected
+        left_out = sum(count for what, count in counts.items() if "held-out query" in what)
+        assert left_out == len(edges) - len(expected)
+        sides = sorted({side for side, _, _ in _leaking(expected, pairs)})
+        assert sorted(_warnings(Dataset(shop), "mine")) == [
+            f"edges/mine/{side}.parquet" for side in sides
+        ]
+    made = Dataset(shop).metadata["anchor_sets"]["mine"]
+    assert made["settings"]["protocol"] == "as-published"
+
+
+def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_tied(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    for protocol in PROTOCOLS:
+        add_similar(path, protocol, SimilarSettings(top_k=9, protocol=protocol))
+    strict, published = (_edges(Dataset(path), protocol) for protocol in PROTOCOLS)
+    leaking = _leaking(published, _held_out_pairs(Dataset(path)))
+    assert leaking
+    assert strict == published - leaking
+    assert not _warnings(Dataset(path), "strict")
+    assert _warnings(Dataset(path), "as-published")
+
+
+def test_ads_clicked_in_one_session_are_not_tied_where_one_asks_for_the_other(
+    cluster: None, shop: Path, tmp_path: Path
+) -> None:
+    visits = [("red shoes", ad) for ad in ADS] + [("gloves", "hat shop")]
+    log = [(s, 10 * n, query, ad) for s in range(3) for n, (query, ad) in enumerate(visits)]
+    frame = pd.DataFrame(log, columns=["session_id", "time", "query", "ad_id"])
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    found, counts = {}, {}
+    for protocol in PROTOCOLS:
+        wanted = SessionSettings(ad_set="clicked", protocol=protocol)
+        source = SessionLog(str(tmp_path / "log.csv"))
+        counts[protocol] = add_co_session(shop, source, wanted, replace=True)
+        found[protocol] = _edges(Dataset(shop), "clicked")
+    leaking = _leaking(found["as-published"], _held_out_pairs(Dataset(shop)))
+    assert len(leaking) == 6
+    assert found["strict"] == found["as-published"] - leaking
+    told = "ad edges that join a held-out query to its answer"
+    assert counts["strict"][told] == 6
+    assert told not in counts["as-published"]

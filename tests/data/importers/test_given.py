@@ -1,0 +1,272 @@
+"""Given splits, filter pairs, own texts and queries without clicks, against plain loops."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from support import errors_in, import_in_process
+
+from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.orchestration.preparation.tables import import_tables
+
+NUM_CPUS = 2
+QUERIES = ["red shoes", "Red  Shoes", "boots", "hat", "HAT", "socks", "gloves", "wool hat"]
+ADS = ["RED shoes", "boots", "a hat shop", "Socks", "hat"]
+PAIRS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), max_size=24)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).lower()
+
+
+GROUPS = sorted({_folded(text) for text in QUERIES})
+
+
+@dataclass
+class Shop:
+    """Tables of a shop: queries by number, their splits by folded text, clicks and filter pairs."""
+
+    split_of: dict[str, str]
+    clicks: list[tuple[int, int]]
+    filters: list[tuple[int, int]]
+
+    def write(self, folder: Path, own_table: bool) -> UserTables:
+        """Write them; the splits as a table that leaves train queries out, or as a column."""
+        splits = [self.split_of[_folded(text)] for text in QUERIES]
+        ids = [f"q{number}" for number in range(len(QUERIES))]
+        queries = pd.DataFrame({"query_id": ids, "text": QUERIES, "part": splits})
+        queries.to_csv(folder / "queries.csv", index=False)
+        held_out = queries[queries["part"] != "train"].drop_duplicates("query_id")
+        held_out[["query_id", "part"]].to_csv(folder / "splits.csv", index=False)
+        ads = pd.DataFrame({"ad_id": range(len(ADS)), "text": ADS})
+        ads.to_csv(folder / "ads.csv", index=False)
+        for name, pairs in (("clicks", self.clicks), ("filters", self.filters)):
+            rows = [(ids[query], ad) for query, ad in pairs]
+            frame = pd.DataFrame(rows, columns=["query_id", "ad_id"])
+            frame.to_csv(folder / f"{name}.csv", index=False)
+        names = {name: str(folder / f"{name}.csv") for name in ("clicks", "queries", "ads")}
+        given: dict[str, Any] = {"columns": Columns(query_split="part")}
+        if own_table:
+            given = {"columns": Columns(splits_split="part")}
+            given["query_splits"] = str(folder / "splits.csv")
+        if self.filters:
+            names["filters"] = str(folder / "filters.csv")
+        return UserTables(**names, **given)
+
+    def by_loops(self, fewest: int, drop_own: bool) -> tuple[Any, Any]:
+        """What each split holds: the ads of each query, and its filter pairs, all by text."""
+        queries: dict[str, dict[str, set[str]]] = {split: {} for split in SPLITS}
+        filters = defaultdict(set)
+        for number, text in enumerate(QUERIES):
+            split = self.split_of[_folded(text)]
+            ads = {ADS[ad] for query, ad in self.clicks if query == number}
+            own = {ad for ad in ADS if _folded(ad) == _folded(text)} if drop_own else set()
+            ads -= own
+            if ads or (split == "train" and fewest == 0):
+                queries[split][text] = ads
+                dropped = {ADS[ad] for query, ad in self.filters if query == number} | own
+                if split != "train":
+                    filters[split] |= {(text, ad) for ad in dropped}
+        return queries, {split: pairs for split, pairs in filters.items() if pairs}
+
+
+def _contents(dataset: Dataset) -> tuple[Any, Any]:
+    ads = dataset.read("ads")["text"].to_pylist()
+    queries, filters = {}, {}
+    for split in SPLITS:
+        rows = dataset.read(f"queries/{split}").to_pylist()
+        queries[split] = {row["text"]: {ads[ad] for ad in row["ad_ids"]} for row in rows}
+        if dataset.has(f"filters/{split}"):
+            pairs = dataset.read(f"filters/{split}").to_pylist()
+            assert len({tuple(pair.values()) for pair in pairs}) == len(pairs)
+            texts = {row["query_id"]: row["text"] for row in rows}
+            filters[split] = {(texts[pair["query_id"]], ads[pair["ad_id"]]) for pair in pairs}
+    return queries, {split: pairs for split, pairs in filters.items() if pairs}
+
+
+@settings(max_examples=40)
+@given(
+    splits=st.lists(st.sampled_from(SPLITS), min_size=len(GROUPS), max_size=len(GROUPS)),
+    clicks=PAIRS.filter(len),
+    filters=PAIRS,
+    fewest=st.sampled_from([0, 1]),
+    drop_own=st.booleans(),
+    own_table=st.booleans(),
+)
+def test_what_is_given_is_imported_as_plain_loops_would(
+    tmp_path_factory: pytest.TempPathFactory,
+    splits: list[str],
+    clicks: list[tuple[int, int]],
+    filters: list[tuple[int, int]],
+    fewest: int,
+    drop_own: bool,
+    own_table: bool,
+) -> None:
+    splits[1] = "validation"  # else some would be drawn
+    shop = Shop(dict(zip(GROUPS, splits, strict=True)), clicks, filters)
+    folder = tmp_path_factory.mktemp("shop")
+    tables = shop.write(folder, own_table)
+    tables = UserTables(**{**vars(tables), "min_ads_per_query": fewest, "drop_own_text": drop_own})
+    queries, pairs = shop.by_loops(fewest, drop_own)
+    if not all(any(rows.values()) for rows in queries.values()):
+        event("a split would be empty")
+        with pytest.raises(DatasetError, match="split would have no queries"):
+            import_in_process(tables, folder / "out")
+        return
+    dataset, findings = import_in_process(tables, folder / "out")
+    assert findings == []
+    assert errors_in(dataset) == []
+    assert _contents(dataset) == (queries, pairs)
+
+
+SHOP = Shop(
+    {text: SPLITS[n % 3] for n, text in enumerate(GROUPS)},
+    [(query, ad) for query in range(8) for ad in range(5)],
+    [(2, 0), (5, 1), (7, 2)],
+)
+
+
+def test_ray_imports_the_same(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ramen_ray.orchestration.preparation.tables")
+    tables = SHOP.write(tmp_path, own_table=True)
+    tables = UserTables(**{**vars(tables), "min_ads_per_query": 0, "drop_own_text": True})
+    expected, _ = import_in_process(tables, tmp_path / "expected")
+    found = import_tables(tables, tmp_path / "found")
+    assert found.tables == expected.tables
+    for table in found.tables:
+        assert found.read(table).equals(expected.read(table))
+    assert "pairs left out as an ad of the query's own text" in caplog.text
+    assert "filters: " in caplog.text
+
+
+def test_edges_keep_listed_queries_that_nobody_clicked_for(tmp_path: Path) -> None:
+    tables = SHOP.write(tmp_path, own_table=False)
+    clicks = pd.read_csv(tables.clicks)
+    clicks[clicks["query_id"] != "q2"].to_csv(tables.clicks, index=False)
+    links = pd.DataFrame({"query_id": ["q0", "q2", "q3"], "anchor": "wear"})
+    links.to_csv(tmp_path / "links.csv", index=False)
+    given = {**vars(tables), "query_edges": {"links": str(tmp_path / "links.csv")}}
+    dataset, _ = import_in_process(UserTables(**given), tmp_path / "out")
+    train = dataset.read("queries/train").to_pylist()
+    (boots,) = [row for row in train if row["text"] == "boots"]
+    assert boots["ad_ids"] == []
+    edges = dataset.read("edges/links/query").to_pylist()
+    assert boots["query_id"] in {edge["query_id"] for edge in edges}
+    given["min_ads_per_query"] = 1
+    dataset, _ = import_in_process(UserTables(**given), tmp_path / "fewer")
+    assert "boots" not in dataset.read("queries/train")["text"].to_pylist()
+
+
+def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path: Path) -> None:
+    queries = [f"query {n}" for n in range(300)]
+    clicks = pd.DataFrame({"query": queries, "ad": [f"ad {n % 7}" for n in range(300)]})
+    clicks.to_csv(tmp_path / "clicks.csv", index=False)
+    test = pd.DataFrame({"query": queries[::5], "split": "test"})
+    test.to_csv(tmp_path / "test.csv", index=False)
+    tables = UserTables(
+        str(tmp_path / "clicks.csv"),
+        query_splits=str(tmp_path / "test.csv"),
+        splits=Splits(validation_fraction=0.2),
+    )
+    dataset, _ = import_in_process(tables, tmp_path / "out")
+    found = {split: set(dataset.read(f"queries/{split}")["text"].to_pylist()) for split in SPLITS}
+    assert found["test"] == set(queries[::5])
+    assert found["train"] | found["validation"] == set(queries) - found["test"]
+    assert len(found["validation"]) == pytest.approx(48, abs=20)
+
+
+BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
+    "unknown split": ("splits.csv", "q6,dev\n", ["1 cells are not one of train", "'dev'"]),
+    "no split": ("splits.csv", "q6,\n", ["1 cells are not one of train"]),
+    "split of an unknown query": (
+        "splits.csv",
+        "zz,test\n",
+        ["1 rows name a query that is not in", "'zz'"],
+    ),
+    "two splits": (
+        "splits.csv",
+        "q3,test\nq4,train\n",
+        ["2 queries are given two splits", "'hat', 'HAT'"],
+    ),
+    "filter of an unknown query": (
+        "filters.csv",
+        "zz,1\n",
+        ["1 rows name a query that is not in", "'zz'"],
+    ),
+    "filter of an unknown ad": (
+        "filters.csv",
+        "q1,77\n",
+        ["1 rows name an ad that is not in", "ads.csv", "'77'"],
+    ),
+    "half a pair": ("filters.csv", "q1,\n", ["column 'ad_id': 1 cells are empty"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_rows_are_named_and_left_out(case: str, tmp_path: Path) -> None:
+    file, rows, fragments = BAD_ROWS[case]
+    tables = SHOP.write(tmp_path, own_table=True)
+    with (tmp_path / file).open("a") as table:
+        table.write(rows)
+    expected, pairs = SHOP.by_loops(1, drop_own=False)
+    lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
+    dataset, findings = import_in_process(lenient, tmp_path / "out")
+    said = " ".join(map(str, findings))
+    if case == "two splits":
+        expected["test"] = {q: ads for q, ads in expected["test"].items() if _folded(q) != "hat"}
+        with pytest.raises(DatasetError) as error:
+            import_in_process(tables, tmp_path / "strict")
+        said = str(error.value)
+    for fragment in fragments:
+        assert fragment in said
+    assert _contents(dataset) == (expected, pairs)
+
+
+def test_bad_rows_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
+    for case in ("unknown split", "filter of an unknown ad"):
+        file, rows, fragments = BAD_ROWS[case]
+        (tmp_path / case).mkdir()
+        tables = SHOP.write(tmp_path / case, own_table=True)
+        with (tmp_path / case / file).open("a") as table:
+            table.write(rows)
+        with pytest.raises(DatasetError) as error:
+            import_tables(tables, tmp_path / "out")
+        for fragment in fragments:
+            assert fragment in str(error.value)
+        assert not (tmp_path / "out").exists()
+
+
+BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "a column without its table": (
+        {"columns": Columns(query_split="part")},
+        "columns.query_split needs the table that has it",
+    ),
+    "a table and a column": (
+        {"columns": Columns(query_split="part"), "queries": "q.csv", "query_splits": "s.csv"},
+        "columns.query_split and query_splits both say",
+    ),
+    "a table and a time": (
+        {
+            "columns": Columns(clicks_time="day"),
+            "query_splits": "s.csv",
+            "splits": Splits(test_from="2026-03-01"),
+        },
+        "query_splits and splits.test_from both say",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_splits_are_given_once(case: str) -> None:
+    changes, message = BAD_SETTINGS[case]
+    with pytest.raises(DatasetError, match=message):
+        UserTables("clicks.csv", **changes)
