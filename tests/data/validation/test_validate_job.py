@@ -50,6 +50,7 @@ def test_warnings_alone_end_well(copied: Path, monkeypatch, capsys):
     assert closing == "errors: 0, warnings: 5"
     assert "│ queries/train      │   60 │" in out
     assert "\nwarning: ads.parquet, row 38, column 'text': text that an earlier ad has" in out
+    assert ": edge that joins a held-out query to its answer (1 of " in out
 
 
 def test_errors_come_first_and_end_in_exit_code_1(
