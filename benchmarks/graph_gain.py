@@ -1,10 +1,10 @@
 """What the graph brings on the built-in datasets: RAMEN less its base, with controls.
 
 Presets foldoc-ramen, debian-ramen and rdocs-ramen without walk and pruning, in batch, under both
-protocols (strict, as published); arms with `ance`, walk, pruning, a quarter of the clicks, shuffled
-edges and AugGT beside them. In this process, one thread, without Ray Train. Every run is kept, so
-that the same command goes on where it was ended. Prints a Markdown table per dataset: metrics of
-each arm and, for what they are compared with, differences with 95 % intervals over queries and
+protocols (strict, as published); beside them `ance`, walk, pruning, a quarter of the clicks,
+shuffled edges and AugGT. In this process, one thread, without Ray Train. Every run is kept, so that
+the same command continues where it was stopped. Prints a Markdown table per dataset: metrics of
+each variant and, where it is compared with a base, differences with 95 % intervals over queries and
 seeds. `ratio` is R@10 of the preset's recipe over its base, strict, of the last dataset.
 
     python -m benchmarks.graph_gain [--sets foldoc debian rdocs] [--seeds 3] [--split test]
@@ -60,12 +60,12 @@ PUBLISHED = "_published"
 
 
 @dataclass(frozen=True)
-class Arm:
+class GraphVariant:
     """One row of a table.
 
     Attributes:
         changes: of the dataset's preset.
-        base: the arm that it is compared with; None for a base.
+        base: the variant that it is compared with; None for a base.
         share: of the train queries.
         random_edges: share of the edges whose anchors are dealt out anew.
         published: whether it draws from the anchor sets as published.
@@ -80,46 +80,50 @@ class Arm:
     propagated: bool = False
 
 
-def arms(config: RunConfig) -> dict[str, Arm]:
-    """Return the arms of a dataset by name; "RAMEN" is its preset."""
+def variants(config: RunConfig) -> dict[str, GraphVariant]:
+    """Return the variants of a dataset by name; "RAMEN" is its preset."""
     used = {name: w for name, w in config.regularization.lambda_z.items() if w}
     both = {**PLAIN, "regularization.lambda_x": used}
     queries = {**both, "regularization.lambda_z": {}}
     unpruned = {"walk.enabled": False, "pruning.mode": "never"}
     quarter = "quarter of the clicks: base"
     found = {
-        "base": Arm({**PLAIN, **NO_GRAPH}, None),
-        "RAMEN": Arm(PLAIN, "base"),
-        "fixed λ": Arm({**PLAIN, **FIXED}, "base"),
-        "fixed λ, clicked nodes": Arm({**PLAIN, **FIXED, **CLICKED}, "base"),
-        "both sides": Arm(both, "base"),
-        "both sides, fixed λ, clicked nodes": Arm({**both, **FIXED, **CLICKED}, "base"),
-        "query graph only": Arm(queries, "base"),
-        "shuffled graph": Arm(PLAIN, "base", random_edges=1.0),
-        "shuffled graph, fixed λ": Arm({**PLAIN, **FIXED}, "base", random_edges=1.0),
-        quarter: Arm({**PLAIN, **NO_GRAPH}, None, share=0.25),
-        "quarter of the clicks: RAMEN": Arm(PLAIN, quarter, share=0.25),
+        "base": GraphVariant({**PLAIN, **NO_GRAPH}, None),
+        "RAMEN": GraphVariant(PLAIN, "base"),
+        "fixed λ": GraphVariant({**PLAIN, **FIXED}, "base"),
+        "fixed λ, clicked nodes": GraphVariant({**PLAIN, **FIXED, **CLICKED}, "base"),
+        "both sides": GraphVariant(both, "base"),
+        "both sides, fixed λ, clicked nodes": GraphVariant({**both, **FIXED, **CLICKED}, "base"),
+        "query graph only": GraphVariant(queries, "base"),
+        "shuffled graph": GraphVariant(PLAIN, "base", random_edges=1.0),
+        "shuffled graph, fixed λ": GraphVariant({**PLAIN, **FIXED}, "base", random_edges=1.0),
+        quarter: GraphVariant({**PLAIN, **NO_GRAPH}, None, share=0.25),
+        "quarter of the clicks: RAMEN": GraphVariant(PLAIN, quarter, share=0.25),
     }
     if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
         old = {**both, **FIXED, **CLICKED}
         found |= {
-            "as published: RAMEN": Arm(PLAIN, "base", published=True),
-            "as published: both sides, fixed λ": Arm({**both, **FIXED}, "base", published=True),
-            "as published: both sides, fixed λ, clicked nodes": Arm(old, "base", published=True),
+            "as published: RAMEN": GraphVariant(PLAIN, "base", published=True),
+            "as published: both sides, fixed λ": GraphVariant(
+                {**both, **FIXED}, "base", published=True
+            ),
+            "as published: both sides, fixed λ, clicked nodes": GraphVariant(
+                old, "base", published=True
+            ),
         }
     for name in Dataset(config.dataset).strict_anchor_sets:
         if name not in used:
             other = {**PLAIN, **NO_GRAPH, "regularization.lambda_z": {name: 0.3}}
-            found[f"`{name}` alone"] = Arm(other, "base")
-            found[f"`{name}` alone, fixed λ"] = Arm({**other, **FIXED}, "base")
+            found[f"`{name}` alone"] = GraphVariant(other, "base")
+            found[f"`{name}` alone, fixed λ"] = GraphVariant({**other, **FIXED}, "base")
     return found | {
-        "ance": Arm({**unpruned, **NO_GRAPH}, None),
-        "ance: RAMEN": Arm(unpruned, "ance"),
-        "ance: RAMEN, pruning": Arm({**unpruned, "pruning.mode": "synchronous"}, "ance"),
-        "AugGT": Arm({**PLAIN, **NO_GRAPH}, "base", propagated=True),
-        "walk": Arm({**PLAIN, "walk.enabled": True}, "base"),
-        "half-random graph": Arm(PLAIN, "base", random_edges=0.5),
-        "every fourth step": Arm({**PLAIN, "regularization.every_steps": 4}, "base"),
+        "ance": GraphVariant({**unpruned, **NO_GRAPH}, None),
+        "ance: RAMEN": GraphVariant(unpruned, "ance"),
+        "ance: RAMEN, pruning": GraphVariant({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+        "AugGT": GraphVariant({**PLAIN, **NO_GRAPH}, "base", propagated=True),
+        "walk": GraphVariant({**PLAIN, "walk.enabled": True}, "base"),
+        "half-random graph": GraphVariant(PLAIN, "base", random_edges=0.5),
+        "every fourth step": GraphVariant({**PLAIN, "regularization.every_steps": 4}, "base"),
     }
 
 
@@ -143,7 +147,7 @@ def published_sets(config: RunConfig) -> RunConfig:
 
 
 def main() -> None:
-    """Train what is not there yet, and print a row of the table for each arm."""
+    """Train what is not there yet, and print a row of the table for each variant."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
     parser.add_argument("--seeds", type=int, default=3)
@@ -155,35 +159,38 @@ def main() -> None:
         config = PRESETS[f"{dataset}-ramen"]()
         runs: dict[str, list[dict[str, PerQuery]]] = {}
         print(f"\n## {dataset}, {arguments.split}\n")
-        for title, arm in arms(config).items():
+        for title, variant in variants(config).items():
             seeds = range(arguments.seeds)
-            runs[title] = [measured(config, arm, seed, arguments.split) for seed in seeds]
+            runs[title] = [measured(config, variant, seed, arguments.split) for seed in seeds]
             if title == "base":
                 print(header(list(runs[title][0])))
-            print(row(title, runs[title], runs[arm.base] if arm.base else None), flush=True)
+            print(row(title, runs[title], runs[variant.base] if variant.base else None), flush=True)
         gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
     finish(gain, {})
 
 
-def measured(preset: RunConfig, arm: Arm, seed: int, split: str) -> dict[str, PerQuery]:
-    """Return an arm's metrics of a split by query, trained now or earlier."""
-    config = overlay(preset, {**arm.changes, "seed": seed})
-    if arm.published:
+def measured(
+    preset: RunConfig, variant: GraphVariant, seed: int, split: str
+) -> dict[str, PerQuery]:
+    """Return a variant's metrics of a split by query, trained now or earlier."""
+    config = overlay(preset, {**variant.changes, "seed": seed})
+    if variant.published:
         config = published_sets(config)
-    if arm.propagated:
+    if variant.propagated:
         config = overlay(config, {"dataset": str(propagated(preset))})
     data = dataset_of(config.dataset, config.encoder)
-    content = [VERSION, flatten(config), data.path.name, arm.share, arm.random_edges, split]
+    content = [VERSION, flatten(config), data.path.name, variant.share, variant.random_edges, split]
     key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
     file = STORE / f"{key}.npz"
     if not file.exists():
         started = time.monotonic()
-        changes = [random_edges(arm.random_edges, seed=7)] if arm.random_edges else []
-        changes += [first_queries(arm.share)] if arm.share < 1 else []
+        changes = [random_edges(variant.random_edges, seed=7)] if variant.random_edges else []
+        changes += [first_queries(variant.share)] if variant.share < 1 else []
         model = train(config, data, *changes)
         found = judged(evaluate(model, data, split, Propensity())[1][0], data, split)
         STORE.mkdir(parents=True, exist_ok=True)
-        np.savez(file, **{name: np.stack(values) for name, values in found.items()})
+        arrays: dict[str, Any] = {name: np.stack(values) for name, values in found.items()}
+        np.savez(file, **arrays)
         seconds = time.monotonic() - started
         print(f"{config.dataset} seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
     stored = np.load(file)
@@ -229,7 +236,7 @@ def judged(topk_ad_ids: Int64s, data: Prepared, split: str) -> dict[str, PerQuer
 
 def header(names: list[str]) -> str:
     """Return the first two lines of a table."""
-    return f"| arm | {' | '.join(names)} |\n|---|{'--:|' * len(names)}"
+    return f"| variant | {' | '.join(names)} |\n|---|{'--:|' * len(names)}"
 
 
 def row(title: str, runs: list[dict[str, PerQuery]], base: list[dict[str, PerQuery]] | None) -> str:

@@ -4,7 +4,7 @@ Examples:
     python jobs/train.py                                  the built-in help pages of R
     python jobs/train.py rdocs --with-base                also without the graph: what it brings
     python jobs/train.py debian --seed 1                  another preset, another seed
-    python jobs/train.py foldoc --regularization.lambda-x.links 0.3 --training.epochs 30
+    python jobs/train.py foldoc --regularization.lambda-z.categories 0.3 --training.epochs 30
     python jobs/train.py foldoc --dataset path/to/mine    your own dataset directory
     python jobs/train.py --dataset path/to/mine --help    its anchor sets, as flags
     python jobs/train.py --config outputs/runs/NAME/config.json --seed 2

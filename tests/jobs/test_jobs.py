@@ -77,7 +77,7 @@ def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissi
             time.sleep(0.5)
 
 
-def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_server(
+def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     head: Head,
     mlflow_server: str,
     dataset_path: Path,
@@ -87,7 +87,7 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
-    command = f"{sys.executable} jobs/train.py tiny --name submitted {flags}"
+    command = f"{sys.executable} jobs/train.py tiny --with-base --name submitted {flags}"
     client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=mlflow_server)
     wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
     logs = client.get_job_logs(job)
@@ -104,10 +104,16 @@ def test_a_submitted_job_trains_until_nothing_gets_better_and_is_tracked_by_a_se
     assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
-    assert len(ours) < 30, logs
-    shown = re.search(r"test\s+│ trained\s+│ ([\d.]+)", logs)
+    assert len(ours) < 60, logs
+    shown = re.search(r"test\s+│ RAMEN\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
+    base = re.search(r"test\s+│ base\s+│ ([\d.]+)", logs)
+    assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
+    assert re.search(r"P@1\s+│ [\d.]+ │ [\d.]+ │\s+\+0\.00 │ \+0\.00 to \+0\.00", logs), logs
+    (beside,) = (tmp_path / "runs").glob("*base*")
+    settings = json.loads((beside / "config.json").read_text())["regularization"]
+    assert settings["lambda_x"] == settings["lambda_z"] == {}
     registry = Registry(mlflow_server)
     retriever = registry.load(uri_of(registry.find_logged(run_id, None)[1]))
     assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3

@@ -142,6 +142,8 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Ten
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors less the mean anchor."""
     batch, table = encoded.batch, node_table(regularizer)
     pool = encoded.anchor_pool(regularizer.anchor_set)
+    if not len(pool.ids):
+        return encoded.embeddings_UD.new_zeros((len(rows), encoded.embeddings_UD.shape[1]))
     anchors_LD = encoded.vectors(pool.table, pool.ids)
 
     def shares(some: Int64s) -> Tensor:

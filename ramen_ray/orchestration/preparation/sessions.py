@@ -189,6 +189,8 @@ def _noted(aside: Path) -> Counter[str]:
 
 def _texts(dataset: Dataset, nodes: NodeIndex, anchors: UInt64s, aside: Path) -> pa.Array:
     """Return the texts (anchors,) with the hashes ``anchors`` (ascending)."""
+    if not len(anchors):
+        return pa.array([], pa.string())
     table = "ads" if nodes.key else "queries/train"
     node = nodes.by_text.first(anchors)
     known = np.sort(node[node >= 0])

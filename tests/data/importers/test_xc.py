@@ -317,7 +317,7 @@ def test_zero_shot_rows_must_be_the_test_queries_with_novel_ads(
         with pytest.raises(DatasetError, match=words):
             import_xc(folder, tmp_path / "out")
     _put_matrix(folder / "Y.trn", world.train_clicks, ".npz")
-    with pytest.raises(DatasetError, match="none is novel"):
+    with pytest.raises(DatasetError, match="none of them is novel"):
         import_xc(folder, tmp_path / "out")
 
 
@@ -516,7 +516,7 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
     (OAK, _append("filter_labels_test.txt", "\n3 4 5\n"), ["row 22", "3 numbers where 2"]),
     (OAK, _write("train_trn_X_Y.txt", b""), ["cannot be named 'train'"]),
     (OAK, _write("my.graph_trn_X_Y.txt", b""), ["cannot be named 'my.graph'"]),
-    (OAK, _with(_npz("tst_X_Y"), _write("tst_X_Y.npz", b"PK\3\4 not a zip")), ["scipy reads"]),
+    (OAK, _with(_npz("tst_X_Y"), _write("tst_X_Y.npz", b"PK\3\4 not a zip")), ["scipy can read"]),
     (OAK, _npz("tst_X_Y", format=b"csc"), ["tst_X_Y.npz"]),
     (OAK, _npz("tst_X_Y", format=b"what"), ["tst_X_Y.npz", "not a sparse matrix"]),
     (OAK, _npz("tst_X_Y", indices=np.array([0, 25])), ["tst_X_Y.npz, row 0, column '25'"]),

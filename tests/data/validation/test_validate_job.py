@@ -47,9 +47,10 @@ def test_warnings_alone_end_well(copied: Path, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(copied))
     *_, closing = out.splitlines()
     assert code == 0
-    assert closing == "errors: 0, warnings: 4"
+    assert closing == "errors: 0, warnings: 5"
     assert "│ queries/train      │   60 │" in out
     assert "\nwarning: ads.parquet, row 38, column 'text': text that an earlier ad has" in out
+    assert ": edge that joins a held-out query to its answer (1 of " in out
 
 
 def test_errors_come_first_and_end_in_exit_code_1(
@@ -61,14 +62,14 @@ def test_errors_come_first_and_end_in_exit_code_1(
     code, out, _ = _run(monkeypatch, capsys, str(copied), "--json-file", str(findings))
     lines = [line for line in out.splitlines() if line.startswith(("error:", "warning:"))]
     assert code == 1
-    assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 5
+    assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 6
     assert lines[0] == (
         "error: edges/links/ad.parquet, row 3, column 'weight': weight that is not a positive "
         "number: -1; give it a positive number, or leave it out"
     )
-    assert out.endswith("errors: 1, warnings: 5\n")
+    assert out.endswith("errors: 1, warnings: 6\n")
     written = json.loads(findings.read_text())
-    assert [finding["severity"] for finding in written] == ["error"] + ["warning"] * 5
+    assert [finding["severity"] for finding in written] == ["error"] + ["warning"] * 6
     assert (written[0]["row"], written[0]["column"]) == (3, "weight")
     assert written[0]["file"] == "edges/links/ad.parquet"
 
@@ -128,7 +129,7 @@ def test_a_job_logs_the_warnings_each_time(
     assert len(said[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
-    assert said[0][-1] == f"and 1 more; validate {copied} to see all"
+    assert said[0][-1] == f"and 2 more; validate {copied} to see all"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)

@@ -205,6 +205,17 @@ def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) ->
     assert np.max(random) < HIGHEST / 4 < HIGHEST * 0.99 < min(last_weights())
 
 
+def test_a_graph_that_lost_all_its_edges_moves_nothing(
+    prepared_bag: Prepared, encoder_path: Path
+) -> None:
+    sampler = _sampler(prepared_bag)
+    state = _state(_bag(encoder_path), sampler)
+    bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
+    state.sources = Sources(bare)
+    before = state.adaptive.weights.tolist()
+    assert _weights(state, sampler, 3) == [before] * 3
+
+
 def test_a_side_without_weight_has_none(prepared_bag: Prepared, encoder_path: Path) -> None:
     objective = ramen_objective(LOSS, {"links": 0.1, "topics": 0.0}, {"topics": 0.2})
     sampler = _sampler(prepared_bag, objective)

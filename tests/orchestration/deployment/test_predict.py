@@ -128,7 +128,7 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     def assert_refused(differs: str) -> None:
         code, said = run(predict, **flags)
         assert code == 2
-        other = f"has predictions of another call ({differs} differ); choose another folder"
+        other = f"has predictions of a different call ({differs} differ); choose another folder"
         assert other in said
 
     def set_time() -> None:

@@ -144,7 +144,7 @@ def test_restoring_gives_back_what_was_chosen_before_by_whomever(
         client.set_registered_model_alias(name, "champion", str(by_hand))
     for number in restored:
         assert registry.restore(name, "champion")[1] == str(number)
-    with pytest.raises(RegistryError, match="it is not known"):
+    with pytest.raises(RegistryError, match="is known to have had"):
         registry.restore(name, "champion")
 
 

@@ -80,7 +80,7 @@ def test_each_distinct_text_is_encoded_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedding, "TEXTS_PER_BLOCK", 9)
+    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
     monkeypatch.setattr(embedding, "FEW_TEXTS", few_texts)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)

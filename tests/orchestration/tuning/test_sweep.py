@@ -123,7 +123,7 @@ def test_a_trial_is_described_in_one_line() -> None:
             ["tiny", "--space", "all"],
             "--space all: there are only regularization, optimizer, mining",
         ),
-        (["tinny"], "unknown preset 'tinny'; presets are foldoc, debian"),
+        (["tinny"], "unknown preset 'tinny'; presets are rdocs, foldoc"),
         (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (
@@ -145,6 +145,9 @@ def test_bad_input_is_one_clear_line(
     assert message in said
 
 
+OFF = dict.fromkeys(("depends", "tags", "sources", "depends_published"), 0.0)
+
+
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
@@ -154,8 +157,8 @@ def test_bad_input_is_one_clear_line(
             foldoc,
             {
                 "dataset": str(ROOT / "datasets" / "debian"),
-                "regularization.lambda_x": {"depends": 0.5, "tags": 0.2, "sources": 0.0},
-                "regularization.lambda_z": {"depends": 0.1, "tags": 0.1, "sources": 0.1},
+                "regularization.lambda_x": {**OFF, "depends": 0.5, "tags": 0.2},
+                "regularization.lambda_z": {**OFF, "depends": 0.1, "tags": 0.1, "sources": 0.1},
                 "base.double_cluster_size_at": (3, 4),
                 "encoder.num_layers": None,
             },
