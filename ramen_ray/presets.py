@@ -31,7 +31,7 @@ def rdocs() -> RunConfig:
         regularization=_on_ads(
             ("links", "categories"), others=("links_published", "categories_published")
         ),
-        training=TrainingConfig(epochs=20, global_batch_size=256),
+        training=TrainingConfig(epochs=20, global_batch_size=256, selection_metric="R@10"),
     )
 
 
@@ -57,7 +57,7 @@ def debian() -> RunConfig:
         encoder=EncoderConfig(kind="bag", pretrained=MINILM),
         optimizer=OptimizerConfig(lr=3e-3),
         regularization=_on_ads(("sources",), others=("depends", "tags", "depends_published")),
-        training=TrainingConfig(epochs=20, global_batch_size=1024),
+        training=TrainingConfig(epochs=20, global_batch_size=1024, selection_metric="R@10"),
     )
 
 
