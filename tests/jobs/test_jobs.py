@@ -110,7 +110,7 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
     base = re.search(r"test\s+│ base\s+│ ([\d.]+)", logs)
     assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
-    assert re.search(r"P@1\s+│ [\d.]+ │ [\d.]+ │\s+\+0\.00 │ \+0\.00 to \+0\.00", logs), logs
+    assert re.search(r"P@1\s+│ [\d.]+\s+│ [\d.]+\s+│ \+0\.00\s+│ \+0\.00 to \+0\.00", logs), logs
     (beside,) = (tmp_path / "runs").glob("*base*")
     settings = json.loads((beside / "config.json").read_text())["regularization"]
     assert settings["lambda_x"] == settings["lambda_z"] == {}
