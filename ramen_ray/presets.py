@@ -103,8 +103,10 @@ def debian_unidec() -> RunConfig:
 
 def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:
     """Put another base in place, at half of the rate, without the graph."""
+    off = dict.fromkeys(config.regularization.lambda_x, 0.0)  # a flag for each anchor set
+    graph = {"regularization.lambda_x": off, "regularization.lambda_z": off}
     changes = {"base.kind": kind, "optimizer.lr": config.optimizer.lr / 2}
-    return overlay(config, {**changes, **WITHOUT_GRAPH})
+    return overlay(config, {**WITHOUT_GRAPH, **graph, **changes})
 
 
 def _on_ads(
@@ -216,6 +218,7 @@ def unidec_320k() -> RunConfig:
     weight of the cross-entropy: those are ours, with the encoder's temperature and the epochs as in
     DEXML's code.
     """
+    off = {"hyper_link": 0.0, "category": 0.0}
     return RunConfig(
         dataset="datasets/lf-wikiseealsotitles-320k",
         encoder=EncoderConfig(
@@ -225,6 +228,7 @@ def unidec_320k() -> RunConfig:
         ),
         optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
         loss=LossConfig(temperature=0.05),
+        regularization=RegularizationConfig(lambda_x=off, lambda_z=off),
         base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
         classifier=ClassifierConfig(
             temperature=1.0, bce=1.0, lr=1e-3, weight=1.0, text_scale=1.0, sharded=True
