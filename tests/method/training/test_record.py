@@ -31,8 +31,8 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
@@ -69,6 +69,7 @@ CASES = {
     "transformer": Case(kind="transformer", softmax_weighting=True),
     "ance": Case(base="ance"),
     "ngame": Case(base="ngame", softmax_weighting=True),
+    "depsl": Case(base="depsl", nodes="all"),
     "walked": Case(walked=True),
     "pruned": Case(walked=True, pruned=True),
     "adaptive": Case(base="ance", every_steps=2, adaptive=True, nodes="all"),
@@ -84,13 +85,15 @@ class RecordedRun:
         build = {"bag": build_bag, "transformer": build_transformer}[case.kind]
         self.model = DualEncoder(build(str(encoder)))
         loss = TripletLoss(0.3, 4, case.softmax_weighting)
-        self.objective = ramen_objective(loss, *LAMBDAS, case.every_steps)
+        task = [task_term(SoftmaxLoss(0.05))] if case.base == "depsl" else []
+        self.objective = ramen_objective(loss, *LAMBDAS, case.every_steps, task)
         self.edges = self._walked() if case.walked else self.data.path / "edges"
         regularizers = self.objective.regularizers
         training_data = TrainingData.from_prepared(self.data, regularizers, self.edges)
-        num_hard_negatives = 2 if case.base == "ance" else 0
+        num_hard_negatives = 2 if case.base in {"ance", "depsl"} else 0
+        num_ads = 2 if case.base == "depsl" else 1
         self.sampler = Sampler(
-            training_data, BATCH_SIZE, 3, None, num_hard_negatives, nodes=case.nodes
+            training_data, BATCH_SIZE, 3, None, num_hard_negatives, case.nodes, num_ads
         )
         optimizer = build_optimizer(self.model.encoder, 2e-2, 0.01, 5e-2)
         schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
@@ -100,7 +103,7 @@ class RecordedRun:
         self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
         if case.adaptive:
             self.state.adaptive = AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)
-        if case.base == "ngame":
+        if case.base in {"ngame", "depsl"}:
             clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
             self.state.curriculum = Curriculum(
                 clusters, self.sampler, self.model.dim, self.model.device
@@ -143,7 +146,7 @@ class RecordedRun:
         if distributed.is_initialized():
             distributed.barrier()
         sources = self.state.sources
-        if self.case.base == "ance":
+        if self.case.base in {"ance", "depsl"}:
             sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
             pruned = open_graphs(made / "edges", self.objective.regularizers)
