@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ramen_ray.bases import BASES, BaseName
-from ramen_ray.config import WITHOUT_GRAPH, ConfigError, Positive, RunConfig, Section
+from ramen_ray.config import WITHOUT_GRAPH, ConfigError, Positive, RunConfig, Section, overlay
 
 
 class AblationConfig(Section):
@@ -50,8 +50,8 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Var
         variants[base] = Variant(base, {**own, **WITHOUT_GRAPH})
         variants[f"{base}-ramen"] = Variant(base, own)
     first: str = bases[0]
-    for part, changes in _parts(config).items():
-        own = softmax_changes(config, bases[0])
+    own = softmax_changes(config, bases[0])
+    for part, changes in _parts(overlay(config, own)).items():
         variants[f"{first}-ramen-{part}"] = Variant(first, {**own, **changes})
     variants[f"{first}-auggt"] = Variant(first, variants[first].changes, propagated=True)
     return variants

@@ -11,7 +11,7 @@ import pytest
 from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
 from transformers import AutoTokenizer
 
-from ramen_ray.config import overlay
+from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
@@ -290,3 +290,5 @@ def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
     check_clicks(overlay(tiny(), {"training.global_batch_size": 56}), found)
     with pytest.raises(DatasetError, match="56 train queries with clicks, fewer than"):
         check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)
+    with pytest.raises(ConfigError, match=r"base\.num_positives 50 is more than any query"):
+        check_clicks(overlay(tiny(), {"base.num_positives": 50}), found)

@@ -17,13 +17,14 @@ from pruned import assert_same, half, kept_by_a_loop
 from support import ROOT, kill_train_worker, wait_until
 
 from jobs import train
-from ramen_ray.config import RunConfig, overlay, read_config
+from ramen_ray.config import RunConfig, overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.training.results import TrainResult
@@ -105,6 +106,18 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert plots == {f"plots/{name}.png" for name in drawn}
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
     assert read_config(unharmed.run_directory / "config.json").training == config.training
+
+
+def test_a_run_without_classifiers_cannot_answer_by_them(
+    unharmed: TrainResult, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="no classifiers, so part 'both' cannot answer"):
+        evaluate_checkpoint(unharmed.run_directory, "test", part="both")
+    copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
+    config = read_config(copied / "config.json")
+    write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")
+    with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
+        evaluate_checkpoint(copied, "test")
 
 
 def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:

@@ -17,7 +17,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.run_directory import RunError, open_run_directory
 from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
-from ramen_ray.orchestration.tuning.variants import AblationConfig, variants_of
+from ramen_ray.orchestration.tuning.variants import AblationConfig, used_sets, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
@@ -42,6 +42,20 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert weights["ance-ramen-only-category"].lambda_x == {"category": 1.0}
     assert weights["ance-ramen-adaptive-lambda"].adaptive
     assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
+
+
+def test_a_softmax_gets_half_of_the_rate_and_ten_times_the_weights() -> None:
+    config = PRESETS["foldoc-ramen"]()
+    variants = variants_of(config, ("unidec", "ance"))
+    ours = {name: overlay(config, variant.changes) for name, variant in variants.items()}
+    for name in ("unidec", "unidec-ramen", "unidec-ramen-no-walk"):
+        assert ours[name].optimizer.lr == config.optimizer.lr / 2
+    assert ours["ance-ramen"] == config
+    weights = config.regularization.lambda_z
+    for name in ("unidec-ramen", "unidec-ramen-fixed-lambda"):
+        found = ours[name].regularization.lambda_z
+        assert found == {key: 10 * weight for key, weight in weights.items()}
+    assert not ours["unidec"].regularization.lambda_z
 
 
 def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
@@ -69,7 +83,9 @@ def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
 def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     examples = re.findall(r"^    .*python jobs/ablate\.py (.*)$", jobs.ablate.__doc__, re.MULTILINE)
-    built_in = [name for name, preset in PRESETS.items() if Path(preset().dataset).is_dir()]
+    configs = {name: preset() for name, preset in PRESETS.items()}
+    here = [name for name, config in configs.items() if Path(config.dataset).is_dir()]
+    built_in = [name for name in here if used_sets(configs[name])]
     assert len(built_in) >= 5
     assert len(examples) >= 4
     for command in [*examples, *built_in]:
