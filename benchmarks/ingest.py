@@ -39,9 +39,8 @@ def main() -> None:
     parser.add_argument("--edges", action="store_true")
     arguments = parser.parse_args()
     sizes = arguments.sizes
-    generating, measuring = generate, measure
-    if arguments.edges:
-        generating, measuring = generate_edges, measure_edges
+    of_clicks, of_edges = (generate, measure), (generate_edges, measure_edges)
+    generating, measuring = of_edges if arguments.edges else of_clicks
     figures: dict[str, dict[str, float]] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:

@@ -6,10 +6,10 @@ drawn without regard to each other, the anchor of rank r with a probability that
 (links between Wikipedia's pages follow a law close to this): neighbours share no cache lines.
 
 `seconds` is the time of a run for the walked graphs of both sides of both sets, with Ray's tasks on
-two CPUs: drop heads, transpose, compile, walk, join, write. `processor_s` is the processor time of
-all of Ray's processes. `hop_ns` is the walk alone, in one thread of processor time, on
-the largest of the four graphs. A hop reads four random places in memory (start and content of
-an anchor's row and of a node's): `read_bound` compares it with four random reads of 128 MB by
+two CPUs: drop heads, transpose, load the compiled walk, walk, join, write. `processor_s` is the
+processor time of all of Ray's processes. `hop_ns` is the walk alone, in one thread of processor
+time, on the largest of the four graphs. A hop reads four random places in memory (start and content
+of an anchor's row and of a node's): `read_bound` compares it with four random reads of 128 MB by
 numpy's take.
 `ratio` is edges passed per second over those of igraph's random_walk on a tenth of the same graph,
 both in one thread. igraph takes one long walk, since it prepares each call; it neither restarts nor
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import igraph
 import numpy as np
@@ -37,7 +38,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.regularizers import Regularizer
 
-NODES = {"query": 693_082, "ad": 312_330}
+NODES: dict[Literal["query", "ad"], int] = {"query": 693_082, "ad": 312_330}
 ANCHORS = {"hyper_link": (2_458_399, 38.9), "category": (656_086, 4.7)}
 EXPONENT = 0.9
 REPEATS = 1.02  # duplicates are dropped
@@ -101,7 +102,7 @@ def walk_all(folder: Path) -> dict[str, float]:
 
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)
-    sides = [Regularizer(*side) for side in product(ANCHORS, NODES)]
+    sides = [Regularizer(name, side) for name, side in product(ANCHORS, NODES)]
     started, used = time.monotonic(), _processor_seconds()
     walked = walked_edges(data, sides, SETTINGS, 0, folder / "walked")
     seconds, used = time.monotonic() - started, _processor_seconds() - used
@@ -133,11 +134,11 @@ def walk_alone(folder: Path) -> dict[str, float]:
     edges = Csr.open(folder)
     graph = WalkGraph.of(edges, SETTINGS.max_anchor_degree)
     num_nodes = min(WALKED_ALONE, graph.forward.num_rows)
-    most_visited(graph, 0, 1, SETTINGS, 0)  # compiles
+    most_visited(graph, 0, 1, SETTINGS, 0)  # compiles, or loads what was compiled
     hops = num_nodes * SETTINGS.num_hops
     memory = np.arange(1 << 25, dtype=np.int32)
     places = np.random.default_rng(0).integers(0, len(memory), 1 << 22)
-    sides = {
+    sides: dict[str, tuple[int, Callable[[], object]]] = {
         "hop_ns": (hops, partial(most_visited, graph, 0, num_nodes, SETTINGS, 0)),
         "random_read_ns": (len(places), partial(memory.take, places)),
     }

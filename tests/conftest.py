@@ -1,4 +1,8 @@
-"""Shared fixtures: a small learnable dataset and a tiny encoder, both prepared."""
+"""Shared fixtures: a small learnable dataset and a tiny encoder, both prepared.
+
+Ray, MLflow, torch and transformers are imported where they are used: the process that hands out the
+tests to others reads this file too, and would take ten seconds to import what it never uses.
+"""
 
 import os
 import shutil
@@ -32,9 +36,6 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pytest
-import ray
-import torch
-from mlflow.tracking import MlflowClient
 from support import (
     MAX_LENGTH,
     NUM_CPUS,
@@ -45,7 +46,6 @@ from support import (
     text_table,
     wait_until,
 )
-from transformers import BertConfig, BertModel, BertTokenizer
 
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
@@ -68,7 +68,10 @@ TOPICS = {
     "dances": ["tango", "waltz", "polka", "rumba", "jive", "samba", "minuet"],
 }
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
-LONGEST = ("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs")
+FIRST = (
+    "test_cluster",  # it ends the shared cluster, which is then not started twice
+    *("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs"),  # longest
+)
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -115,7 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first, so that two processes end together."""
     with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
-    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    ranks = {name: rank for rank, name in enumerate(FIRST)}
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
         return ranks.get(item.path.stem, len(ranks)), item.path not in with_ray
@@ -129,6 +132,8 @@ def _ray_folder() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
         yield
+        import ray
+
         ray.shutdown()
 
 
@@ -175,6 +180,9 @@ def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def encoder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer BERT over the dataset's words, as transformers saves it."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+
     words = [*COMMON_WORDS, *TOPICS, *(word for topic in TOPICS.values() for word in topic)]
     vocabulary = [*SPECIAL_TOKENS, *words, "##s", "-"]
     path = tmp_path_factory.mktemp("encoders") / "tiny"
@@ -219,6 +227,8 @@ def prepared_bag(
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow store without runs, to be copied: making one takes seconds."""
+    from mlflow.tracking import MlflowClient
+
     file = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
     return file
@@ -270,11 +280,15 @@ def cluster() -> None:
 
     It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
+    import ray
+
     wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
 
 
 def _start_ray() -> bool:
     """Start Ray, which gives its processes 30 s; says whether they took less."""
+    import ray
+
     try:
         ray.init(address="local", num_cpus=NUM_CPUS, log_to_driver=False, include_dashboard=False)
     except Exception as error:
@@ -288,6 +302,8 @@ def _start_ray() -> bool:
 @pytest.fixture
 def joining(cluster: None) -> dict[str, str]:
     """The environment of a process that joins this process's cluster."""
+    import ray
+
     return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch.multiprocessing import start_processes
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -45,7 +44,6 @@ from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import check_structure, read_tables
-from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
@@ -59,7 +57,7 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(what if isinstance(what, str) else what())
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def kill_train_worker() -> bool:
@@ -74,6 +72,8 @@ def kill_train_worker() -> bool:
 
 def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
+    from torch.multiprocessing import start_processes
+
     multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
@@ -155,6 +155,8 @@ def prepare_in_process(
     The sorted rows of all tables are cut into ``num_blocks`` blocks that are written last to first,
     as tasks may finish in any order.
     """
+    from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+
     num_rows = check_structure(dataset)
     tokenizer = text_tokenizer(load_tokenizer(pretrained), max_length, add_special_tokens)
     text_tables, edge_tables = [], []

@@ -57,7 +57,8 @@ def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
     command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
     command += ["--artifacts-destination", str(tmp_path / "kept")]
     log = tmp_path / "server.log"
-    with running(command, log):
+    no_job_runners = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with running(command, log, env=no_job_runners):
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), log.read_text)
         yield f"http://127.0.0.1:{port}"
 
@@ -179,7 +180,7 @@ def test_too_few_cpus_are_reported_before_anything_is_prepared(
 
 
 def test_a_bad_row_is_reported_without_a_traceback(
-    head: Head, dataset_path: Path, tmp_path: Path
+    joining: dict[str, str], dataset_path: Path, tmp_path: Path
 ) -> None:
     bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
     ads = Dataset(bad).read("ads").to_pylist()
@@ -193,7 +194,7 @@ def test_a_bad_row_is_reported_without_a_traceback(
         "8",
         "--output",
         str(tmp_path),
-        RAY_ADDRESS=head.address,
+        **joining,
     )
     assert done.returncode == 2
     assert "error: the dataset directory" in done.stderr

@@ -125,7 +125,18 @@ def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
     return [a.astype(np.int32) if a.max(initial=0) <= limit else a for a in arrays]
 
 
-@njit
+def _compiled_once(function):  # type: ignore[no-untyped-def]
+    """Compile ``function``, which takes seconds, and keep the result for later processes.
+
+    It is kept beside the source or in the user's cache folder; if neither can be written, nowhere.
+    """
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError:
+        return njit(function)
+
+
+@_compiled_once
 def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
     """Walk from the nodes from ``start`` on, one for each row of ``kept``.
 

@@ -1,6 +1,9 @@
 """The walk against a dense matrix and a plain walk; its cache."""
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +15,7 @@ import pytest
 import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import NUM_CPUS, csr_of, rows_of, wait_until
+from support import NUM_CPUS, ROOT, csr_of, rows_of, wait_until
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -224,3 +227,20 @@ def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
     wait_until(
         lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
     )
+
+
+def test_a_walk_needs_no_folder_that_it_can_write(tmp_path: Path) -> None:
+    package = shutil.copytree(
+        ROOT / "ramen_ray", tmp_path / "ramen_ray", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    blocked = package / "method" / "graph" / "__pycache__"
+    blocked.touch()  # a file where compiled code would go, also for the user's cache
+    environment = os.environ | dict.fromkeys(("HOME", "XDG_CACHE_HOME"), str(blocked))
+    code = "from ramen_ray.method.graph import walk; print(walk.__file__)"
+    where = subprocess.check_output(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        text=True,
+    )
+    assert Path(where.strip()) == package / "method" / "graph" / "walk.py"
