@@ -87,7 +87,7 @@ def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
     comparisons = []
     for term in objective.terms:
         if term.regularizer is None:
-            rows, drawn, pool = (QUERIES, batch.queries), batch.ads, places.ad_pool()
+            rows, drawn, pool = (QUERIES, batch.queries), batch.ads, places.ad_pool
             is_positive = places.positive_ads(pool, batch.queries)
         else:
             nodes, anchors = batch.anchors[term.regularizer]
