@@ -6,11 +6,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.data import DataContext
-from ray.exceptions import RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    AuthenticationError,
+    OutOfMemoryError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -19,11 +26,18 @@ from ray.util.placement_group import (
 )
 
 from ramen_ray.config import WorkersConfig
-from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 
 GPU_SHARE = 0.25
+MAX_RETRIES = 3  # of a task whose process died; Ray Data would start it again for ever
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
+
+NO_METRICS = {
+    "RAY_enable_metrics_collection": "0",
+    "DASHBOARD_METRIC_PORT": "-1",
+    "AUTOSCALER_METRIC_PORT": "-1",
+}
+"""Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
@@ -42,7 +56,7 @@ def start_ray(show_workers: bool = True) -> None:
         show_workers: show the output of tasks and workers.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -51,12 +65,44 @@ def start_ray(show_workers: bool = True) -> None:
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
     if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    for switch, off in NO_METRICS.items():
+        os.environ.setdefault(switch, off)
     if not ray.is_initialized():
+        keep_token_private()
         try:
-            ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
-        except (ConnectionError, ValueError) as error:
-            raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+            joined = ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
+        except (AuthenticationError, RuntimeError, ConnectionError, ValueError) as error:
+            raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
+        keep_token_private()
+        _keep_private(Path(joined.address_info["session_dir"]))
     quiet_ray_data()
+
+
+def keep_token_private() -> None:
+    """Keep others on this machine from reading the token, with which they could run code as us."""
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if file.is_file() and file.stat().st_uid == os.geteuid():
+        file.chmod(0o600)
+    elif not file.parent.exists():
+        file.parent.mkdir(mode=0o700, parents=True)  # Ray writes the token for all to read
+
+
+def _keep_private(session: Path) -> None:
+    """Keep others out of the folder of a cluster that is this process's own."""
+    is_own = session.is_dir() and session.name.endswith(f"_{os.getpid()}")
+    if is_own and session.stat().st_uid == os.geteuid():
+        session.chmod(0o700)
+
+
+def _advice(error: Exception) -> str:
+    """Say why a cluster was not joined; it does not say that it wants a token."""
+    said = first_line_of(error).rstrip(".")
+    if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
+        said += (
+            "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to that of the cluster"
+        )
+    return said
 
 
 def quiet_ray_data() -> None:
@@ -95,13 +141,25 @@ def task_of(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise a task's DatasetError itself, without Ray's wrapper and Ray Data's advice."""
+    """Raise a task's UserError itself, without Ray's wrapper and Ray Data's advice.
+
+    Raises:
+        ClusterError: the process of a task died each time that it was started again.
+    """
     try:
         yield
     except RayTaskError as error:
-        if isinstance(error.cause, DatasetError):
-            raise DatasetError(str(error.cause).partition(RAY_DATA_ADVICE)[0]) from None
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise type(cause)(str(cause).partition(RAY_DATA_ADVICE)[0]) from None
+        if isinstance(cause, Exception):
+            raise cause from error
         raise
+    except (WorkerCrashedError, OutOfMemoryError, ActorDiedError) as error:
+        raise ClusterError(
+            f"a process that read or computed was ended {MAX_RETRIES + 1} times, by a lack of "
+            f"memory or by what it read: {first_line_of(error)}"
+        ) from error
 
 
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:

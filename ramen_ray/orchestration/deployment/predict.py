@@ -26,6 +26,7 @@ from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.cluster.resources import (
+    MAX_RETRIES,
     ClusterError,
     has_room,
     num_cpus,
@@ -45,6 +46,7 @@ ANSWERS = pa.schema(
     ]
 )
 QUERIES_PER_BATCH = 4096
+ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 CPUS_PER_ACTOR = 2
 BYTES_PER_ACTOR = 1 << 30
@@ -245,6 +247,8 @@ def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]
         num_cpus=needs["CPU"],
         num_gpus=needs.get("GPU", 0),
         memory=needs["memory"],
+        max_restarts=MAX_RETRIES,
+        max_task_retries=MAX_RETRIES,
     ).materialize()
 
 
@@ -299,9 +303,15 @@ class _Answerer:
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)
-        answers = self.model.predict(queries, params={"top_k": self.top_k})
-        columns = {field.name: pa.array(answers[field.name], field.type) for field in ANSWERS}
-        return pa.table(columns)
+        at_once = max(ANSWERS_AT_ONCE // self.top_k, 1)
+        parts = [
+            self.model.predict(queries[start : start + at_once], params={"top_k": self.top_k})
+            for start in range(0, len(queries), at_once)
+        ]
+        return pa.concat_tables(
+            pa.table({field.name: pa.array(part[field.name], field.type) for field in ANSWERS})
+            for part in parts
+        ).combine_chunks()
 
 
 def _count(output: Path, num_partitions: int, done_before: int) -> Answered:

@@ -38,7 +38,7 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
+from ramen_ray.orchestration.cluster.resources import MAX_RETRIES, num_cpus, task_of, user_errors
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,7 @@ def _run(
         fn_args=(str(dataset.path), to_rows, num_rows),
         batch_format="pyarrow",
         batch_size=1,
+        max_retries=MAX_RETRIES,
     )
     parts = rows.sort(sort_keys).map_batches(
         write_parts,

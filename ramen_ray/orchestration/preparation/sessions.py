@@ -42,7 +42,7 @@ from ramen_ray.data.graphs.sessions import (
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
-from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
+from ramen_ray.orchestration.cluster.resources import MAX_RETRIES, num_cpus, start_ray, user_errors
 
 MAX_PARTITIONS = 512
 
@@ -128,7 +128,7 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     num_pieces = len(work.pieces)
     num_partitions = min(max(num_pieces, num_cpus()), MAX_PARTITIONS)
     rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
-        _read, fn_args=(ray.put(work),), batch_size=1
+        _read, fn_args=(ray.put(work),), batch_size=1, max_retries=MAX_RETRIES
     )
     for key, function in (
         ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
