@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.errors import UserError, first_line_of, redacted
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -173,8 +173,8 @@ def open_run(
         tags = {} if parent is None else {PARENT_TAG: parent.id}
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
-    except (MlflowException, OSError) as error:
-        raise TrackingError(f"cannot use the MLflow store {uri}: {first_line_of(error)}") from error
+    except (MlflowException, OSError, ImportError) as error:
+        raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
 
 
 def _client(uri: str) -> "MlflowClient":
@@ -266,8 +266,17 @@ class StepLogger:
         self._last[tag] = step
 
 
+def cannot_use(uri: str, error: Exception) -> str:
+    """Say in one line why the store cannot be used, without its password."""
+    said = first_line_of(error)
+    if isinstance(error, ImportError) and error.name:
+        said = f"it needs the package {error.name!r}, which is not installed"
+    return f"cannot use the MLflow store {redacted(uri)}: {redacted(said)}"
+
+
 def ui_command(uri: str) -> str:
-    """Return the command that shows the store in a browser."""
+    """Return the command that shows the store in a browser; without a password."""
+    uri = redacted(uri)
     if uri.startswith("http"):
         return f"open {uri}"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"

@@ -13,6 +13,7 @@ from ray.train.torch import TorchTrainer
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
@@ -42,6 +43,7 @@ def fit(
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
             the store or the cluster is not usable; no half-written files are left.
+        DivergedError: losses or weights are no longer finite; no retriever is logged.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
@@ -147,7 +149,9 @@ def _train(
             ),
         ),
     )
-    result: WorkerResult = trainer.fit().return_value
+    result: WorkerResult | UserError = trainer.fit().return_value
+    if isinstance(result, UserError):
+        raise result
     return result
 
 

@@ -25,6 +25,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
+from ramen_ray.method.training.divergence import check_losses, check_weights
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
@@ -187,6 +188,7 @@ def train(run: Training) -> None:
         losses = train_until(run, stop)
         epoch, rest = divmod(stop, steps_per_epoch)
         metrics: dict[str, float] = {}
+        check_weights(run.model, stop)
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
         if setup.log is not None:
@@ -246,6 +248,7 @@ def train_until(run: Training, stop: int) -> StepLosses:
             weights.append(state.adaptive.weights)
         if len(waiting) == STEPS_PER_LOG or state.step == stop:
             trained.append(global_losses(waiting))
+            check_losses(trained[-1], setup.objective.names, state.step)
             seconds = time.monotonic() - started
             if setup.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
