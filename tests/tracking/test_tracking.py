@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.errors import redacted
 from ramen_ray.reports.run import metrics_table
 from ramen_ray.tracking.runs import (
     Run,
@@ -30,6 +31,29 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(tmp_path) == "http://tracking:5000"
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("mysql+pymysql://ann:s3cret@h/db", "mysql+pymysql://ann:***@h/db"),
+        ("http://ann:p@ss:w/rd@host:5000/x", "http://ann:***@host:5000/x"),
+        ("postgresql://h/db?user=a&password=abc&x=1", "postgresql://h/db?user=a&password=***&x=1"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
+    ],
+)
+def test_passwords_are_not_shown(address: str, shown: str) -> None:
+    assert redacted(address) == shown
+    assert redacted(f"cannot open {address} now") == f"cannot open {shown} now"
+    assert shown in ui_command(address)
+
+
+def test_a_store_without_its_driver_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="needs the package 'MySQLdb'") as error:
+        open_run("mysql://ann:s3cret@host/db", "tests", "a run", tmp_path)
+    assert "mysql://ann:***@host/db" in str(error.value)
+    assert error.value.__suppress_context__
 
 
 def test_a_run_travels_to_workers_without_mlflow(run: Run) -> None:

@@ -36,7 +36,8 @@ from ramen_ray.data.store.dataset import (
     new_dataset,
 )
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.orchestration.cluster.resources import start_ray, user_errors
+from ramen_ray.errors import redacted
+from ramen_ray.orchestration.cluster.resources import MAX_RETRIES, start_ray, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 STAGING = ".staging"
@@ -68,9 +69,9 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
             find_pieces(source, names)  # so that errors come before the work
     metadata = {
         "name": dataset_name(name, output),
-        "source": tables.clicks,
+        "source": redacted(tables.clicks),
         "licence": "",
-        "imported": asdict(tables),
+        "imported": _without_passwords(asdict(tables)),
         "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
     }
     start_ray()
@@ -91,6 +92,12 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
     return dataset
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_passwords(one) for key, one in value.items()}
+    return redacted(value) if isinstance(value, str) else value
 
 
 def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
@@ -129,6 +136,7 @@ def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) ->
             _number_part,
             fn_args=(pieces["clicks"], tables, folder),
             batch_size=1,
+            max_retries=MAX_RETRIES,
         )
         .groupby("part")
         .map_groups(
@@ -217,7 +225,7 @@ def _stage_given(
 def _run(tasks: Sequence[ImportTask]) -> list[RowCounts]:
     """Run tasks that write their results to files; returns their counts, in their order."""
     done = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
-        _run_one, fn_args=(tasks,), batch_size=1
+        _run_one, fn_args=(tasks,), batch_size=1, max_retries=MAX_RETRIES
     )
     return sorted(done.take_all(), key=lambda counts: counts["id"])
 
