@@ -105,6 +105,7 @@ JOIN = "from ramen_ray.command_line import run_job\n" + (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "disabled"}])
 def test_a_job_without_the_clusters_token_is_told_in_one_line(
     mode: dict[str, str], guarded: Head, tmp_path: Path
