@@ -29,7 +29,6 @@ from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 
 GPU_SHARE = 0.25
-MAX_RETRIES = 3  # of a task whose process died; Ray Data would start it again for ever
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
 
 NO_METRICS = {
@@ -144,7 +143,7 @@ def user_errors() -> Iterator[None]:
     """Raise a task's UserError itself, without Ray's wrapper and Ray Data's advice.
 
     Raises:
-        ClusterError: the process of a task died each time that it was started again.
+        ClusterError: the process of a task died.
     """
     try:
         yield
@@ -157,8 +156,7 @@ def user_errors() -> Iterator[None]:
         raise
     except (WorkerCrashedError, OutOfMemoryError, ActorDiedError) as error:
         raise ClusterError(
-            f"a process that read or computed was ended {MAX_RETRIES + 1} times, by a lack of "
-            f"memory or by what it read: {first_line_of(error)}"
+            f"a process has died, by a lack of memory or by what it read: {first_line_of(error)}"
         ) from error
 
 

@@ -38,13 +38,15 @@ from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.resources import MAX_RETRIES, num_cpus, task_of, user_errors
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
+from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
 
 logger = logging.getLogger(__name__)
 
 PREPARED_VERSION = 4
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
+PARTS, ATTEMPTS = "parts", "attempts"
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
@@ -92,7 +94,8 @@ def _prepare_into(
     raise_errors(dataset, findings)
     join = task_of(join_parts)
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
-    shutil.rmtree(folder / "parts")
+    for aside in (PARTS, ATTEMPTS):
+        shutil.rmtree(folder / aside)
     statistics = task_of(dataset_statistics)
     for table in ID_TABLES:
         if dataset.has(table):
@@ -131,14 +134,13 @@ def _run(
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
     rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
         _read_checked,
-        fn_args=(str(dataset.path), to_rows, num_rows),
+        fn_args=(str(dataset.path), to_rows, num_rows, folder / ATTEMPTS),
         batch_format="pyarrow",
         batch_size=1,
-        max_retries=MAX_RETRIES,
     )
     parts = rows.sort(sort_keys).map_batches(
         write_parts,
-        fn_args=(folder / "parts",),
+        fn_args=(folder / PARTS,),
         batch_format="pyarrow",
         batch_size=None,
         zero_copy_batch=True,
@@ -151,13 +153,16 @@ def _read_checked(
     dataset: str,
     to_rows: Callable[[str, pa.Table], pa.Table],
     num_rows: dict[str, int],
+    attempts: Path,
 ) -> Iterator[pa.Table]:
     (item,) = group.to_pylist()
-    table, opened = item["table"], Dataset(dataset)
+    table, file, row_group = item["table"], item["file"], item["row_group"]
+    opened = Dataset(dataset)
     columns = opened.schema(table).names
-    for batch in read_batches(opened, Path(item["file"]), columns, item["row_group"]):
-        raise_errors(opened, row_findings(table, [batch], num_rows))
-        yield to_rows(table, pa.Table.from_batches([batch.rows]))
+    with limited_attempts(attempts, f"{file}, row group {row_group}"):
+        for batch in read_batches(opened, Path(file), columns, row_group):
+            raise_errors(opened, row_findings(table, [batch], num_rows))
+            yield to_rows(table, pa.Table.from_batches([batch.rows]))
 
 
 def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
