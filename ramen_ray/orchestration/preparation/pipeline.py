@@ -32,6 +32,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import Dataset, new_folder
 from ramen_ray.data.validation.batches import read_batches, table_batches
 from ramen_ray.data.validation.cross_checks import cross_findings
@@ -43,14 +44,14 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_er
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 4
+PREPARED_VERSION = 5
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
-    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there.
+    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and whole.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings. If two
     processes need the same data at the same time, the second waits for the first. Warnings about
@@ -64,7 +65,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     target = cache / _cache_key(dataset, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
-        if not target.is_dir():
+        if not is_intact(target, "the dataset is prepared again"):
             with new_folder(target) as aside, user_errors():
                 _prepare_into(aside, dataset, tokenizer, structure.num_rows)
     prepared = Prepared(target)
@@ -109,6 +110,7 @@ def _prepare_into(
         "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
+    write_checksums(folder)
 
 
 def _run(

@@ -19,10 +19,11 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     """
     task: WorkerTask = settings["task"]
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
+    from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.divergence import DivergedError
     from ramen_ray.orchestration.training.worker import run_worker
 
     try:
         return run_worker(task)
-    except DivergedError as error:
+    except (DivergedError, DamagedError) as error:
         return error

@@ -8,6 +8,7 @@ import numpy as np
 import ray.train
 
 from ramen_ray.config import RunConfig
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -46,6 +47,7 @@ def evaluate_best(
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
     with best.checkpoint.as_directory() as checkpoint:
+        check_intact(Path(checkpoint))
         trained = load_model(Path(checkpoint)).to(untrained.device)
     models = {"untrained": untrained, "trained": trained}
     metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in models}

@@ -23,6 +23,7 @@ from ramen_ray.orchestration.training.entry import train_loop_per_worker
 from ramen_ray.orchestration.training.final_evaluation import SCORE
 from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
+from ramen_ray.orchestration.training.resuming import keep_intact_checkpoints
 from ramen_ray.orchestration.training.run_directory import RunDirectory, open_run_directory
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
@@ -44,6 +45,7 @@ def fit(
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
             the store or the cluster is not usable; no half-written files are left.
         DivergedError: losses or weights are no longer finite; no retriever is logged.
+        DamagedError: a checkpoint is damaged while it is in use; the same call goes on without it.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
@@ -54,6 +56,7 @@ def fit(
         known = directory.notes.get("mlflow_run_id")
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
+        keep_intact_checkpoints(directory.path)
         nested = parent is not None
         with run.closing(nested):
             seconds: dict[str, float] = {}

@@ -1,5 +1,6 @@
 """What every Ray Train worker runs: train, validate, checkpoint, resume after a lost worker."""
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -44,6 +46,7 @@ from ramen_ray.orchestration.training.final_evaluation import (
     VALIDATION,
     evaluate_best,
 )
+from ramen_ray.orchestration.training.resuming import REPORT_FILE
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.training.run_log import RunLog
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
@@ -161,6 +164,7 @@ def start_or_resume(setup: Setup) -> Training:
         run.state.advance_curriculum()
         return run
     with checkpoint.as_directory() as folder:
+        check_intact(Path(folder))
         run = _new_run(setup, load_model(Path(folder)))
         run.progress = Progress(**restore_checkpoint(Path(folder), run.state))
     for one in setup.background:
@@ -279,6 +283,7 @@ def report(run: Training, metrics: dict[str, float]) -> None:
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
+    reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if world()[0] == 0:
@@ -286,9 +291,11 @@ def report(run: Training, metrics: dict[str, float]) -> None:
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
             save_checkpoint(Path(folder), run.model, state, max_length, progress)
             write_config(setup.config, Path(folder) / CONFIG_FILE)
+            (Path(folder) / REPORT_FILE).write_text(json.dumps(reported) + "\n")
+            write_checksums(Path(folder))
             checkpoint = Checkpoint.from_directory(folder)
         ray.train.report(
-            {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)},
+            reported,
             checkpoint=checkpoint,
             checkpoint_dir_name=CHECKPOINT_FOLDER.format(state.step),
         )
