@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -43,8 +44,10 @@ class RetrieverSettings(StoreSettings):
 def run_job(job: Callable[[], int | None]) -> int:
     """Run ``job``, which may return an exit code; a user's error is one message and code 2.
 
-    So is a file that the system refuses, such as one on a full disk or with an endless name.
+    So is a file that the system refuses, such as one on a full disk or with an endless name. SIGINT
+    ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
     """
+    signal.signal(signal.SIGTERM, _unwind)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
@@ -57,7 +60,14 @@ def run_job(job: Callable[[], int | None]) -> int:
         if error.filename is None or error.strerror is None:
             raise
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return 128 + signal.SIGINT
     return USER_ERROR_CODE
+
+
+def _unwind(signal_number: int, _: object) -> None:
+    raise SystemExit(128 + signal_number)
 
 
 def _refuse_undecodable(arguments: Iterable[str]) -> None:

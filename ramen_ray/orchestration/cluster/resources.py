@@ -3,7 +3,9 @@
 import logging
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,12 +71,24 @@ def start_ray(show_workers: bool = True) -> None:
     if not ray.is_initialized():
         keep_token_private()
         try:
-            joined = ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
+            with kept_handler(signal.SIGTERM):
+                joined = ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
         except (AuthenticationError, RuntimeError, ConnectionError, ValueError) as error:
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
         _keep_private(Path(joined.address_info["session_dir"]))
     quiet_ray_data()
+
+
+@contextmanager
+def kept_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep this process's handler of a signal, which Ray replaces by one of its own."""
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            signal.signal(number, handler)
 
 
 def keep_token_private() -> None:

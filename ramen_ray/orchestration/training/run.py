@@ -1,6 +1,7 @@
 """Train one configuration: prepare the data, run the workers, put everything into MLflow."""
 
 import logging
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources, kept_handler, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.components import build_objective
@@ -152,7 +153,13 @@ def _train(
             ),
         ),
     )
-    result: WorkerResult | UserError = trainer.fit().return_value
+    try:
+        with kept_handler(signal.SIGINT):
+            result: WorkerResult | UserError = trainer.fit().return_value
+    except SystemExit as stop:
+        if stop.code:
+            raise
+        raise KeyboardInterrupt from None  # Ray Train makes it an exit without an error
     if isinstance(result, UserError):
         raise result
     return result
