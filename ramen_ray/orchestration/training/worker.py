@@ -50,7 +50,7 @@ from ramen_ray.orchestration.training.resuming import REPORT_FILE
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.training.run_log import RunLog
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import StepLogger
+from ramen_ray.tracking.step_logger import StepLogger
 
 STEPS_PER_LOG = 50
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -151,7 +151,7 @@ def set_up(task: WorkerTask) -> Setup:
     log = None
     if world()[0] == 0:
         total_steps = sampler.steps_per_epoch * config.training.epochs
-        log = RunLog(StepLogger(task.run), objective, total_steps, folder)
+        log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
     background = background_tasks(config, context)
     return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
 

@@ -177,7 +177,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     wait_until((run_directory / AMID_SECOND_EPOCH).exists, "no checkpoint amid an epoch")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    before = json.loads((run_directory / "run.json").read_text())
+    before = RunDirectory(run_directory).notes
     assert not before.get("finished")
     killed: list[bool] = []
     killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
@@ -185,7 +185,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     code, said = run_here(train, *words)
     killer.join()
     assert (code, len(killed)) == (0, 1), said
-    after = json.loads((run_directory / "run.json").read_text())
+    after = RunDirectory(run_directory).notes
     best = unharmed.encoder.parent.name
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
     assert after["metrics"] == unharmed.metrics
