@@ -47,7 +47,13 @@ def run_job(job: Callable[[], int | None]) -> int:
     So is a file that the system refuses, such as one on a full disk or with an endless name. SIGINT
     ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
     """
-    signal.signal(signal.SIGTERM, _unwind)
+    ended_by = [signal.SIGINT]
+
+    def interrupt(number: int, _: object) -> None:
+        ended_by.append(signal.Signals(number))
+        raise KeyboardInterrupt  # which Ray passes on from its own waiting
+
+    signal.signal(signal.SIGTERM, interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
@@ -62,12 +68,8 @@ def run_job(job: Callable[[], int | None]) -> int:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
-        return 128 + signal.SIGINT
+        return 128 + ended_by[-1]
     return USER_ERROR_CODE
-
-
-def _unwind(signal_number: int, _: object) -> None:
-    raise SystemExit(128 + signal_number)
 
 
 def _refuse_undecodable(arguments: Iterable[str]) -> None:

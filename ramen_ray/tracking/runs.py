@@ -6,6 +6,7 @@ that only pass a run on, such as Ray Train's controller.
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -183,7 +184,7 @@ def open_run(
         experiment_id = (
             known.experiment_id
             if known is not None
-            else client.create_experiment(experiment, artifact_location=artifacts)
+            else _new_experiment(client, experiment, artifacts)
         )
         tags = {} if parent is None else {PARENT_TAG: parent.id}
         created = client.create_run(experiment_id, run_name=name, tags=tags)
@@ -192,12 +193,25 @@ def open_run(
         raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
 
 
+def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(client.create_experiment(name, artifact_location=artifacts))
+    except MlflowException:
+        made_meanwhile = client.get_experiment_by_name(name)
+        if made_meanwhile is None:
+            raise
+        return str(made_meanwhile.experiment_id)
+
+
 def _client(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
     os.environ.setdefault(*RETRIES)
     for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's level
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # raises what it logs
     return MlflowClient(tracking_uri=uri)
 
 
@@ -223,7 +237,7 @@ def few_retries() -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name)
+            os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
@@ -236,6 +250,8 @@ def metric_name(name: str) -> str:
 def cannot_use(uri: str, error: Exception) -> str:
     """Say in one line why the store cannot be used, without its password."""
     said = first_line_of(error)
+    if of_database := re.search(r"^\(\S*Error\) (.+)$", str(error), re.MULTILINE):
+        said = of_database[1]  # SQLAlchemy's own advice comes first
     if isinstance(error, ImportError) and error.name:
         said = f"it needs the package {error.name!r}, which is not installed"
     return f"cannot use the MLflow store {redacted(uri)}: {redacted(said)}"

@@ -2,6 +2,7 @@ import pickle
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -153,6 +154,23 @@ def test_an_error_is_not_hidden_by_a_store_that_is_gone() -> None:
     gone = Run(f"http://127.0.0.1:{free_port()}", "0" * 32)
     with pytest.raises(ValueError, match="the real error"), gone.closing():
         raise ValueError("the real error")
+
+
+def test_several_processes_may_make_the_experiment_at_once(run: Run, output: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(open_run, run.uri, "fresh", f"run {n}", output) for n in range(4)]
+    opened = {task.result().id for task in asked}
+    experiment = run.client.get_experiment_by_name("fresh").experiment_id
+    assert {found.info.run_id for found in run.client.search_runs([experiment])} == opened
+
+
+def test_a_store_that_is_read_only_is_named(
+    run: Run, output: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///file:{output}/mlflow.db?mode=ro&uri=true"
+    with pytest.raises(TrackingError, match=r"mlflow\.db.*: attempt to write a readonly database$"):
+        open_run(uri, "tests", "a run", output)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -156,10 +156,8 @@ def _train(
     try:
         with kept_handler(signal.SIGINT):
             result: WorkerResult | UserError = trainer.fit().return_value
-    except SystemExit as stop:
-        if stop.code:
-            raise
-        raise KeyboardInterrupt from None  # Ray Train makes it an exit without an error
+    except SystemExit:
+        raise KeyboardInterrupt from None  # Ray Train makes Ctrl-C an exit without an error
     if isinstance(result, UserError):
         raise result
     return result
