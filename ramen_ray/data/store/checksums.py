@@ -38,9 +38,8 @@ def find_damage(folder: Path) -> str | None:
     """
     manifest = folder / CHECKSUMS_FILE
     try:
-        noted = {
-            folder / name: list(entry) for name, entry in json.loads(manifest.read_text()).items()
-        }
+        content = json.loads(manifest.read_text())
+        noted = {folder / name: [size, checksum] for name, (size, checksum) in content.items()}
     except FileNotFoundError:
         return f"{manifest} is missing"
     except (ValueError, TypeError, AttributeError):

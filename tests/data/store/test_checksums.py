@@ -42,6 +42,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda made: (made / "state").unlink(), "state cannot be read"),
     "no manifest": (lambda made: (made / CHECKSUMS_FILE).unlink(), "json is missing"),
     "half a manifest": (lambda made: (made / CHECKSUMS_FILE).write_text("{"), "json is damaged"),
+    "empty entries": (
+        lambda made: (made / CHECKSUMS_FILE).write_text('{"state": []}'),
+        "json is damaged",
+    ),
     "another manifest": (lambda made: (made / CHECKSUMS_FILE).write_text("[]"), "json is damaged"),
 }
 
