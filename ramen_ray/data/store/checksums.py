@@ -11,7 +11,7 @@ from typing import Any
 
 from ramen_ray.errors import UserError
 
-CHECKSUMS_FILE = "checksums.json"
+CHECKSUMS_FILE = "checksums-{}-of-{}.json"
 CHECKSUM = "checksum"
 BYTES_PER_READ = 1 << 20
 
@@ -22,13 +22,22 @@ class DamagedError(UserError):
     """A file is not as it was written."""
 
 
-def write_checksums(folder: Path) -> None:
-    """Note the size and checksum of all files in ``folder`` and its subfolders."""
+def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None:
+    """Note the size and checksum of all files in ``folder`` and its subfolders.
+
+    Several writers may each note their files, in folders that are then put together.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor() as threads:
         found = zip(files, threads.map(_size_and_checksum, files), strict=True)
         content = {str(file.relative_to(folder)): noted for file, noted in found}
-    (folder / CHECKSUMS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    manifest = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
+    manifest.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def checksum_files(folder: Path) -> list[Path]:
+    """List the files that :func:`write_checksums` wrote into ``folder``."""
+    return sorted(folder.glob(CHECKSUMS_FILE.format("[0-9]*", "[0-9]*")))
 
 
 def find_damage(folder: Path) -> str | None:
@@ -36,14 +45,17 @@ def find_damage(folder: Path) -> str | None:
 
     A gigabyte takes less than a second.
     """
-    manifest = folder / CHECKSUMS_FILE
-    try:
-        content = json.loads(manifest.read_text())
-        noted = {folder / name: [size, checksum] for name, (size, checksum) in content.items()}
-    except FileNotFoundError:
-        return f"{manifest} is missing"
-    except (ValueError, TypeError, AttributeError):
-        return f"{manifest} is damaged"
+    manifests = checksum_files(folder)
+    num_writers = int(manifests[0].stem.rpartition("-")[2]) if manifests else 1
+    if len(manifests) < num_writers:
+        return f"{folder} is incomplete: {len(manifests)} of {num_writers} lists of checksums"
+    noted: dict[Path, list[int]] = {}
+    for manifest in manifests:
+        try:
+            content = json.loads(manifest.read_text()).items()
+            noted |= {folder / name: [size, checksum] for name, (size, checksum) in content}
+        except (ValueError, TypeError, AttributeError):
+            return f"{manifest} is damaged"
     with ThreadPoolExecutor() as threads:
         return next(filter(None, threads.map(_difference, noted, noted.values())), None)
 

@@ -1,12 +1,12 @@
 """A folder's files are compared with what was noted when they were written."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ramen_ray.data.store.checksums import (
-    CHECKSUMS_FILE,
     DamagedError,
     check_intact,
     find_damage,
@@ -34,13 +34,14 @@ def _flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+CHECKSUMS_FILE = "checksums-1-of-1.json"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped bit": (lambda made: _flip(made / "encoder" / "weights"), "weights has changed since"),
     "truncated": (lambda made: (made / "state").write_bytes(b"so"), "state has 2 bytes instead of"),
     "emptied": (lambda made: (made / "state").write_bytes(b""), "state has 0 bytes instead of 4"),
     "grown": (lambda made: (made / "empty").write_bytes(b"x"), "empty has 1 bytes instead of 0"),
     "missing": (lambda made: (made / "state").unlink(), "state cannot be read"),
-    "no manifest": (lambda made: (made / CHECKSUMS_FILE).unlink(), "json is missing"),
+    "no manifest": (lambda made: (made / CHECKSUMS_FILE).unlink(), "is incomplete: 0 of 1"),
     "half a manifest": (lambda made: (made / CHECKSUMS_FILE).write_text("{"), "json is damaged"),
     "empty entries": (
         lambda made: (made / CHECKSUMS_FILE).write_text('{"state": []}'),
@@ -76,3 +77,18 @@ def test_json_is_checked_against_its_own_checksum() -> None:
     for damaged in (text.replace("abc", "abd"), text[: len(text) // 2], "", "[1]", "{}}"):
         with pytest.raises(ValueError):
             parse_checked(damaged)
+
+
+def test_folders_of_several_writers_are_put_together(tmp_path: Path) -> None:
+    for writer in range(2):
+        own = tmp_path / str(writer)
+        own.mkdir()
+        (own / f"share-{writer}").write_text(f"of {writer}")
+        write_checksums(own, writer, 2)
+    together = tmp_path / "together"
+    shutil.copytree(tmp_path / "1", together)
+    assert "incomplete: 1 of 2" in str(find_damage(together))
+    shutil.copytree(tmp_path / "0", together, dirs_exist_ok=True)
+    assert find_damage(together) is None
+    (together / "share-1").write_text("of 7")
+    assert "share-1 has changed" in str(find_damage(together))
