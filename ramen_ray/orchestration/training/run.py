@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -158,7 +159,9 @@ def _train(
         with kept_handler(signal.SIGINT):
             result: WorkerResult | UserError = trainer.fit().return_value
     except SystemExit:
-        raise KeyboardInterrupt from None  # Ray Train makes Ctrl-C an exit without an error
+        if threading.current_thread() is not threading.main_thread():
+            raise
+        raise KeyboardInterrupt from None  # Ray Train exits on Ctrl-C by itself, with another code
     if isinstance(result, UserError):
         raise result
     return result
