@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, redacted
 from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "rdocs"
@@ -41,12 +42,42 @@ class RetrieverSettings(StoreSettings):
 
 
 def run_job(job: Callable[[], int | None]) -> int:
-    """Run ``job``, which may return an exit code; a user's error is one message and code 2."""
+    """Run ``job``, which may return an exit code; a user's error is one message and code 2.
+
+    So is a file that the system refuses, such as one on a full disk or with an endless name. SIGINT
+    ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
+    """
+    ended_by = [signal.SIGINT]
+
+    def interrupt(number: int, _: object) -> None:
+        ended_by.append(signal.Signals(number))
+        raise KeyboardInterrupt  # which Ray passes on from its own waiting
+
+    signal.signal(signal.SIGTERM, interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
+        _refuse_undecodable(sys.argv[1:])
         return job() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return USER_ERROR_CODE
+        print(f"error: {redacted(str(error))}", file=sys.stderr)  # noqa: T201
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return 128 + ended_by[-1]
+    return USER_ERROR_CODE
+
+
+def _refuse_undecodable(arguments: Iterable[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{argument!r} is not UTF-8; rename what it names") from error
 
 
 def write_json(json_file: Path, content: Any) -> None:

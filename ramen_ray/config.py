@@ -1,6 +1,7 @@
 """The configuration: one frozen tree, changed by overlays of dotted keys, written as JSON."""
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -298,7 +299,7 @@ class RunConfig(Section):
 
     dataset: str = "datasets/foldoc"
     """The dataset directory."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of every random draw."""
     output: str = "outputs"
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
@@ -379,10 +380,12 @@ def read_config(file: Path) -> RunConfig:
         ConfigError: the file is missing or does not hold a valid configuration.
     """
     try:
-        tree = json.loads(Path(file).read_text())
+        if stat.S_ISFIFO(mode := file.stat().st_mode) or stat.S_ISCHR(mode):
+            raise ConfigError(f"{file} is a pipe or a device; write what it gives to a file")
+        tree = json.loads(file.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not valid JSON: {error}") from error
     try:
         return _validate(RunConfig, tree)

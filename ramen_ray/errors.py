@@ -1,5 +1,10 @@
 """Errors that a user can correct: jobs show them as one message, without a traceback."""
 
+import re
+
+_PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @: they may hold any letter
+_SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
+
 
 class UserError(ValueError):
     """Input cannot be used; the message says what is wrong, where, and what to do."""
@@ -8,3 +13,8 @@ class UserError(ValueError):
 def first_line_of(error: Exception) -> str:
     """Return an error's message in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def redacted(text: str) -> str:
+    """Return ``text`` without the passwords of the addresses in it, to be shown or kept."""
+    return _PASSWORD.sub(r"\1:***@", _SECRET.sub(r"\1***", text))

@@ -17,10 +17,10 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
-from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
-from ramen_ray.tracking.runs import TrackingError, metric_name
+from ramen_ray.tracking.runs import TrackingError, cannot_use, metric_name
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
@@ -65,7 +65,8 @@ def _registry_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        raise TrackingError(f"the MLflow store {uri}: {error.message.splitlines()[0]}") from error
+        said = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}")
+        raise TrackingError(said) from None  # the cause may hold a password
 
 
 class Registry:
@@ -79,7 +80,10 @@ class Registry:
         """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
         mlflow.set_tracking_uri(uri)
         self.uri = uri
-        self._client = MlflowClient(tracking_uri=uri)
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+        except (MlflowException, ImportError, OSError) as error:
+            raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
 
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
@@ -232,7 +236,10 @@ class Registry:
             RegistryError: it is a different kind of model.
         """
         with _registry_errors(self.uri):
-            model = Model.load(model_uri)
+            try:
+                model = Model.load(model_uri)
+            except (ImportError, OSError) as error:
+                raise TrackingError(cannot_use(self.uri, error)) from None
         metadata = model.metadata or {}
         if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is not a retriever of this project")

@@ -27,6 +27,8 @@ from tokenizers import Tokenizer
 
 DEFAULT_TOP_K = 10
 MAX_CHARACTERS = 10_000
+MAX_QUERIES = 10_000  # of one request, which is answered whole and in memory
+MAX_ANSWERS = 10_000_000
 TEXTS_PER_PASS = 64
 FEW_QUERIES = 8  # for so few, one thread is fastest: several would wait for each other
 
@@ -70,6 +72,9 @@ class Retriever(PythonModel):
         Returns:
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
             length with the best first, and ``error``: None, or why this query has no answer.
+
+        Raises:
+            MlflowException: the request asks for too much, which a server answers with status 400.
         """
         top_k = (params or {}).get("top_k")
         if top_k is None:
@@ -79,6 +84,7 @@ class Retriever(PythonModel):
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
                 f"it must be from 1 to {len(self.ad_ids)}"
             )
+        _check_size(len(model_input), top_k)
         queries = model_input.iloc[:, 0].tolist()
         errors = [_find_error(query) for query in queries]
         answered = [row for row, error in enumerate(errors) if error is None]
@@ -118,6 +124,19 @@ class Retriever(PythonModel):
         ]
         split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
         return list(zip(*split, strict=True))
+
+
+def _check_size(num_queries: int, top_k: int) -> None:
+    said = None
+    if num_queries > MAX_QUERIES:
+        said = f"the request has {num_queries} queries; send at most {MAX_QUERIES} at once"
+    elif num_queries * top_k > MAX_ANSWERS:
+        said = (
+            f"the request asks for {num_queries} times {top_k} ads; send at most "
+            f"{MAX_ANSWERS // top_k} queries at once, or lower top_k"
+        )
+    if said is not None:
+        raise MlflowException.invalid_parameter_value(said)
 
 
 def _find_error(query: object) -> str | None:

@@ -6,29 +6,27 @@ that only pass a run on, such as Ray Train's controller.
 
 import logging
 import os
+import re
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.errors import UserError, first_line_of, redacted
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"
-LAST_STEP = "ramen_ray.last_{}_step"
-LAST_LOSSES = LAST_STEP.format("losses")
-LAST_VALIDATION = LAST_STEP.format("validation")
-MAX_METRICS_PER_BATCH = 1000
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
+FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+Point = tuple[str, float, int]
+"""A metric's name, its value and the step."""
 
 
 class TrackingError(UserError):
@@ -76,7 +74,7 @@ class Run:
         Names may contain ``@``, which :func:`metric_name` replaces for MLflow.
         """
         points = [(name, value, step) for name, value in metrics.items()]
-        self.client.log_batch(self.id, metrics=_mlflow_metrics(points, model_id))
+        self.client.log_batch(self.id, metrics=mlflow_metrics(points, model_id=model_id))
 
     def log_artifacts(self, path: Path, folder: str | None = None) -> None:
         """Upload a file, or the content of a folder, into the run's artifact ``folder``."""
@@ -127,17 +125,34 @@ class Run:
         Args:
             nested: the run is a child of a sweep, which sets the status itself when it stops the
                 run's process.
+
+        Raises:
+            TrackingError: the store has stopped answering; the run's status is as it was.
         """
+        from mlflow.exceptions import MlflowException
+
         try:
             yield
+            self.close("FINISHED")
         except SystemExit:
             if not nested:
-                self.close("KILLED")
+                self._close_if_possible("KILLED")
             raise
+        except MlflowException as error:
+            self._close_if_possible("FAILED")
+            again = "run the same command again when it answers"
+            raise TrackingError(f"{cannot_use(self.uri, error)}; {again}") from None
         except BaseException as error:
-            self.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+            self._close_if_possible(status)
             raise
-        self.close("FINISHED")
+
+    def _close_if_possible(self, status: str) -> None:
+        """End the run because of an error, which matters more than whether the store answers."""
+        from mlflow.exceptions import MlflowException
+
+        with few_retries(), suppress(MlflowException, OSError):
+            self.close(status)
 
 
 def open_run(
@@ -159,43 +174,72 @@ def open_run(
 
     try:
         client = _client(uri)
+        with few_retries():
+            known = client.get_experiment_by_name(experiment)
         if run_id is not None:
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
-        known = client.get_experiment_by_name(experiment)
         local = uri.startswith("sqlite:")
         artifacts = (output.absolute() / "mlartifacts").as_uri() if local else None
         experiment_id = (
             known.experiment_id
             if known is not None
-            else client.create_experiment(experiment, artifact_location=artifacts)
+            else _new_experiment(client, experiment, artifacts)
         )
         tags = {} if parent is None else {PARENT_TAG: parent.id}
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
-    except (MlflowException, OSError) as error:
-        raise TrackingError(f"cannot use the MLflow store {uri}: {first_line_of(error)}") from error
+    except (MlflowException, OSError, ImportError) as error:
+        raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
+
+
+def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(client.create_experiment(name, artifact_location=artifacts))
+    except MlflowException:
+        made_meanwhile = client.get_experiment_by_name(name)
+        if made_meanwhile is None:
+            raise
+        return str(made_meanwhile.experiment_id)
 
 
 def _client(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
+    os.environ.setdefault(*RETRIES)
     for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's level
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # raises what it logs
     return MlflowClient(tracking_uri=uri)
 
 
-def _mlflow_metrics(
-    points: Iterable[tuple[str, float, int]], model_id: str | None = None
+def mlflow_metrics(
+    points: Iterable[Point], at: float | None = None, model_id: str | None = None
 ) -> "list[Metric]":
-    """Convert (name, value, step) to MLflow's metrics, all with the present time."""
+    """Convert points to MLflow's metrics, all of the time ``at`` in seconds, by default now."""
     from mlflow.entities import Metric
 
-    now = int(time.time() * 1000)
+    milliseconds = int((time.time() if at is None else at) * 1000)
     return [
-        Metric(metric_name(name), float(value), now, step, model_id=model_id)
+        Metric(metric_name(name), float(value), milliseconds, step, model_id=model_id)
         for name, value, step in points
     ]
+
+
+@contextmanager
+def few_retries() -> Iterator[None]:
+    """Let requests to a server that is gone fail within seconds in the block, not minutes."""
+    before = {name: os.environ.pop(name, None) for name in FEW_RETRIES}
+    os.environ.update(FEW_RETRIES)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def metric_name(name: str) -> str:
@@ -203,71 +247,19 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_")
 
 
-class StepLogger:
-    """Logs losses, validations and background results, each once even if computed twice.
-
-    A run that resumes from a checkpoint repeats the steps after it. Steps that the store already
-    has are skipped: they are the same, unless background results arrive at a different step now.
-    """
-
-    def __init__(self, run: Run) -> None:
-        """Log to a run; the store is first used when there is something to log."""
-        self._run = run
-
-    @cached_property
-    def _client(self) -> "MlflowClient":
-        return self._run.client
-
-    @cached_property
-    def _last(self) -> dict[str, int]:
-        """The last step that the store has, by tag."""
-        tags = self._client.get_run(self._run.id).data.tags
-        prefix = LAST_STEP.partition("{")[0]
-        known = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
-        return defaultdict(int, known)
-
-    def log_losses(
-        self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
-    ) -> None:
-        """Log ``values`` (steps, names) where ``known``, of the same shape, is true.
-
-        The last row is of step ``last_step`` (from 1).
-        """
-        first = last_step - len(values) + 1
-        fresh = max(self._last[LAST_LOSSES] - first + 1, 0)
-        points = [
-            (names[column], values[row, column], first + row)
-            for row, column in np.argwhere(known).tolist()
-            if row >= fresh
-        ]
-        self._log(points, LAST_LOSSES, last_step)
-
-    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a validation after ``step`` steps."""
-        self._log_once(metrics, LAST_VALIDATION, step)
-
-    def log_background(self, name: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log the figures of a background result, such as a pruned graph, used from ``step`` on."""
-        named = {f"{name}/{key}": value for key, value in metrics.items()}
-        self._log_once(named, LAST_STEP.format(name), step)
-
-    def _log_once(self, metrics: Mapping[str, float], tag: str, step: int) -> None:
-        if step > self._last[tag]:
-            self._log([(name, value, step) for name, value in metrics.items()], tag, step)
-
-    def _log(self, points: list[tuple[str, float, int]], tag: str, step: int) -> None:
-        if not points:
-            return
-        metrics = _mlflow_metrics(points)
-        for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
-            chunk = metrics[start : start + MAX_METRICS_PER_BATCH]
-            self._client.log_batch(self._run.id, metrics=chunk)
-        self._client.set_tag(self._run.id, tag, str(step))
-        self._last[tag] = step
+def cannot_use(uri: str, error: Exception) -> str:
+    """Say in one line why the store cannot be used, without its password."""
+    said = first_line_of(error)
+    if of_database := re.search(r"^\(\S*Error\) (.+)$", str(error), re.MULTILINE):
+        said = of_database[1]  # SQLAlchemy's own advice comes first
+    if isinstance(error, ImportError) and error.name:
+        said = f"it needs the package {error.name!r}, which is not installed"
+    return f"cannot use the MLflow store {redacted(uri)}: {redacted(said)}"
 
 
 def ui_command(uri: str) -> str:
-    """Return the command that shows the store in a browser."""
+    """Return the command that shows the store in a browser; without a password."""
+    uri = redacted(uri)
     if uri.startswith("http"):
         return f"open {uri}"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"

@@ -1,22 +1,26 @@
 import pickle
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import free_port
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.errors import redacted
 from ramen_ray.reports.run import metrics_table
 from ramen_ray.tracking.runs import (
     Run,
-    StepLogger,
     TrackingError,
     open_run,
     tracking_uri,
     ui_command,
 )
+from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
 
 @pytest.fixture
@@ -30,6 +34,29 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(tmp_path) == "http://tracking:5000"
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("mysql+pymysql://ann:s3cret@h/db", "mysql+pymysql://ann:***@h/db"),
+        ("http://ann:p@ss:w/rd@host:5000/x", "http://ann:***@host:5000/x"),
+        ("postgresql://h/db?user=a&password=abc&x=1", "postgresql://h/db?user=a&password=***&x=1"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
+    ],
+)
+def test_passwords_are_not_shown(address: str, shown: str) -> None:
+    assert redacted(address) == shown
+    assert redacted(f"cannot open {address} now") == f"cannot open {shown} now"
+    assert shown in ui_command(address)
+
+
+def test_a_store_without_its_driver_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="needs the package 'MySQLdb'") as error:
+        open_run("mysql://ann:s3cret@host/db", "tests", "a run", tmp_path)
+    assert "mysql://ann:***@host/db" in str(error.value)
+    assert error.value.__suppress_context__
 
 
 def test_a_run_travels_to_workers_without_mlflow(run: Run) -> None:
@@ -72,25 +99,78 @@ def test_parameters_may_be_logged_twice(run: Run) -> None:
     assert logged.params == {"optimizer.lr": "0.1", "name": "None"}
 
 
-def test_repeated_steps_are_logged_once(run: Run) -> None:
+def test_repeated_steps_are_logged_once(run: Run, tmp_path: Path) -> None:
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
-    first = StepLogger(run)
+    first = StepLogger(run, tmp_path)
     first.log_losses(["loss/task"], losses[:5], known[:5], 5)
     first.log_validation({"validation/P@1": 0.25}, 5)
-    resumed = StepLogger(run)
+    resumed = StepLogger(run, tmp_path)
     resumed.log_losses(["loss/task"], losses[3:], known[3:], 8)
     resumed.log_validation({"validation/P@1": 0.25}, 5)
     assert run.read_history("loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
     assert run.read_history("validation/P@1") == ([5], [0.25])
 
 
-def test_more_values_than_a_batch_may_hold(run: Run) -> None:
+def test_more_values_than_a_batch_may_hold(run: Run, tmp_path: Path) -> None:
     values = np.arange(2100.0).reshape(700, 3)
     known = np.ones(values.shape, dtype=bool)
     known[1::2, 0] = False
-    StepLogger(run).log_losses(["a", "b", "c"], values, known, 700)
+    StepLogger(run, tmp_path).log_losses(["a", "b", "c"], values, known, 700)
     assert run.read_history("c")[1] == values[:, 2].tolist()
     assert run.read_history("a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
+
+
+def test_figures_are_kept_while_the_server_is_gone(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
+    gone = StepLogger(Run(f"http://127.0.0.1:{free_port()}", run.id), tmp_path)
+    started = time.monotonic()
+    gone.log_losses(["loss/task"], losses[:5], known[:5], 5)
+    gone.log_validation({"validation/P@1": 0.25}, 5)
+    assert time.monotonic() - started < 30
+    said = [one for one in caplog.records if one.name.startswith("ramen_ray")]
+    assert len(said) == 1
+    assert f"figures are kept in {tmp_path / UNSENT_FILE} until it answers" in said[0].message
+    with pytest.raises(TrackingError, match="run the same command again when it answers"):
+        gone.send_unsent()
+    with (tmp_path / UNSENT_FILE).open("a") as file:
+        file.write('["cut sho')
+    back = StepLogger(run, tmp_path)
+    back.log_losses(["loss/task"], losses[3:], known[3:], 8)
+    assert run.read_history("loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
+    assert run.read_history("validation/P@1") == ([5], [0.25])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_gone_is_named_within_seconds(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(TrackingError, match=r"cannot use the MLflow store http://127\.0\.0\.1"):
+        open_run(f"http://127.0.0.1:{free_port()}", "tests", "a run", tmp_path)
+    assert time.monotonic() - started < 30
+
+
+def test_an_error_is_not_hidden_by_a_store_that_is_gone() -> None:
+    gone = Run(f"http://127.0.0.1:{free_port()}", "0" * 32)
+    with pytest.raises(ValueError, match="the real error"), gone.closing():
+        raise ValueError("the real error")
+
+
+def test_several_processes_may_make_the_experiment_at_once(run: Run, output: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(open_run, run.uri, "fresh", f"run {n}", output) for n in range(4)]
+    opened = {task.result().id for task in asked}
+    experiment = run.client.get_experiment_by_name("fresh").experiment_id
+    assert {found.info.run_id for found in run.client.search_runs([experiment])} == opened
+
+
+def test_a_store_that_is_read_only_is_named(
+    run: Run, output: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"sqlite:///file:{output}/mlflow.db?mode=ro&uri=true"
+    with pytest.raises(TrackingError, match=r"mlflow\.db.*: attempt to write a readonly database$"):
+        open_run(uri, "tests", "a run", output)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

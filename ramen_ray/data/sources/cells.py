@@ -23,7 +23,7 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     """
     values = _one_chunk(column)
     if pa.types.is_floating(values.type) and (
-        pc.any(pc.greater(pc.abs(values), LARGEST_WHOLE_FLOAT)).as_py()
+        pc.any(pc.greater(pc.abs(values.cast(pa.float64())), LARGEST_WHOLE_FLOAT)).as_py()
     ):
         raise ValueError("numbers above 2**53 have lost digits; write such ids as text")
     strings = values.cast(pa.string())
@@ -89,6 +89,27 @@ def _microseconds(text: str | None) -> int | None:
         return pa.array([text]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())[0].as_py()
     except pa.ArrowInvalid:
         return None
+
+
+def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
+    lengths = [np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)]
+    return np.concatenate(lengths)
+
+
+def _lengths(values: pa.Array) -> NDArray[np.int64]:
+    if pa.types.is_dictionary(values.type):
+        of_entries = pa.array(_lengths(values.dictionary))
+        return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        values = values.cast(pa.large_binary())
+    if (
+        pa.types.is_string(values.type)
+        or pa.types.is_large_string(values.type)
+        or (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type))
+    ):
+        return np.asarray(pc.fill_null(pc.binary_length(values), 0), dtype=np.int64)
+    return np.zeros(len(values), dtype=np.int64)
 
 
 def is_number(kind: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
 from ramen_ray.data.store.utf8 import to_utf8, whole_lines
 
 BYTES_PER_SEARCH = 1 << 16
@@ -25,7 +26,11 @@ class Chunk:
 
 
 def read_chunks(piece: Piece) -> Iterator[Chunk]:
-    """Read the lines that start within a piece, a bounded number of bytes at a time."""
+    """Read the lines that start within a piece, a bounded number of bytes at a time.
+
+    Raises:
+        TooLargeError: a line has more than ``MAX_LINE_BYTES``; its number is that in the piece.
+    """
     compressed = piece.stop < 0
     if compressed:
         with piece.filesystem.open_input_stream(piece.path, compression="detect") as stream:
@@ -38,7 +43,7 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
             data = data[data.find(b"\n") + 1 or len(data) :]
         if data and not data.endswith(b"\n"):
             file.seek(piece.stop)
-            data += _rest_of_line(file)
+            data += _rest_of_line(file, data.count(b"\n"))
     yield from _checked(piece, [data])
 
 
@@ -54,13 +59,15 @@ def lines_before(piece: Piece) -> int:
     return count + (not data.endswith(b"\n"))
 
 
-def _rest_of_line(file: pa.NativeFile) -> bytes:
+def _rest_of_line(file: pa.NativeFile, line: int) -> bytes:
     parts: list[bytes] = []
     while data := file.read(BYTES_PER_SEARCH):
         rest, line_break, _ = data.partition(b"\n")
         parts.append(rest)
         if line_break:
             break
+        if len(parts) * BYTES_PER_SEARCH > MAX_LINE_BYTES:
+            raise TooLargeError(TOO_LONG, line)
     return b"".join(parts) + b"\n"
 
 

@@ -27,6 +27,7 @@ FORMATS = {
 }
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+MAX_HEADER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,13 @@ def find_pieces(source: str, columns: Sequence[str]) -> list[Piece]:
     Raises:
         DatasetError: there are no files, or a file cannot be opened or lacks a column.
     """
-    filesystem, path = _filesystem(source)
-    files = _files(filesystem, path, source)
+    try:
+        filesystem, path = _filesystem(source)
+        files = _files(filesystem, path, source)
+    except UnicodeError as error:
+        raise DatasetError(f"{source!r}: a name is not UTF-8; rename the file or folder") from error
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"cannot open {source}: {first_line_of(error)}") from error
     pieces: list[Piece] = []
     findings: list[Finding] = []
     for file, size in files:
@@ -72,21 +78,18 @@ def find_pieces(source: str, columns: Sequence[str]) -> list[Piece]:
             pieces += _pieces_of(filesystem, file, size, tuple(dict.fromkeys(columns)))
         except DatasetError as error:
             findings.append(Finding("error", file, str(error)))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             findings.append(Finding("error", file, f"cannot be read: {first_line_of(error)}"))
     raise_errors(f"the source {source}", findings)
     return pieces
 
 
 def _filesystem(source: str) -> tuple[FileSystem, str]:
-    try:
-        if re.match(r"^\w+://", source):
-            filesystem, path = FileSystem.from_uri(source)
-        else:
-            filesystem, path = FileSystem.from_uri(Path(source).expanduser().absolute().as_uri())
-            path = str(Path(source).expanduser().absolute())  # as_uri quotes what globs need
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DatasetError(f"cannot open {source}: {first_line_of(error)}") from error
+    if re.match(r"^\w+://", source):
+        filesystem, path = FileSystem.from_uri(source)
+    else:
+        filesystem, path = FileSystem.from_uri(Path(source).expanduser().absolute().as_uri())
+        path = str(Path(source).expanduser().absolute())  # as_uri quotes what globs need
     return filesystem, path
 
 
@@ -95,6 +98,8 @@ def _files(filesystem: FileSystem, path: str, source: str) -> list[tuple[str, in
     info = filesystem.get_file_info(path)
     if info.type == FileType.File:
         return [(path, info.size)]
+    if info.type == FileType.Unknown:
+        raise DatasetError(f"{source} is a pipe or a device; write what it gives to a file")
     parts = PurePosixPath(path).parts
     wild = [row for row, part in enumerate(parts) if re.search(r"[*?\[]", part)]
     if info.type == FileType.NotFound and not wild:
@@ -163,11 +168,15 @@ def _pieces_of(
 def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...]:
     """Return the columns of a text table; none for JSON lines, where each line has its own."""
     with filesystem.open_input_stream(path, compression="detect") as stream:
-        first_line = stream.read(1 << 20).split(b"\n", 1)[0]
+        first_line, line_break, _ = stream.read(MAX_HEADER_BYTES).partition(b"\n")
     if first_line.startswith(UTF_16_MARKS):
         raise DatasetError("is UTF-16; save it as UTF-8")
     if kind == "jsonl":
         return ()
+    if not line_break and len(first_line) == MAX_HEADER_BYTES:
+        raise DatasetError(
+            f"its first line, which should name the columns, has over {MAX_HEADER_BYTES} bytes"
+        )
     first_line = to_utf8(first_line)[0]
     if not first_line.strip():
         raise DatasetError("its first line, which should name the columns, is empty")

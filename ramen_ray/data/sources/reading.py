@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.sources.cells import is_number
+from ramen_ray.data.sources.cells import cell_bytes, is_number
 from ramen_ray.data.sources.lines import Chunk, lines_before, read_chunks
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.limits import MAX_CELL_BYTES, TooLargeError, check_nesting
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_JSON_SAMPLE = 1 << 20
@@ -74,22 +75,45 @@ def read_piece(piece: Piece) -> Iterator[SourceBatch]:
     """Read a piece batch by batch.
 
     Raises:
-        DatasetError: the file cannot be parsed; lines with too many or too few cells are findings
-            of their batch instead.
+        DatasetError: the file cannot be parsed, or a line is too long or nested too deeply; lines
+            with too many or too few cells, and rows with a huge one, are findings of their batch
+            instead.
     """
+    read = {"parquet": _read_parquet, "jsonl": _read_json}.get(piece.format, _read_csv)
     try:
-        match piece.format:
-            case "parquet":
-                yield from _read_parquet(piece)
-            case "jsonl":
-                yield from _read_json(piece)
-            case _:
-                yield from _read_csv(piece)
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, EOFError) as error:
+        yield from map(_without_huge_cells, read(piece))
+    except TooLargeError as error:
+        raise _bad_line(piece, 1 + error.line, str(error)) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
         place = f"from byte {piece.start}" if piece.start else "from the start"
         raise DatasetError(
             f"{piece.path}: cannot be read as {piece.format} ({place}): {first_line_of(error)}"
         ) from error
+
+
+def _without_huge_cells(batch: SourceBatch) -> SourceBatch:
+    """Leave out the rows with a cell of more than ``MAX_CELL_BYTES``; each becomes a finding."""
+    column_of: dict[int, str] = {}
+    for name in batch.rows.column_names:
+        huge = np.flatnonzero(cell_bytes(batch.rows[name]) > MAX_CELL_BYTES)
+        column_of.update(dict.fromkeys(huge.tolist(), name))
+    if not column_of:
+        return batch
+    start = lines_before(batch.piece)
+    findings = [
+        Finding(
+            "error",
+            batch.piece.path,
+            f"a cell has more than {MAX_CELL_BYTES >> 20} MiB",
+            "cut it, or leave the row out",
+            row=start + int(batch.row_numbers[row]),
+            column=name,
+        )
+        for row, name in sorted(column_of.items())
+    ]
+    kept = np.delete(np.arange(len(batch.rows)), list(column_of))
+    rows, numbers = batch.rows.take(pa.array(kept)), batch.row_numbers[kept]
+    return SourceBatch(batch.piece, rows, numbers, batch.findings + findings)
 
 
 def read_cell(piece: Piece, column: str, row_number: int) -> object:
@@ -168,6 +192,10 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
 
 def _read_json(piece: Piece) -> Iterator[SourceBatch]:
     for chunk in read_chunks(piece):
+        try:
+            check_nesting(chunk.data)
+        except TooLargeError as error:
+            raise TooLargeError(str(error), chunk.first_line - 1 + error.line) from None
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
             raise _bad_line(piece, line, "is not a JSON object; write one object per line")
@@ -189,7 +217,7 @@ def _parse_json(piece: Piece, chunk: "Chunk") -> pa.Table:
             return pa.json.read_json(pa.BufferReader(chunk.data), whole, parse)
         except pa.ArrowInvalid as error:
             problem = error
-    raise _bad_json(piece, chunk) or problem
+    raise _bad_json(piece, chunk) or _refused_json(piece, chunk, problem)
 
 
 def _json_schema(piece: Piece, found: pa.Schema) -> pa.Schema:
@@ -222,6 +250,16 @@ def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
             before = f"; above it is {kinds[name]}" if kind != kinds[name] else ""
             return _bad_line(piece, line, f"{repr(cell)[:60]} is {kind}{before}", name)
     return None
+
+
+def _refused_json(piece: Piece, chunk: "Chunk", problem: pa.ArrowInvalid) -> DatasetError:
+    """Say what Arrow alone finds wrong: a key twice, half of a surrogate pair."""
+    said = first_line_of(problem).removeprefix("JSON parse error: ")
+    message, _, row = said.rpartition(" in row ")
+    if not row.isdecimal():
+        return _bad_line(piece, chunk.first_line, f"or a line below: {said}")
+    filled = [line for line, text in enumerate(chunk.data.split(b"\n")) if text.strip()]
+    return _bad_line(piece, chunk.first_line + filled[int(row)], message)
 
 
 _KINDS = {str: "text", int: "a number", float: "a number"}

@@ -3,16 +3,26 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
+
 
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
-    r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not."""
+    r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not.
+
+    Raises:
+        TooLargeError: a line has more than ``MAX_LINE_BYTES``.
+    """
     unfinished: list[bytes] = []
+    lines = 0
     while block := stream.read(block_bytes):
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*unfinished, block[:cut]])
+            lines += block.count(b"\n")
             unfinished = []
         unfinished.append(block[cut:])
+        if sum(map(len, unfinished)) > MAX_LINE_BYTES:
+            raise TooLargeError(TOO_LONG, lines)
     if rest := b"".join(unfinished):
         yield rest + b"\n"
 

@@ -27,6 +27,7 @@ from ramen_ray.data.validation.repeats import (
     text_keys,
 )
 from ramen_ray.data.validation.row_checks import id_limits
+from ramen_ray.data.validation.spellings import ads_in_several_spellings, invisible_texts
 
 TRAIN = "queries/train"
 _DAMAGE = (
@@ -51,12 +52,14 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
         findings += _repeats(dataset, table, num_rows)
         if "text" in schema_of(table).names:
             findings += _damaged_texts(dataset, table)
+            findings += invisible_texts(dataset, table)
         if "source_id" in dataset.schema(table).names:
             findings += _missing_source_ids(dataset, table)
     if TRAIN in num_rows:
         findings += _queries_seen_in_training(dataset, num_rows)
         findings += _queries_without_click(dataset, num_rows)
     if "ads" in num_rows:
+        findings += ads_in_several_spellings(dataset, num_rows["ads"])
         findings += _click_findings(dataset, num_rows)
     findings += leak_findings(dataset, num_rows)
     return findings

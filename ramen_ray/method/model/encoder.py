@@ -9,6 +9,7 @@ Shapes: N texts, T tokens of a bucket's longest text, D width of an embedding.
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.model.heads import Head, unit
 from ramen_ray.method.model.pretrained import (
+    LOAD_ERRORS,
     EncoderError,
     load_config,
     load_tokenizer,
@@ -235,8 +237,10 @@ def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
+            trust_remote_code=False,
+            weights_only=True,
         )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)

@@ -1,6 +1,7 @@
 """Find pretrained encoders: a local folder, a folder inside an installed package, or a hub id."""
 
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
@@ -9,6 +10,8 @@ from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.model.texts import TextTokenizer
 
 PACKAGE_PREFIX = "package:"
+LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What transformers raises of damaged files."""
 
 
 class EncoderError(UserError):
@@ -28,7 +31,7 @@ def resolve_pretrained(name: str) -> str:
         module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
         if not module:
             raise EncoderError(f"encoder {name!r}: write package:MODULE/FOLDER")
-        spec = importlib.util.find_spec(module)
+        spec = _find_spec(module)
         if spec is None or not spec.submodule_search_locations:
             raise EncoderError(
                 f"encoder {name!r}: the package {module!r} is not installed; install it (pip "
@@ -44,12 +47,19 @@ def resolve_pretrained(name: str) -> str:
     return name
 
 
+def _find_spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # of a module within one that is not there
+        return None
+
+
 def load_config(name: str) -> PreTrainedConfig:
     """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`)."""
     source = resolve_pretrained(name)
     try:
-        return AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except LOAD_ERRORS as error:
         raise EncoderError(
             f"cannot load an encoder from {name!r}: {first_line_of(error)}"
         ) from error
@@ -63,8 +73,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """
     source = resolve_pretrained(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain exceptions
         raise EncoderError(
             f"cannot load a tokenizer from {name!r}: {first_line_of(error)}"
         ) from error

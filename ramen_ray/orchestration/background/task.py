@@ -26,6 +26,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
+from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import Sources
@@ -161,11 +162,15 @@ class BackgroundTask:
         return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], sources: Sources) -> Sources:
-        """Restore what :attr:`progress` returned, and take the result that was in use then."""
+        """Restore what :attr:`progress` returned, and take the result that was in use then.
+
+        Every worker calls this. If the result is damaged, an older one is taken, or none.
+        """
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
             return sources
-        return self._take(progress["taken"], sources)
+        step = self._newest_intact(progress["taken"])
+        return sources if step is None else self._take(step, sources)
 
     def _take(self, step: int, sources: Sources) -> Sources:
         self.taken = step
@@ -180,11 +185,10 @@ class BackgroundTask:
                 self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
-        newest = self._newest if is_first else None
+        newest = self._newest_intact()
         if is_first:
             self._remove_old()
-        shared = from_first_worker(-1 if newest is None else newest, self.device)
-        return None if shared < 0 else shared
+        return newest
 
     def _wait(self, step: int) -> None:
         """Return, on all workers together, when no task is running."""
@@ -212,6 +216,20 @@ class BackgroundTask:
     @property
     def _newest(self) -> int | None:
         return max(_steps(self.folder), default=None)
+
+    def _newest_intact(self, last: int | None = None) -> int | None:
+        """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
+        found = -1
+        if world()[0] == 0:
+            otherwise = f"{self.name} are made again when they are due"
+            for step in sorted(_steps(self.folder), reverse=True):
+                if last is not None and step > last:
+                    continue
+                if step == self.taken or is_intact(self.result(step), otherwise):
+                    found = step
+                    break
+        shared = from_first_worker(found, self.device)
+        return None if shared < 0 else shared
 
     @property
     def _pending(self) -> int | None:
@@ -282,6 +300,7 @@ def _run(name: str, compute: Compute, pending: Path) -> Path:
     report = dict(compute(pending, attempt))
     report["seconds"] = time.monotonic() - started
     (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+    write_checksums(attempt)
     return attempt
 
 

@@ -3,14 +3,24 @@
 import logging
 import math
 import os
+import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.data import DataContext
-from ray.exceptions import RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    AuthenticationError,
+    OutOfMemoryError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -19,11 +29,19 @@ from ray.util.placement_group import (
 )
 
 from ramen_ray.config import WorkersConfig
-from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, first_line_of
 
 GPU_SHARE = 0.25
+LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
+DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
+
+NO_METRICS = {
+    "RAY_enable_metrics_collection": "0",
+    "DASHBOARD_METRIC_PORT": "-1",
+    "AUTOSCALER_METRIC_PORT": "-1",
+}
+"""Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
@@ -42,7 +60,7 @@ def start_ray(show_workers: bool = True) -> None:
         show_workers: show the output of tasks and workers.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -51,12 +69,79 @@ def start_ray(show_workers: bool = True) -> None:
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
     if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    for switch, off in NO_METRICS.items():
+        os.environ.setdefault(switch, off)
     if not ray.is_initialized():
+        keep_token_private()
         try:
-            ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
-        except (ConnectionError, ValueError) as error:
-            raise ClusterError(f"cannot join the Ray cluster: {error}") from error
+            with kept_handler(signal.SIGTERM), _known_dashboard() as port:
+                joined = ray.init(
+                    logging_level=logging.WARNING, log_to_driver=show_workers, dashboard_port=port
+                )
+        except (AuthenticationError, RuntimeError, ConnectionError, ValueError) as error:
+            raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
+        keep_token_private()
+        _keep_private(Path(joined.address_info["session_dir"]))
     quiet_ray_data()
+
+
+@contextmanager
+def kept_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep this process's handler of a signal, which Ray replaces by one of its own."""
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _known_dashboard() -> Iterator[int]:
+    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block.
+
+    Ray Train's actors ask the dashboard about each other. If they have to look for it, they fail
+    on a machine on which other jobs have started a Ray of their own.
+    """
+    with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((LOOPBACK, DASHBOARD_PORT))
+        except OSError:  # another's
+            found.bind((LOOPBACK, 0))
+        port: int = found.getsockname()[1]
+    os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
+    try:
+        yield port
+    finally:
+        del os.environ[DASHBOARD_ADDRESS]
+
+
+def keep_token_private() -> None:
+    """Keep others on this machine from reading the token, with which they could run code as us."""
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if file.is_file() and file.stat().st_uid == os.geteuid():
+        file.chmod(0o600)
+    elif not file.parent.exists():
+        file.parent.mkdir(mode=0o700, parents=True)  # Ray writes the token for all to read
+
+
+def _keep_private(session: Path) -> None:
+    """Keep others out of the folder of a cluster that is this process's own."""
+    is_own = session.is_dir() and session.name.endswith(f"_{os.getpid()}")
+    if is_own and session.stat().st_uid == os.geteuid():
+        session.chmod(0o700)
+
+
+def _advice(error: Exception) -> str:
+    """Say why a cluster was not joined; it does not say that it wants a token."""
+    said = first_line_of(error).rstrip(".")
+    if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
+        said += (
+            "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to that of the cluster"
+        )
+    return said
 
 
 def quiet_ray_data() -> None:
@@ -95,13 +180,24 @@ def task_of(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise a task's DatasetError itself, without Ray's wrapper and Ray Data's advice."""
+    """Raise a task's UserError itself, without Ray's wrapper and Ray Data's advice.
+
+    Raises:
+        ClusterError: the process of a task died.
+    """
     try:
         yield
     except RayTaskError as error:
-        if isinstance(error.cause, DatasetError):
-            raise DatasetError(str(error.cause).partition(RAY_DATA_ADVICE)[0]) from None
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise type(cause)(str(cause).partition(RAY_DATA_ADVICE)[0]) from None
+        if isinstance(cause, Exception):
+            raise cause from error
         raise
+    except (WorkerCrashedError, OutOfMemoryError, ActorDiedError) as error:
+        raise ClusterError(
+            f"a process has died, by a lack of memory or by what it read: {first_line_of(error)}"
+        ) from error
 
 
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:

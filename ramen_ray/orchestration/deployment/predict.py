@@ -6,6 +6,7 @@ A partition is a row group of the source, or a part of a large one.
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ramen_ray.config import ConfigError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
     has_room,
@@ -36,6 +38,7 @@ from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 PART = "part-{:06d}.parquet"
+ATTEMPTS = ".attempts"
 ANSWERS = pa.schema(
     [
         ("ad_ids", pa.list_(pa.string())),
@@ -45,6 +48,7 @@ ANSWERS = pa.schema(
     ]
 )
 QUERIES_PER_BATCH = 4096
+ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 CPUS_PER_ACTOR = 2
 BYTES_PER_ACTOR = 1 << 30
@@ -151,8 +155,10 @@ def predict(
     if missing:
         start_ray()
         answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
+        shutil.rmtree(output / ATTEMPTS, ignore_errors=True)  # left by a killed call
         with user_errors():
             _answer(missing, _needs(retriever, use_gpu), answerer)
+        shutil.rmtree(output / ATTEMPTS)
     return _count(output, len(partitions), len(partitions) - len(missing))
 
 
@@ -284,24 +290,35 @@ class _Answerer:
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
         partition = self.partitions[number]
+        work = f"{partition.group.path}, row group {partition.group.start}"
+        with limited_attempts(self.output / ATTEMPTS, f"{work}, rows from {partition.start}"):
+            self._write(partition, self.output / PART.format(number))
+        return {"partition": np.array([number])}
+
+    def _write(self, partition: _Partition, file: Path) -> None:
         group = partition.group
         with group.filesystem.open_input_file(group.path) as source:
             parquet = pq.ParquetFile(source)
             schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
             with (
-                whole_file(self.output / PART.format(number)) as aside,
+                whole_file(file) as aside,
                 pq.ParquetWriter(aside, schema, compression="zstd") as writer,
             ):
                 for rows in partition.read(parquet):
                     columns = [*rows.columns, *self._answer(rows[self.column]).columns]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)
-        answers = self.model.predict(queries, params={"top_k": self.top_k})
-        columns = {field.name: pa.array(answers[field.name], field.type) for field in ANSWERS}
-        return pa.table(columns)
+        at_once = max(ANSWERS_AT_ONCE // self.top_k, 1)
+        parts = [
+            self.model.predict(queries[start : start + at_once], params={"top_k": self.top_k})
+            for start in range(0, len(queries), at_once)
+        ]
+        return pa.concat_tables(
+            pa.table({field.name: pa.array(part[field.name], field.type) for field in ANSWERS})
+            for part in parts
+        ).combine_chunks()
 
 
 def _count(output: Path, num_partitions: int, done_before: int) -> Answered:

@@ -12,6 +12,7 @@ from ramen_ray.config import ConfigError, RunConfig, read_config
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
@@ -51,6 +52,7 @@ def evaluate_checkpoint(
     Raises:
         CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
             has or that ``part`` asks for.
+        DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset directory or the list of names is not usable, or there is no
             such split.
@@ -115,6 +117,8 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
         raise CheckpointError(
             f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
         )
+    if checksum_files(checkpoint):
+        check_intact(checkpoint)
     try:
         return read_config(checkpoint / CONFIG_FILE)
     except ConfigError as error:

@@ -32,23 +32,26 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import Dataset, new_folder
 from ramen_ray.data.validation.batches import read_batches, table_batches
 from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
 from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 4
+PREPARED_VERSION = 5
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
+PARTS, ATTEMPTS = "parts", "attempts"
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
-    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there.
+    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and whole.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings. If two
     processes need the same data at the same time, the second waits for the first. Warnings about
@@ -62,7 +65,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     target = cache / _cache_key(dataset, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
-        if not target.is_dir():
+        if not is_intact(target, "the dataset is prepared again"):
             with new_folder(target) as aside, user_errors():
                 _prepare_into(aside, dataset, tokenizer, structure.num_rows)
     prepared = Prepared(target)
@@ -92,7 +95,8 @@ def _prepare_into(
     raise_errors(dataset, findings)
     join = task_of(join_parts)
     ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
-    shutil.rmtree(folder / "parts")
+    for aside in (PARTS, ATTEMPTS):
+        shutil.rmtree(folder / aside)
     statistics = task_of(dataset_statistics)
     for table in ID_TABLES:
         if dataset.has(table):
@@ -106,6 +110,7 @@ def _prepare_into(
         "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
+    write_checksums(folder)
 
 
 def _run(
@@ -131,13 +136,13 @@ def _run(
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
     rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
         _read_checked,
-        fn_args=(str(dataset.path), to_rows, num_rows),
+        fn_args=(str(dataset.path), to_rows, num_rows, folder / ATTEMPTS),
         batch_format="pyarrow",
         batch_size=1,
     )
     parts = rows.sort(sort_keys).map_batches(
         write_parts,
-        fn_args=(folder / "parts",),
+        fn_args=(folder / PARTS,),
         batch_format="pyarrow",
         batch_size=None,
         zero_copy_batch=True,
@@ -150,13 +155,16 @@ def _read_checked(
     dataset: str,
     to_rows: Callable[[str, pa.Table], pa.Table],
     num_rows: dict[str, int],
+    attempts: Path,
 ) -> Iterator[pa.Table]:
     (item,) = group.to_pylist()
-    table, opened = item["table"], Dataset(dataset)
+    table, file, row_group = item["table"], item["file"], item["row_group"]
+    opened = Dataset(dataset)
     columns = opened.schema(table).names
-    for batch in read_batches(opened, Path(item["file"]), columns, item["row_group"]):
-        raise_errors(opened, row_findings(table, [batch], num_rows))
-        yield to_rows(table, pa.Table.from_batches([batch.rows]))
+    with limited_attempts(attempts, f"{file}, row group {row_group}"):
+        for batch in read_batches(opened, Path(file), columns, row_group):
+            raise_errors(opened, row_findings(table, [batch], num_rows))
+            yield to_rows(table, pa.Table.from_batches([batch.rows]))
 
 
 def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:

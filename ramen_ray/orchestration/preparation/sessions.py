@@ -42,6 +42,7 @@ from ramen_ray.data.graphs.sessions import (
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.validation import check
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
 
 MAX_PARTITIONS = 512
@@ -157,11 +158,13 @@ def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iter
     (number,) = batch["id"].tolist()
     dropped: Counter[str] = Counter()
     new_texts = []
-    for row_batch in read_piece(work.pieces[number]):
-        events, new, reasons = read_events(row_batch, work.log, work.known)
-        dropped.update(reasons)
-        new_texts.append(new)
-        yield events
+    piece = work.pieces[number]
+    with limited_attempts(work.aside / "attempts", f"{piece.path} from {piece.start}"):
+        for row_batch in read_piece(piece):
+            events, new, reasons = read_events(row_batch, work.log, work.known)
+            dropped.update(reasons)
+            new_texts.append(new)
+            yield events
     if new_texts:
         texts = pa.concat_tables(new_texts)
         _, first = np.unique(texts["hash"].to_numpy(), return_index=True)

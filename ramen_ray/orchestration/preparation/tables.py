@@ -36,10 +36,13 @@ from ramen_ray.data.store.dataset import (
     new_dataset,
 )
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.errors import redacted
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import start_ray, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 STAGING = ".staging"
+ATTEMPTS = "attempts"
 MAX_PARTITIONS = 1024
 MAX_LOGGED = 20
 
@@ -68,9 +71,9 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
             find_pieces(source, names)  # so that errors come before the work
     metadata = {
         "name": dataset_name(name, output),
-        "source": tables.clicks,
+        "source": redacted(tables.clicks),
         "licence": "",
-        "imported": asdict(tables),
+        "imported": _without_passwords(asdict(tables)),
         "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
     }
     start_ray()
@@ -93,6 +96,12 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
     return dataset
 
 
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_passwords(one) for key, one in value.items()}
+    return redacted(value) if isinstance(value, str) else value
+
+
 def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> None:
     staged = {kind: pieces[kind] for kind in ("queries", "ads", "clicks") if kind in pieces}
     tasks: list[ImportTask] = []
@@ -103,7 +112,7 @@ def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> 
             else:
                 tasks.append(partial(stage_nodes, piece, kind, part, tables, folder))
     logger.info("reading %d pieces of %s", len(tasks), ", ".join(staged))
-    done = iter(_run(tasks))
+    done = iter(_run(tasks, folder))
     _refuse_or_log(tables, read_findings(folder))
     for kind, of_kind in staged.items():
         counts = [next(done) for _ in of_kind]
@@ -179,7 +188,8 @@ def _number_part(
     item: dict[str, NDArray[Any]], pieces: list[Piece], tables: UserTables, folder: Path
 ) -> pa.Table:
     part = int(item["part"][0])
-    return number_clicks(folder, part, pieces[part], tables)
+    with limited_attempts(folder / ATTEMPTS, f"clicks of {pieces[part].path}, part {part}"):
+        return number_clicks(folder, part, pieces[part], tables)
 
 
 def _write(
@@ -188,7 +198,7 @@ def _write(
     ads, queries = (range(len(pieces.get(kind, pieces["clicks"]))) for kind in ("ads", "queries"))
     tasks: list[ImportTask] = [partial(write_ads, folder, part, writer) for part in ads]
     tasks += [partial(write_queries, folder, part, writer, tables) for part in queries]
-    _run(tasks)
+    _run(tasks, folder)
 
 
 def _write_filters(
@@ -210,22 +220,27 @@ def _stage_given(
 ) -> None:
     """Stage a table that names queries and ads by what is numbered by then."""
     if pieces:
-        _run([partial(stage, piece, part, tables, folder) for part, piece in enumerate(pieces)])
+        _run(
+            [partial(stage, piece, part, tables, folder) for part, piece in enumerate(pieces)],
+            folder,
+        )
     _refuse_or_log(tables, read_findings(folder, f"{kind}-*"))
 
 
-def _run(tasks: Sequence[ImportTask]) -> list[RowCounts]:
-    """Run tasks that write their results to files; returns their counts, in their order."""
+def _run(tasks: Sequence[ImportTask], folder: Path) -> list[RowCounts]:
+    """Run tasks that write to files in ``folder``; returns their counts, in their order."""
     done = ray.data.range(len(tasks), override_num_blocks=len(tasks)).map_batches(
-        _run_one, fn_args=(tasks,), batch_size=1
+        _run_one, fn_args=(tasks, folder / ATTEMPTS), batch_size=1
     )
     return sorted(done.take_all(), key=lambda counts: counts["id"])
 
 
 def _run_one(
-    row: dict[str, NDArray[np.int64]], tasks: Sequence[ImportTask]
+    row: dict[str, NDArray[np.int64]], tasks: Sequence[ImportTask], attempts: Path
 ) -> dict[str, NDArray[np.int64]]:
-    counts = tasks[row["id"][0]]() or {}
+    number = row["id"][0]
+    with limited_attempts(attempts, f"part {number} of the import"):
+        counts = tasks[number]() or {}
     return {**row, **{name: np.array([count]) for name, count in counts.items()}}
 
 

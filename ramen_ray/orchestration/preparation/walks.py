@@ -16,13 +16,14 @@ from filelock import FileLock
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import task_of
 
 logger = logging.getLogger(__name__)
 
-WALK_VERSION = 2
+WALK_VERSION = 3
 NODES_PER_TASK = 50_000
 SECONDS_BETWEEN_LINES = 30
 
@@ -43,7 +44,8 @@ def walked_edges(
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        missing = [one.path for one in regularizers if not (folder / one.path).is_dir()]
+        again = "the graph is walked again"
+        missing = [one.path for one in regularizers if not is_intact(folder / one.path, again)]
         if missing:
             _walk(data, missing, settings, seed, folder)
     return folder
@@ -102,6 +104,7 @@ def _walk_range(
 
 def _join(folder: Path, *parts: Visits) -> None:
     visited_edges(parts).save(folder)
+    write_checksums(folder)
 
 
 def _wait(tasks: list[ray.ObjectRef]) -> None:

@@ -7,13 +7,23 @@ seconds to import.
 import logging
 from typing import Any
 
+from ramen_ray.errors import UserError
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 
 
-def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult:
-    """Run the ``task`` of ``settings``, a :class:`WorkerTask`."""
+def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
+    """Run the ``task`` of ``settings``, a :class:`WorkerTask`.
+
+    An error that all workers find at once, and would find again, is returned: Ray Train would
+    start them anew if it was raised.
+    """
     task: WorkerTask = settings["task"]
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
+    from ramen_ray.data.store.checksums import DamagedError
+    from ramen_ray.method.training.divergence import DivergedError
     from ramen_ray.orchestration.training.worker import run_worker
 
-    return run_worker(task)
+    try:
+        return run_worker(task)
+    except (DivergedError, DamagedError) as error:
+        return error

@@ -13,6 +13,7 @@ import ray.train
 
 from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -56,6 +57,7 @@ def evaluate_best(
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
     with best.checkpoint.as_directory() as checkpoint:
+        check_intact(Path(checkpoint))
         trained = load(Path(checkpoint))
     metrics = {"untrained": {split: evaluate(untrained, split)[0] for split in splits}}
     parts = PARTS if trained.classifiers is not None else PARTS[:1]

@@ -15,6 +15,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
 from ramen_ray.orchestration.training.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
+from ramen_ray.tracking.step_logger import StepLogger
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def log_results(
     from ramen_ray.reports.run import write_plots
 
     run, metrics = result.run, result.metrics
+    StepLogger(run, result.run_directory).send_unsent()
     best = result.encoder.parent, trained.evaluation.part
     model_id, named = log_run_retriever(config, dataset, data, best, run)
     named |= {

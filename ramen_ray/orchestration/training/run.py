@@ -1,6 +1,8 @@
 """Train one configuration: prepare the data, run the workers, put everything into MLflow."""
 
 import logging
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,8 +15,9 @@ from ray.train.torch import TorchTrainer
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources, kept_handler, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.components import build_objective
@@ -22,6 +25,7 @@ from ramen_ray.orchestration.training.entry import train_loop_per_worker
 from ramen_ray.orchestration.training.final_evaluation import SCORE
 from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
+from ramen_ray.orchestration.training.resuming import keep_intact_checkpoints
 from ramen_ray.orchestration.training.run_directory import RunDirectory, open_run_directory
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
@@ -42,6 +46,8 @@ def fit(
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
             the store or the cluster is not usable; no half-written files are left.
+        DivergedError: losses or weights are no longer finite; no retriever is logged.
+        DamagedError: a checkpoint is damaged while it is in use; the same call goes on without it.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
@@ -52,6 +58,7 @@ def fit(
         known = directory.notes.get("mlflow_run_id")
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
+        keep_intact_checkpoints(directory.path)
         nested = parent is not None
         with run.closing(nested):
             seconds: dict[str, float] = {}
@@ -148,7 +155,15 @@ def _train(
             ),
         ),
     )
-    result: WorkerResult = trainer.fit().return_value
+    try:
+        with kept_handler(signal.SIGINT):
+            result: WorkerResult | UserError = trainer.fit().return_value
+    except SystemExit:
+        if threading.current_thread() is not threading.main_thread():
+            raise
+        raise KeyboardInterrupt from None  # Ray Train exits on Ctrl-C by itself, with another code
+    if isinstance(result, UserError):
+        raise result
     return result
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ramen_ray.config import (
     read_config,
     write_config,
 )
+from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
@@ -25,6 +26,7 @@ from ramen_ray.naming import joined_name
 WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
+RUN_COPY = ".run.json"
 
 
 class RunError(UserError):
@@ -49,9 +51,23 @@ class RunDirectory:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics."""
-        file = self.path / RUN_FILE
-        return dict(json.loads(file.read_text())) if file.exists() else {}
+        """The notes: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics.
+
+        They are kept twice; the copy counts where the file is damaged.
+
+        Raises:
+            RunError: both are damaged.
+        """
+        files = [file for file in (self.path / RUN_FILE, self.path / RUN_COPY) if file.exists()]
+        for file in files:
+            with suppress(ValueError):
+                return parse_checked(file.read_text())
+        if files:
+            raise RunError(
+                f"{files[0]} is damaged, and so is its copy; to train this run from the start, "
+                f"delete {self.path}"
+            )
+        return {}
 
     def create(self) -> bool:
         """Make the folder if it does not exist; returns whether it was made.
@@ -71,8 +87,10 @@ class RunDirectory:
 
     def note(self, **notes: Any) -> None:
         """Add to the run's notes."""
-        with whole_file(self.path / RUN_FILE) as aside:
-            aside.write_text(json.dumps({**self.notes, **notes}, indent=2) + "\n")
+        content = with_checksum({**self.notes, **notes})
+        for name in (RUN_COPY, RUN_FILE):
+            with whole_file(self.path / name) as aside:
+                aside.write_text(content)
 
 
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
@@ -136,7 +154,9 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
     A folder that existed before may hold files of others. It stays, and only the run's own notes
     are removed.
     """
-    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
+    notes = [
+        path / name for name in (CONFIG_FILE, RUN_FILE, RUN_COPY) if not (path / name).exists()
+    ]
     try:
         yield
     except BaseException:
@@ -162,9 +182,8 @@ def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
     file = directory.path / CONFIG_FILE
     if file.exists():
         _refuse_another(directory, config, identity)
-    else:
-        write_config(config, file)
-        directory.note(identity=identity)
+    write_config(config, file)  # anew: the file may be damaged
+    directory.note(identity=identity)
 
 
 def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:

@@ -1,5 +1,6 @@
 """What every Ray Train worker runs: train, validate, checkpoint, resume after a lost worker."""
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -30,6 +32,7 @@ from ramen_ray.method.training.checkpoints import (
     save_checkpoint,
     save_classifiers,
 )
+from ramen_ray.method.training.divergence import check_losses, check_weights
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
@@ -50,10 +53,11 @@ from ramen_ray.orchestration.training.final_evaluation import (
     VALIDATION,
     evaluate_best,
 )
+from ramen_ray.orchestration.training.resuming import REPORT_FILE
 from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.training.run_log import RunLog
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import StepLogger
+from ramen_ray.tracking.step_logger import StepLogger
 
 STEPS_PER_LOG = 50
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -157,7 +161,7 @@ def set_up(task: WorkerTask) -> Setup:
     log = None
     if world()[0] == 0:
         total_steps = sampler.steps_per_epoch * config.training.epochs
-        log = RunLog(StepLogger(task.run), objective, total_steps, folder)
+        log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
     background = background_tasks(config, context)
     return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
 
@@ -170,6 +174,7 @@ def start_or_resume(setup: Setup) -> Training:
         run.state.advance_curriculum()
         return run
     with checkpoint.as_directory() as folder:
+        check_intact(Path(folder))
         held = held_classifiers(setup.config, setup.data)
         run = _new_run(setup, load_model(Path(folder), held))
         run.progress = Progress(**restore_checkpoint(Path(folder), run.state))
@@ -206,6 +211,7 @@ def train(run: Training) -> None:
         losses = train_until(run, stop)
         epoch, rest = divmod(stop, steps_per_epoch)
         metrics: dict[str, float] = {}
+        check_weights(run.model, stop)
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
         figures = pool_figures_of(run, stop) if not rest else {}
@@ -276,6 +282,7 @@ def train_until(run: Training, stop: int) -> StepLosses:
             weights.append(state.adaptive.weights)
         if len(waiting) == STEPS_PER_LOG or state.step == stop:
             trained.append(global_losses(waiting))
+            check_losses(trained[-1], setup.objective.names, state.step)
             seconds = time.monotonic() - started
             if setup.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
@@ -306,20 +313,24 @@ def report(run: Training, metrics: dict[str, float]) -> None:
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
-    is_first, training = world()[0] == 0, state.classifiers
+    reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
+    (rank, num_workers), training = world(), state.classifiers
+    is_shared = training is not None and training.classifiers.is_share
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
-        if training is not None and (is_first or training.classifiers.is_share):
+        if training is not None and (rank == 0 or is_shared):
             save_classifiers(Path(folder), training)
-            checkpoint = Checkpoint.from_directory(folder)  # Ray Train puts all workers' together
-        if is_first:
+        if rank == 0:
             run.progress.background = {one.name: one.progress for one in setup.background}
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
             save_checkpoint(Path(folder), run.model, state, max_length, progress)
             write_config(setup.config, Path(folder) / CONFIG_FILE)
-            checkpoint = Checkpoint.from_directory(folder)
+            (Path(folder) / REPORT_FILE).write_text(json.dumps(reported) + "\n")
+        if rank == 0 or is_shared:
+            write_checksums(Path(folder), rank, num_workers if is_shared else 1)
+            checkpoint = Checkpoint.from_directory(folder)  # Ray Train puts all workers' together
         ray.train.report(
-            {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)},
+            reported,
             checkpoint=checkpoint,
             checkpoint_dir_name=CHECKPOINT_FOLDER.format(state.step),
         )

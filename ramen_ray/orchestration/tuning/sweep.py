@@ -206,8 +206,10 @@ class RunningSweep:
         with running_tune(), warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            results = self._tuner(runnable, ends).fit()
-        progress.run.close_children_left_open()
+            try:
+                results = self._tuner(runnable, ends).fit()
+            finally:
+                progress.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # Tune treats it as a pause
         ends.out_of_time(Path(one.path).name for one in results)

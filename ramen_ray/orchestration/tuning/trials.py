@@ -59,14 +59,18 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
             parent=parent,
             ends=ends,
         )
-        tune.Tuner(
+        tuner = tune.Tuner(
             runnable,
             param_space={NAME: tune.grid_search(list(configs))},
             tune_config=tune.TuneConfig(trial_name_creator=name_of, trial_dirname_creator=name_of),
             run_config=tune.RunConfig(
                 name="trials", storage_path=storage, callbacks=[ends], verbose=0
             ),
-        ).fit()
+        )
+        try:
+            tuner.fit()
+        finally:
+            parent.close_children_left_open()
         if ends.count() < len(configs):
             raise KeyboardInterrupt  # Tune treats it as a pause
         return ends.errors()

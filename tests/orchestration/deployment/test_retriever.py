@@ -186,6 +186,19 @@ def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
         logged.model.predict(["robin"], params={"top_k": top_k})
 
 
+@pytest.mark.parametrize(
+    ("num_queries", "top_k", "message"),
+    [(10_001, 1, "has 10001 queries; send at most 10000"), (1_000_000, 9, "has 1000000 queries")],
+)
+def test_a_request_for_too_much_is_refused(
+    num_queries: int, top_k: int, message: str, logged: Logged
+) -> None:
+    asked = pd.DataFrame({"query": ["robin"] * num_queries})
+    with pytest.raises(MlflowException, match=message) as refused:
+        logged.model.predict(asked, params={"top_k": top_k})
+    assert refused.value.get_http_status_code() == 400
+
+
 def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
     model = logged.model
     assert [param.name for param in model.metadata.signature.params] == ["top_k"]

@@ -176,6 +176,7 @@ def test_each_walk_is_made_once(
     prepared_bag: Prepared,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     made: list[list[str]] = []
     walk = walks._walk
@@ -201,6 +202,10 @@ def test_each_walk_is_made_once(
         walked_edges(prepared, [], *settings, tmp_path) for settings in ((SHORT, 4), (other, 3))
     ]
     assert len({folder, *folders}) == 3
+    (folder / "topics" / "ad" / "indices.npy").write_bytes(b"")
+    assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert made[-1] == ["topics/ad"]
+    assert "indices.npy has 0 bytes instead of" in caplog.text
     for one in REGULARIZERS:
         graph = WalkGraph.of(prepared.edges(*one), 20)
         visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)

@@ -194,6 +194,24 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
+def test_a_damaged_result_is_left_out(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def writes(model: Path, folder: Path) -> dict[str, float]:
+        (folder / "shortlists").write_text("some")
+        return {}
+
+    task = _task(tmp_path, writes)
+    for epoch in (1, 2):
+        assert _advance(task, epoch * EPOCH) == epoch * EPOCH
+    (task.result(2 * EPOCH) / "shortlists").write_text("")
+    resumed = _task(tmp_path, writes)
+    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, Sources({}))
+    assert resumed.taken == EPOCH
+    assert "counting are made again when they are due" in caplog.text
+    assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
+
+
 def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
     def sleeps(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(600)

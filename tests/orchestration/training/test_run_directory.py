@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.training.run_directory import (
     RunDirectory,
@@ -41,6 +41,26 @@ def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset
 def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:
     with open_run_directory(config, dataset) as first, open_run_directory(config, dataset) as other:
         assert other.path != first.path
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"identity": "x", "checksum": 1}'])
+def test_damaged_notes_are_read_from_their_copy(
+    content: str, config: RunConfig, dataset: Dataset
+) -> None:
+    with open_run_directory(config, dataset) as first:
+        first.note(mlflow_run_id="abc")
+    for name in ("run.json", "config.json"):
+        (first.path / name).write_text(content)
+    with open_run_directory(config, dataset) as second:
+        assert second.notes["mlflow_run_id"] == "abc"
+        assert read_config(second.path / "config.json") == config
+    for name in ("run.json", ".run.json"):
+        (first.path / name).write_text(content)
+    with (
+        pytest.raises(RunError, match=r"run\.json is damaged, and so is its copy; to train this"),
+        open_run_directory(config, dataset),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("key", ["workers.num_workers", "experiment"])

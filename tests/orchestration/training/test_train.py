@@ -21,6 +21,7 @@ from ramen_ray.config import RunConfig, overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.checksums import with_checksum
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -189,7 +190,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     wait_until((run_directory / AMID_SECOND_EPOCH).exists, "no checkpoint amid an epoch")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    before = json.loads((run_directory / "run.json").read_text())
+    before = RunDirectory(run_directory).notes
     assert not before.get("finished")
     killed: list[bool] = []
     killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
@@ -197,7 +198,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     code, said = run_here(train, *words)
     killer.join()
     assert (code, len(killed)) == (0, 1), said
-    after = json.loads((run_directory / "run.json").read_text())
+    after = RunDirectory(run_directory).notes
     best = unharmed.encoder.parent.name
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
     assert after["metrics"] == unharmed.metrics
@@ -206,6 +207,23 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     logged = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.metrics
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
+
+
+def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
+    config: RunConfig, unharmed: TrainResult, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = unharmed.run_directory.with_name("damaged")
+    shutil.copytree(unharmed.run_directory, run)
+    (run / ".run.json").write_text(with_checksum({"identity": RunDirectory(run).notes["identity"]}))
+    newest = run / f"checkpoint_{NUM_STEPS:09d}"
+    for name in ("run.json", "config.json", "checkpoint_manager_snapshot.json"):
+        file = run / name
+        file.write_bytes(file.read_bytes()[:50])
+    (newest / "state.pt").write_bytes(b"")
+    resumed = fit(overlay(config, {"name": "damaged"}))
+    assert "state.pt has 0 bytes instead of" in caplog.text
+    assert resumed.metrics == unharmed.metrics
+    assert RunDirectory(run).notes["finished"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from ramen_ray.data.findings import error_at
+from ramen_ray.data.store.limits import TooLargeError
 from ramen_ray.data.store.utf8 import is_utf8, to_utf8, whole_lines
 
 BLOCK_BYTES = 1 << 23
@@ -22,8 +23,15 @@ _SPACES = np.isin(np.arange(256), list(b" \t\r\n"))
 
 
 def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    """Read the lines of a file of the XC repository, block by block."""
-    return whole_lines(stream, BLOCK_BYTES)
+    """Read the lines of a file of the XC repository, block by block.
+
+    Raises:
+        DatasetError: a line is too long.
+    """
+    try:
+        yield from whole_lines(stream, BLOCK_BYTES)
+    except TooLargeError as error:
+        raise error_at(stream.name, str(error), row=error.line + 1) from error
 
 
 def read_texts(file: Path) -> Iterator[pa.Array]:

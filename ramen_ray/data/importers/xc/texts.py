@@ -22,6 +22,7 @@ from ramen_ray.data.importers.xc.lines import line_blocks, lines_not_utf8, read_
 from ramen_ray.data.importers.xc.matrices import build_matrix
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.limits import TooLargeError, check_nesting
 from ramen_ray.data.store.texts import fold
 
 log = logging.getLogger(__name__)
@@ -198,6 +199,11 @@ def _read_json(path: Path, schema: pa.Schema, required: tuple[str, ...]) -> Iter
             raise _bad_object(path, block, line, required)
         if num_objects:
             reading = arrow_json.ReadOptions(block_size=len(block) + 1)
+            try:
+                check_nesting(block)
+            except TooLargeError as error:
+                message = f"the line is not a JSON object: it {error}"
+                raise error_at(path, message, row=line + error.line) from error
             try:
                 table = arrow_json.read_json(pa.BufferReader(block), reading, options)
                 table.validate(full=True)

@@ -1,0 +1,132 @@
+"""Sizes and checksums of a folder's files: written when it is whole, compared when it is opened."""
+
+import json
+import logging
+import shutil
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ramen_ray.errors import UserError
+
+CHECKSUMS_FILE = "checksums-{}-of-{}.json"
+CHECKSUM = "checksum"
+BYTES_PER_READ = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedError(UserError):
+    """A file is not as it was written."""
+
+
+def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None:
+    """Note the size and checksum of all files in ``folder`` and its subfolders.
+
+    Several writers may each note their files, in folders that are then put together.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor() as threads:
+        found = zip(files, threads.map(_size_and_checksum, files), strict=True)
+        content = {str(file.relative_to(folder)): noted for file, noted in found}
+    manifest = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
+    manifest.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def checksum_files(folder: Path) -> list[Path]:
+    """List the files that :func:`write_checksums` wrote into ``folder``."""
+    return sorted(folder.glob(CHECKSUMS_FILE.format("[0-9]*", "[0-9]*")))
+
+
+def find_damage(folder: Path) -> str | None:
+    """Name a file of ``folder`` that is not as :func:`write_checksums` found it; None if all are.
+
+    A gigabyte takes less than a second.
+    """
+    manifests = checksum_files(folder)
+    num_writers = int(manifests[0].stem.rpartition("-")[2]) if manifests else 1
+    if len(manifests) < num_writers:
+        return f"{folder} is incomplete: {len(manifests)} of {num_writers} lists of checksums"
+    noted: dict[Path, list[int]] = {}
+    for manifest in manifests:
+        try:
+            content = json.loads(manifest.read_text()).items()
+            noted |= {folder / name: [size, checksum] for name, (size, checksum) in content}
+        except (ValueError, TypeError, AttributeError):
+            return f"{manifest} is damaged"
+    with ThreadPoolExecutor() as threads:
+        return next(filter(None, threads.map(_difference, noted, noted.values())), None)
+
+
+def check_intact(folder: Path) -> None:
+    """Check all files that ``folder`` had when its checksums were written.
+
+    Raises:
+        DamagedError: one is missing or has changed.
+    """
+    if (damage := find_damage(folder)) is not None:
+        raise DamagedError(damage)
+
+
+def is_intact(folder: Path, otherwise: str) -> bool:
+    """Say whether ``folder`` is there and whole; a damaged one is removed, with a warning.
+
+    Args:
+        folder: a folder that can be made again, or done without.
+        otherwise: what happens if it is damaged, to end the warning with.
+    """
+    if not folder.is_dir():
+        return False
+    damage = find_damage(folder)
+    if damage is None:
+        return True
+    logger.warning("warning: %s: %s", damage, otherwise)
+    shutil.rmtree(folder)
+    return False
+
+
+def with_checksum(content: Mapping[str, Any]) -> str:
+    """Write ``content`` as JSON with a checksum of itself, for :func:`parse_checked`."""
+    return json.dumps({**content, CHECKSUM: _json_checksum(content)}, indent=2) + "\n"
+
+
+def parse_checked(text: str) -> dict[str, Any]:
+    """Read what :func:`with_checksum` wrote; JSON that has no checksum is taken as it is.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    content: dict[str, Any] = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    if content.pop(CHECKSUM, None) not in (None, _json_checksum(content)):
+        raise ValueError("the checksum differs")
+    return content
+
+
+def _json_checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _size_and_checksum(file: Path) -> list[int]:
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(BYTES_PER_READ):
+            checksum = zlib.crc32(block, checksum)
+        return [stream.tell(), checksum]
+
+
+def _difference(file: Path, noted: list[int]) -> str | None:
+    try:
+        size = file.stat().st_size
+        if size != noted[0]:
+            return f"{file} has {size} bytes instead of {noted[0]}"
+        return (
+            None
+            if _size_and_checksum(file) == noted
+            else f"{file} has changed since it was written"
+        )
+    except OSError as error:
+        return f"{file} cannot be read ({error.strerror})"

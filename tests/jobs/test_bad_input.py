@@ -1,0 +1,159 @@
+"""Bad input through the commands: one line says what to do, exit code 2, nothing is left."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunHere
+
+from jobs import ingest, predict, train, validate
+
+DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
+Arguments = list[object]
+
+
+def _written(file: Path, content: str | bytes) -> Path:
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+def _pipe(file: Path) -> Path:
+    os.mkfifo(file)
+    return file
+
+
+CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "without end": (lambda folder: _written(folder / "c", DEEP), "is not valid JSON: .*recursion"),
+    "a pipe": (lambda folder: _pipe(folder / "c"), "is a pipe or a device; write what it gives"),
+    "a device": (lambda _: "/dev/zero", "is a pipe or a device"),
+    "a folder": (lambda folder: folder, "Is a directory"),
+    "bytes": (lambda folder: _written(folder / "c", b"\xff\xfe\0"), "is not valid JSON"),
+    "a list": (lambda folder: _written(folder / "c", "[1]"), "should be a valid dictionary"),
+    "half a character": (
+        lambda folder: _written(folder / "c", r'{"name": "\ud800"}'),
+        "not a valid",
+    ),
+    "a long number": (lambda folder: _written(folder / "c", "9" * 5000), "Exceeds the limit"),
+    "a long name": (lambda _: "x" * 300, "File name too long"),
+    "a name with a zero": (lambda _: "x\0y", "null byte"),
+    "a name that is not UTF-8": (lambda _: "x\udcff", "is not UTF-8; rename what it names"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_config_files(case: str, run_here: RunHere, tmp_path: Path) -> None:
+    file, message = CONFIGS[case]
+    _expect(run_here(train, "--config", file(tmp_path)), message)
+
+
+SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
+    "seed of 2**64": (train, ["tiny", "--seed", 2**64], r"seed.* less than 9223372036854775808"),
+    "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
+    "long dataset": (train, ["--dataset", "x" * 300], "xxx: File name too long"),
+    "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
+    "undecodable output": (train, ["tiny", "--output", "\udcff"], "is not UTF-8"),
+    "long dataset to check": (validate, ["x" * 300], "File name too long"),
+    "clicks in a device": (
+        ingest,
+        ["tables", "--clicks", "/dev/null", "--output", "out"],
+        "/dev/null is a pipe or a device",
+    ),
+    "long source": (ingest, ["xc", "--source", "x" * 300, "--output", "out"], "too long"),
+    "long output": (
+        ingest,
+        ["novel", "--dataset", "{dataset}", "--output", "x" * 300],
+        "File name too long",
+    ),
+    "no driver for the store": (
+        predict,
+        ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
+        r"cannot use the MLflow store mysql://ann:\*\*\*@host/runs: it needs the package 'MySQLdb'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings(
+    case: str,
+    run_here: RunHere,
+    tmp_path: Path,
+    dataset_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, arguments, message = SETTINGS[case]
+    monkeypatch.chdir(tmp_path)
+    if "driver" in case:  # the fixture has taken it away by now
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql://ann:s3cret@host/runs")
+    filled = [str(word).replace("{dataset}", str(dataset_path)) for word in arguments]
+    _expect(run_here(job, *filled), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _folder(folder: Path, **files: str) -> Path:
+    for name, content in files.items():
+        (folder / name.replace("_json", ".json").replace("_py", ".py")).write_text(content)
+    return folder
+
+
+RUNS_CODE = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
+ENCODERS: dict[str, tuple[dict[str, str], str]] = {
+    "without end": ({"config_json": DEEP}, "cannot load an encoder"),
+    "a list": ({"config_json": "[]"}, "cannot load an encoder"),
+    "null": ({"config_json": "null"}, "cannot load an encoder"),
+    "its own code": (
+        {"config_json": json.dumps({"model_type": "own", "auto_map": RUNS_CODE})},
+        "cannot load an encoder",
+    ),
+    "a tokenizer without end": (
+        {"config_json": '{"model_type": "bert"}', "tokenizer_json": DEEP},
+        "cannot load a tokenizer",
+    ),
+    "its own tokenizer": (
+        {
+            "config_json": '{"model_type": "bert"}',
+            "tokenizer_config_json": json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"}),
+        },
+        "cannot load a tokenizer|has no",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_encoder_folders(
+    case: str, run_here: RunHere, tmp_path: Path, dataset_path: Path, monkeypatch: Any
+) -> None:
+    files, message = ENCODERS[case]
+    ran = tmp_path / "ran"
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    _folder(folder, own_py=f"open({str(ran)!r}, 'w')", **files)
+    arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
+    arguments += ["--training.global-batch-size", 8]
+    monkeypatch.setattr(train, "start_ray", lambda: None)
+    said = run_here(train, *arguments, "--encoder.pretrained", folder)
+    _expect(said, message)
+    assert not ran.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"])
+def test_names_of_encoders(
+    name: str, run_here: RunHere, dataset_path: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(train, "start_ray", lambda: None)
+    arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
+    arguments += ["--training.global-batch-size", 8]
+    _expect(run_here(train, *arguments, "--encoder.pretrained", name), "encoder")
+
+
+def _expect(ended: tuple[int, str], message: str) -> None:
+    code, said = ended
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert (code, len(errors)) == (2, 1), said
+    assert "Traceback" not in said
+    assert "s3cret" not in said
+    assert re.search(message, errors[0]), said

@@ -1,0 +1,76 @@
+"""Random bytes and random tables through the commands: an answer or one line, never a traceback."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import RunHere
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import import_in_process
+
+from jobs import train, validate
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.errors import UserError
+
+QUICK, THOROUGH = 25, 500
+NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.csv.gz"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+ROW = st.fixed_dictionaries({"query": JSON, "ad": JSON})
+TABLES = st.one_of(
+    st.binary(max_size=300),
+    st.text(max_size=200).map(lambda text: b"query,ad\n" + text.encode("utf-8", "surrogatepass")),
+    st.lists(ROW, max_size=8).map(lambda rows: "\n".join(map(json.dumps, rows)).encode()),
+    st.binary(max_size=60).map(lambda rest: b"PAR1" + rest + b"PAR1"),
+)
+SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+def _import(name: str, content: bytes, folder: Path) -> None:
+    """Import a table as the command does, but for Ray."""
+    (folder / name).write_bytes(content)
+    try:
+        import_in_process(UserTables(str(folder / name)), folder / "out")
+    except UserError as error:
+        assert "Traceback" not in str(error)
+        assert [path.name for path in folder.iterdir()] == [name]
+
+
+def _validate(content: bytes, run_here: RunHere, folder: Path) -> None:
+    (folder / "dataset.json").write_bytes(content)
+    (folder / "ads.parquet").write_bytes(content)
+    assert run_here(validate, folder)[0] == 2
+    (folder / "dataset.json").write_text('{"format_version": 1, "name": "mine"}')
+    code, said = run_here(validate, folder)
+    assert code == 1
+    assert "Traceback" not in said
+
+
+def _train(content: bytes, run_here: RunHere, folder: Path) -> None:
+    (folder / "config.json").write_bytes(content)
+    code, said = run_here(train, "--config", folder / "config.json", "--print-config")
+    assert code == 2
+    assert said.startswith("error: ")
+
+
+def _check(name: str, content: bytes, run_here: RunHere, factory: pytest.TempPathFactory) -> None:
+    _import(name, content, factory.mktemp("import"))
+    _validate(content, run_here, factory.mktemp("validate"))
+    _train(content, run_here, factory.mktemp("train"))
+
+
+@settings(max_examples=QUICK, suppress_health_check=SHARED)
+@given(name=st.sampled_from(NAMES), content=TABLES)
+def test_a_few_random_files(name, content, run_here, tmp_path_factory) -> None:
+    _check(name, content, run_here, tmp_path_factory)
+
+
+@pytest.mark.slow
+@settings(max_examples=THOROUGH, suppress_health_check=SHARED)
+@given(name=st.sampled_from(NAMES), content=TABLES)
+def test_many_random_files(name, content, run_here, tmp_path_factory) -> None:
+    _check(name, content, run_here, tmp_path_factory)

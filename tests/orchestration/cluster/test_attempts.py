@@ -1,0 +1,34 @@
+"""Work that ends its process is not begun for ever."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from ramen_ray.orchestration.cluster.attempts import MAX_ATTEMPTS, limited_attempts
+from ramen_ray.orchestration.cluster.resources import ClusterError, user_errors
+
+
+def _deadly(batch: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    with limited_attempts(folder / "attempts", "clicks.csv"):
+        with (folder / "begun").open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def test_work_that_ends_its_process_is_given_up(cluster: None, tmp_path: Path) -> None:
+    rows = ray.data.range(1).map_batches(_deadly, fn_args=(tmp_path,))
+    with pytest.raises(ClusterError, match=r"clicks\.csv: 4 processes have died"), user_errors():
+        rows.materialize()
+    assert (tmp_path / "begun").read_text() == "x" * MAX_ATTEMPTS
+
+
+def test_work_that_ends_or_fails_leaves_no_mark(tmp_path: Path) -> None:
+    for _ in range(2 * MAX_ATTEMPTS):
+        with pytest.raises(ValueError, match="bad"), limited_attempts(tmp_path, "clicks.csv"):
+            raise ValueError("bad")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,57 @@
+"""Which checkpoints a run goes on from when some of its files are damaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramen_ray.data.store.checksums import write_checksums
+from ramen_ray.orchestration.training.resuming import (
+    REPORT_FILE,
+    SNAPSHOT_FILE,
+    keep_intact_checkpoints,
+)
+
+SCORES = {5: 0.2, 10: 0.9, 15: 0.5}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for step, score in SCORES.items():
+        checkpoint = tmp_path / f"checkpoint_{step:09d}"
+        checkpoint.mkdir()
+        (checkpoint / "state.pt").write_bytes(b"state")
+        (checkpoint / REPORT_FILE).write_text(json.dumps({"step": step, "score": score}))
+        write_checksums(checkpoint)
+    (tmp_path / SNAPSHOT_FILE).write_text("{half")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        ([], []),
+        ([15], ["the run goes on from checkpoint_000000010"]),
+        ([10], ["the best model so far is lost; to train from the start, delete"]),
+        ([15, 10, 5], ["lost", "lost", "goes on from its start"]),
+    ],
+)
+def test_ray_train_is_told_of_whole_checkpoints_only(
+    damaged: list[int], said: list[str], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in damaged:
+        (run / f"checkpoint_{step:09d}" / "state.pt").write_bytes(b"")
+    keep_intact_checkpoints(run)
+    assert len(caplog.records) == len(said)
+    for record, expected in zip(caplog.records, said, strict=True):
+        assert "state.pt has 0 bytes instead of 5" in record.message
+        assert expected in record.message
+    kept = [step for step in SCORES if step not in damaged]
+    assert sorted(int(path.name[-9:]) for path in run.glob("checkpoint_0*")) == kept
+    if not kept:
+        assert not (run / SNAPSHOT_FILE).exists()
+        return
+    snapshot = json.loads((run / SNAPSHOT_FILE).read_text())
+    steps = [result["metrics"]["step"] for result in snapshot["checkpoint_results"]]
+    assert steps == sorted(kept, key=lambda step: SCORES[step])
+    assert snapshot["latest_checkpoint_result"]["metrics"]["step"] == kept[-1]
