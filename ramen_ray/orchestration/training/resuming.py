@@ -5,6 +5,7 @@ driver killed while the snapshot is written would make the run unusable.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import (
     _TrainingResultState,
 )
 
-from ramen_ray.data.store.checksums import is_intact
+from ramen_ray.data.store.checksums import find_damage, is_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.training.final_evaluation import SCORE
 
@@ -29,7 +30,8 @@ def keep_intact_checkpoints(run: Path) -> None:
     The run resumes from the newest one that is left, or else starts anew. One that is not the
     newest was the best so far; the best of the others takes its place.
     """
-    found = sorted(run.glob(CHECKPOINTS))
+    snapshot = run / SNAPSHOT_FILE
+    found = [one for one in sorted(run.glob(CHECKPOINTS)) if not _is_cut_short(one, snapshot)]
     kept: list[Path] = []
     for checkpoint in found:
         is_newest = checkpoint == found[-1]
@@ -38,12 +40,23 @@ def keep_intact_checkpoints(run: Path) -> None:
             otherwise = f"the best model so far is lost; to train from the start, delete {run}"
         if is_intact(checkpoint, otherwise):
             kept.append(checkpoint)
-    snapshot = run / SNAPSHOT_FILE
     if kept:
         with whole_file(snapshot) as aside:
             aside.write_text(_snapshot(kept))
     else:
         snapshot.unlink(missing_ok=True)
+
+
+def _is_cut_short(checkpoint: Path, snapshot: Path) -> bool:
+    """Say whether a kill stopped Ray Train as it wrote or deleted a checkpoint, which goes then."""
+    try:
+        is_known = checkpoint.name in snapshot.read_text()
+    except (OSError, ValueError):
+        is_known = True
+    if is_known or find_damage(checkpoint) is None:
+        return False
+    shutil.rmtree(checkpoint)
+    return True
 
 
 def _snapshot(checkpoints: list[Path]) -> str:

@@ -23,7 +23,8 @@ def run(tmp_path: Path) -> Path:
         (checkpoint / "state.pt").write_bytes(b"state")
         (checkpoint / REPORT_FILE).write_text(json.dumps({"step": step, "score": score}))
         write_checksums(checkpoint)
-    (tmp_path / SNAPSHOT_FILE).write_text("{half")
+    names = ", ".join(path.name for path in tmp_path.glob("checkpoint_0*"))
+    (tmp_path / SNAPSHOT_FILE).write_text(f"{{half of what names {names}")
     return tmp_path
 
 
@@ -55,3 +56,14 @@ def test_ray_train_is_told_of_whole_checkpoints_only(
     steps = [result["metrics"]["step"] for result in snapshot["checkpoint_results"]]
     assert steps == sorted(kept, key=lambda step: SCORES[step])
     assert snapshot["latest_checkpoint_result"]["metrics"]["step"] == kept[-1]
+
+
+def test_a_checkpoint_that_a_kill_cut_short_goes_without_a_word(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    half_written = run / "checkpoint_000000020"
+    half_written.mkdir()
+    (half_written / "state.pt").write_bytes(b"sta")
+    keep_intact_checkpoints(run)
+    assert not half_written.exists()
+    assert caplog.records == []
