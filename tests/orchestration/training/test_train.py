@@ -21,7 +21,7 @@ from ramen_ray.config import RunConfig, overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.checksums import with_checksum, write_checksums
+from ramen_ray.data.store.checksums import checksum_files, with_checksum
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -117,7 +117,8 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
     copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
     config = read_config(copied / "config.json")
     write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")
-    write_checksums(copied)
+    for file in checksum_files(copied):
+        file.unlink()
     with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
         evaluate_checkpoint(copied, "test")
 
