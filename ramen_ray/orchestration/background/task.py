@@ -172,6 +172,19 @@ class BackgroundTask:
         step = self._newest_intact(progress["taken"])
         return sources if step is None else self._take(step, sources)
 
+    def forget_after(self, step: int) -> None:
+        """Remove what was computed from later checkpoints than that of ``step``.
+
+        There is some if a run goes on from an older checkpoint because a newer one is damaged.
+        """
+        if world()[0] != 0:
+            return
+        if (self._pending or 0) > step:
+            shutil.rmtree(self.folder / ".pending")
+        for later in _steps(self.folder):
+            if later > step:
+                shutil.rmtree(self.result(later))
+
     def _take(self, step: int, sources: Sources) -> Sources:
         self.taken = step
         return self.take(self.result(step), sources)

@@ -171,6 +171,8 @@ def start_or_resume(setup: Setup) -> Training:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         run = _new_run(setup, _untrained_model(setup))
+        for one in setup.background:
+            one.forget_after(0)
         run.state.advance_curriculum()
         return run
     with checkpoint.as_directory() as folder:
@@ -179,6 +181,7 @@ def start_or_resume(setup: Setup) -> Training:
         run = _new_run(setup, load_model(Path(folder), held))
         run.progress = Progress(**restore_checkpoint(Path(folder), run.state))
     for one in setup.background:
+        one.forget_after(run.state.step)
         progress = run.progress.background[one.name]
         run.state.sources = one.restore(progress, run.state.sources)
     return run

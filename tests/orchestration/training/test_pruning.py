@@ -241,3 +241,19 @@ def test_a_side_without_weight_is_not_pruned(
     nodes, anchors = (half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
     expected = kept_by_a_loop(prepared.edges("links", side), nodes, anchors, THRESHOLD)
     assert_same(Csr.open(tmp_path / "links" / side), expected)
+
+
+def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(
+    tmp_path: Path,
+) -> None:
+    def unused(model: Path, folder: Path) -> dict[str, float]:
+        raise AssertionError
+
+    task = _task(tmp_path, unused)
+    for step in (EPOCH, 2 * EPOCH):
+        task.result(step).mkdir(parents=True)
+    (task.folder / ".pending" / f"step_{3 * EPOCH:09d}").mkdir(parents=True)
+    task.forget_after(EPOCH)
+    assert list(task.folder.iterdir()) == [task.result(EPOCH)]
+    task.forget_after(0)
+    assert list(task.folder.iterdir()) == []
