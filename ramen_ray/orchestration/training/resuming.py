@@ -50,8 +50,8 @@ def keep_intact_checkpoints(run: Path) -> None:
 def _is_cut_short(checkpoint: Path, snapshot: Path) -> bool:
     """Say whether a kill stopped Ray Train as it wrote or deleted a checkpoint, which goes then."""
     try:
-        is_known = checkpoint.name in snapshot.read_text()
-    except (OSError, ValueError):
+        is_known = checkpoint.name in json.dumps(json.loads(snapshot.read_text()))
+    except (OSError, ValueError):  # there is no snapshot, or it is damaged itself
         is_known = True
     if is_known or find_damage(checkpoint) is None:
         return False
