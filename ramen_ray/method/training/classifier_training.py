@@ -1,0 +1,104 @@
+"""Row-wise Adam for classifiers: a step reads and moves only the rows of its pool.
+
+The table takes no part in DDP. Each worker has the gradients of its own queries for all rows of the
+pool; they are summed over the workers, and whoever holds a row moves it. Memory is three times the
+vectors: themselves and two moments.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.method.devices import to_device
+from ramen_ray.method.distributed import sum_over_workers, world
+from ramen_ray.method.model.classifiers import Classifiers, read_rows, write_rows
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ClassifierTraining:
+    """Classifiers, their optimiser and its schedule.
+
+    Attributes:
+        classifiers: what is trained, in place.
+        optimizer: SparseAdam over the held rows.
+        schedule: the schedule of its learning rate.
+    """
+
+    def __init__(
+        self,
+        classifiers: Classifiers,
+        lr: float,
+        build_schedule: Callable[[torch.optim.Optimizer], LRScheduler],
+    ) -> None:
+        """Train ``classifiers``, on the device where they are, at peak learning rate ``lr``."""
+        self.classifiers = classifiers
+        self._vectors = nn.Parameter(classifiers.vectors)
+        self.optimizer = torch.optim.SparseAdam([self._vectors], lr=lr)
+        self.schedule = build_schedule(self.optimizer)
+
+    def rows(self, ads: Int64s) -> Tensor:
+        """Return the vectors (n, d) of ``ads`` as a leaf that collects gradients.
+
+        Args:
+            ads: (n,) distinct ads, the same on every worker.
+        """
+        table = self.classifiers
+        if not table.is_share:
+            return table.take(ads).detach().requires_grad_()
+        rows = table.vectors.new_zeros((len(ads), table.dim))
+        held = table.holds(ads)
+        rows[to_device(np.flatnonzero(held), rows.device)] = table.take(ads[held]).detach()
+        return sum_over_workers(rows).requires_grad_()
+
+    def update(self, ads: Int64s, gradient: Tensor) -> None:
+        """Move the held rows among ``ads`` (n,) by this worker's ``gradient`` (n, d).
+
+        The gradient is of the loss times the number of workers, as for DDP.
+        """
+        gradient = sum_over_workers(gradient) / world()[1]
+        held = np.flatnonzero(self.classifiers.holds(ads))
+        places = to_device(ads[held] - self.classifiers.first, gradient.device)
+        self._vectors.grad = torch.sparse_coo_tensor(
+            places[None],
+            gradient[to_device(held, gradient.device)],
+            self._vectors.shape,
+            is_coalesced=bool((np.diff(ads) > 0).all()),
+        )
+        self.optimizer.step()
+        self._vectors.grad = None
+        self.schedule.step()
+
+    def save(self, folder: Path) -> None:
+        """Write the moments of the held rows into ``folder``; :meth:`state_dict` has the rest."""
+        for name in MOMENTS:
+            write_rows(folder, name, self.classifiers.first, self._state[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plain values that a checkpoint keeps; the same on every worker."""
+        return {"step": self._state["step"], "schedule": self.schedule.state_dict()}
+
+    def restore(self, folder: Path, content: dict[str, Any]) -> None:
+        """Restore what :meth:`save` and :meth:`state_dict` kept, whatever the number of workers."""
+        state = {name: read_rows(folder, name, self.classifiers.held) for name in MOMENTS}
+        device = self._vectors.device
+        self.optimizer.state[self._vectors] = {
+            "step": content["step"],
+            **{name: moment.clone().to(device) for name, moment in state.items()},
+        }
+        self.schedule.load_state_dict(content["schedule"])
+        self.optimizer.param_groups[0]["lr"] = self.schedule.get_last_lr()[0]
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        state = self.optimizer.state[self._vectors]
+        if not state:
+            zeros = (torch.zeros_like(self._vectors) for _ in MOMENTS)
+            state.update({"step": 0, **dict(zip(MOMENTS, zeros, strict=True))})
+        return state
