@@ -18,7 +18,7 @@ from ramen_ray.method.retrieval.search import search_parts
 
 SPLITS = (ZERO_SHOT, "test")
 ADS_PER_PART = 65_536
-TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner, one-shot"
+TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
 
 RevealedClicks = tuple[Int64s, Vectors]

@@ -81,7 +81,8 @@ def combine(settings: CombineSettings) -> CombineResult:
         run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         with run.closing():
-            run.log_parameters(_parameters(settings, config.dataset), {"encoder_run": parent.id})
+            own = {f"combine.{key}": value for key, value in flatten(settings).items()}
+            run.log_parameters({**registry.parameters(parent.id), **own}, {})
             embeddings = directory.path / EMBEDDINGS_FILE
             cpus = settings.workers.cpus_per_worker
             embed_texts(finished.model, data, sibling, embeddings, cpus)
@@ -103,10 +104,6 @@ def combine(settings: CombineSettings) -> CombineResult:
                     run.log_metrics(named)
         directory.note(finished=True)
     return CombineResult(evaluation, directory.path, f"models:/{model_id}", run)
-
-
-def _parameters(settings: CombineSettings, dataset: str) -> dict[str, object]:
-    return {**flatten(settings), "dataset": dataset}
 
 
 @contextmanager
