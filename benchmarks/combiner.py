@@ -8,7 +8,7 @@ and row is kept, so that the same command continues where it was stopped. In thi
 Ray Train. Prints a Markdown table per set, pooled over the splits. `ratio` is R@10 on zero_shot of
 the base with the combiner (release) over the base alone, of the last set.
 
-    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--encoders base ramen ...]
+    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40] [--encoders base ramen ...]
 """
 
 import argparse
@@ -26,14 +26,17 @@ import torch
 
 from benchmarks.common import CACHE, finish, prepared
 from benchmarks.graph_gain import NO_GRAPH, PLAIN, shown
-from benchmarks.in_process import train, with_occurring_tokens
+from benchmarks.in_process import TOKENS_FILE, train, with_occurring_tokens
 from ramen_ray.config import RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.novel_ads.clicks import SeenClicks
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.evaluation import SPLITS, Embedded, RevealedClicks
@@ -41,7 +44,12 @@ from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.novel_ads.stages import Stages, StageSettings
 from ramen_ray.orchestration.combining.inputs import revealed_clicks
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.combining.settings import (
+    VARIANTS,
+    CombinerConfig,
+    CombineSettings,
+    VariantName,
+)
 from ramen_ray.presets import PRESETS
 
 STORE = CACHE / "combiner"
@@ -65,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", default=["rdocs", "foldoc"])
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=40, help="of the combiners")
     parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,19 +82,19 @@ def main() -> None:
         rows: dict[str, list[ByQuery]] = {}
         for seed in range(arguments.splits):
             for encoder in arguments.encoders:
-                for row, values in measured(name, seed, encoder):
+                for row, values in measured(name, seed, encoder, arguments.epochs):
                     rows.setdefault(f"{encoder}: {row}", []).append(values)
         print(f"\n## {name}, {arguments.splits} splits\n\n{table(rows)}", flush=True)
         gain = mean(rows["base: combiner (release)"]) / mean(rows["base: text alone"])
     finish(gain, {})
 
 
-def measured(name: str, seed: int, encoder: str) -> Iterator[tuple[str, ByQuery]]:
+def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[str, ByQuery]]:
     """Yield the rows of an encoder on a split, computed now or earlier."""
     kind, changes = ENCODERS[encoder]
     data = split_of(name, kind, seed)
     config = run_config(name, data, {**changes, "seed": seed})
-    settings = {variant: settings_of(variant) for variant in ("draft", "release")}
+    settings = {variant: settings_of(variant, epochs) for variant in VARIANTS}
     content = [VERSION, flatten(config), data.path.name, str(settings)]
     key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
     folder = STORE / f"{name}-{seed}-{key}"
@@ -106,9 +115,10 @@ def measured(name: str, seed: int, encoder: str) -> Iterator[tuple[str, ByQuery]
         yield str(stored["row"]), values
 
 
-def settings_of(variant: Any) -> StageSettings:
+def settings_of(variant: VariantName, epochs: int) -> StageSettings:
     """Return a variant's settings, as jobs/combine.py has them."""
-    return CombineSettings(run="", variant=variant).stages
+    combiner = CombinerConfig(epochs=epochs)
+    return CombineSettings(run="", variant=variant, combiner=combiner).stages
 
 
 def split_of(name: str, kind: str, seed: int) -> Prepared:
@@ -118,8 +128,7 @@ def split_of(name: str, kind: str, seed: int) -> Prepared:
         folder.parent.mkdir(parents=True, exist_ok=True)
         one_shot, keeps_edges = kind == "one-shot", kind == "edges-kept"
         make_novel_split(Path("datasets") / name, folder, 0.1, one_shot, seed, keeps_edges)
-    data = prepared(str(folder), PRESETS[f"{name}-ramen"]().encoder)
-    return with_occurring_tokens(data, CACHE / f"tokens_{data.path.name}")
+    return prepared(str(folder), PRESETS[f"{name}-ramen"]().encoder)
 
 
 def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConfig:
@@ -135,21 +144,25 @@ def embedded_by(
     config: RunConfig, data: Prepared, sibling: Prepared
 ) -> tuple[Embedded, RevealedClicks]:
     """Train an encoder; return its embeddings, and the revealed clicks with theirs."""
-    model = train(config, data)
+    model = trained(config, data)
 
-    def embed(table: Any) -> Vectors:
-        return model.embed_texts(table, np.arange(len(table)))
+    def embed(table: TokenTable) -> TextEmbeddings:
+        rows = np.arange(len(table))
+        return TextEmbeddings(model.embed_texts(table, rows), rows)
 
-    def numbered(table: Any) -> TextEmbeddings:
-        return TextEmbeddings(embed(table), np.arange(len(table)))
-
-    queries = {split: numbered(table) for split, table in data.queries.items()}
+    queries = {split: embed(table) for split, table in data.queries.items()}
     ads, rows = revealed_clicks(sibling)
-    own_tokens = np.load(data.path / "occurring_tokens.npy")
-    other_tokens = np.load(sibling.path / "occurring_tokens.npy")
-    assert np.array_equal(own_tokens, other_tokens), "a sibling has the same texts"
     revealed = ads, model.embed_texts(sibling.queries["train"], rows)
-    return Embedded(data, queries, numbered(data.ads)), revealed
+    return Embedded(data, queries, embed(data.ads)), revealed
+
+
+def trained(config: RunConfig, data: Prepared) -> DualEncoder:
+    """Train a bag on the tokens that occur, and return it with all tokens."""
+    few = with_occurring_tokens(data, CACHE / f"tokens_{data.path.name}")
+    own = train(config, few).encoder.token_embeddings.detach()
+    whole = build_bag(config.encoder.pretrained)
+    whole.token_embeddings.data[torch.from_numpy(np.load(few.path / TOKENS_FILE))] = own
+    return DualEncoder(whole)
 
 
 def rows_of(

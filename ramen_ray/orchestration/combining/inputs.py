@@ -21,6 +21,7 @@ from ramen_ray.orchestration.training.run_directory import (
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 MODELS = "models:/"
+HEAD_FOLDER = "classifier_head"  # of a model that is trained with classifiers
 
 
 class CombinerError(UserError):
@@ -59,7 +60,8 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
 
     Raises:
         RunError: there is no such run, or it is not finished.
-        CombinerError: its dataset has no novel ads, or reveals clicks on them.
+        CombinerError: its dataset has no novel ads, or reveals clicks on them; or it answers by
+            classifiers of its own.
         DatasetError: its dataset is missing or has changed since.
     """
     path = _folder_of(registry, run, output) if run.startswith(MODELS) else Path(run).absolute()
@@ -81,6 +83,12 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
             f"training; train on its zero-shot split, and give this one as --revealed"
+        )
+    finished_model = path / str(directory.notes["best_checkpoint"])
+    if (finished_model / HEAD_FOLDER).is_dir():
+        raise CombinerError(
+            f"the run {directory.name} answers by classifiers of its own; a combiner can be "
+            f"trained only on a run that answers by its encoder alone"
         )
     run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
     retriever = registry.look_up(f"{MODELS}{model_id}")

@@ -54,9 +54,8 @@ class ClassifiersConfig(Section):
 class CombinerConfig(Section):
     """The combiner, and the neighbours that it is given."""
 
-    kind: Kind | None = None
-    """One layer of self-attention (attention), of a transformer (transformer), or the mean of text
-    and neighbours, which has nothing to train (mean). None takes the variant's."""
+    kind: Literal["attention", "transformer"] | None = None
+    """One layer of self-attention, or of a transformer. None takes the variant's."""
     loss: LossName | None = None
     """Cross-entropy with frozen classifiers (bce), or a hinge that trains them too (triplet). None
     takes the variant's."""

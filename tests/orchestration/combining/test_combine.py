@@ -154,17 +154,17 @@ def _check_new_ads(made: Made, run_here: RunHere, tmp_path: Path) -> None:
         assert message in said
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"--run": "nowhere"}, "nowhere is not the folder of a run"),
-        ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
-        ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
-        ({"--combiner.heads": 5}, "combiner.heads 5 must divide the encoder's width 32"),
-        ({"--revealed": "{split}"}, "is not a one-shot split"),
-        ({"--revealed": "{other_seed}"}, "seed 1 there, 0 in"),
-    ],
-)
+CASES: list[tuple[dict[str, object], str]] = [
+    ({"--run": "nowhere"}, "nowhere is not the folder of a run"),
+    ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
+    ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
+    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the encoder's width 32"),
+    ({"--revealed": "{split}"}, "is not a one-shot split"),
+    ({"--revealed": "{other_seed}"}, "seed 1 there, 0 in"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CASES)
 def test_bad_input_is_one_clear_line(
     changes: dict[str, object],
     message: str,
