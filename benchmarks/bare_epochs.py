@@ -53,7 +53,7 @@ def main() -> None:
     data, config = Prepared(Path(sys.argv[1])), read_config(Path(sys.argv[2]))
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")
-    objective, model = build_objective(config), build_model(config.encoder)
+    objective, model = build_objective(config), build_model(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = build_sampler(config, data, training_data)
     num_steps = sampler.steps_per_epoch * config.training.epochs

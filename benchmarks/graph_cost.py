@@ -78,7 +78,7 @@ def compare(preset: str, rounds: int, seconds: float) -> dict[str, float]:
 
 def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, float]:
     """Train for some seconds from a new encoder; returns seconds, texts and tokens per step."""
-    objective, model = build_objective(config), build_model(config.encoder)
+    objective, model = build_objective(config), build_model(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = build_sampler(config, data, training_data)
     state = build_state(config, model, model, sampler)

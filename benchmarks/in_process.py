@@ -18,13 +18,18 @@ from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.training.components import build_objective, build_sampler, build_state
+from ramen_ray.orchestration.training.components import (
+    build_classifiers,
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+)
 
 Change = Callable[[TrainingData], TrainingData]
 """Replaces a run's training data before it begins."""
@@ -57,12 +62,14 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
         data: from :func:`with_occurring_tokens`.
         changes: applied to the training data, in their order.
     """
-    model = DualEncoder(build_bag(config.encoder.pretrained))
+    model = build_model(config)
     whole = model.encoder.token_embeddings.detach()
     occurring = torch.from_numpy(np.load(data.path / TOKENS_FILE))
     model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
         whole[occurring], freeze=False, mode="mean"
     )
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     if config.walk.enabled:
@@ -116,7 +123,7 @@ def renewed(
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
-            write_shortlists(model, data, base.shortlist_size, file)
+            write_shortlists(model, data, base.parts.shortlist_size, file)
             sources = replace(sources, shortlists=np.array(open_shortlists(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:

@@ -30,10 +30,11 @@ from benchmarks.common import NUM_THREADS, ROOT, finish, in_fresh_process, prepa
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
 from ramen_ray.method.retrieval.search import search
-from ramen_ray.orchestration.training.components import build_model
+from ramen_ray.orchestration.training.components import build_encoder
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
@@ -85,9 +86,10 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
 
 def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
     """Write a retriever of debian's ads, searched exactly, into ``folder``; returns where it is."""
-    build_model(config).save(folder / "model", config.max_length)
+    DualEncoder(build_encoder(config)).save(folder / "model", config.max_length)
     made, dataset = folder / "torch", Dataset(DATASET)
-    write_retriever(made, folder / "model", dataset, Prepared(data), "flat", config.max_length)
+    model = load_model(folder / "model")
+    write_retriever(made, model, dataset, Prepared(data), "flat", config.max_length)
     return made
 
 
@@ -124,7 +126,7 @@ def timed_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[flo
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
     """Return what each kind of index costs and finds, by kind."""
     torch.set_num_threads(NUM_THREADS)
-    data, model = Prepared(path), build_model(config)
+    data, model = Prepared(path), DualEncoder(build_encoder(config))
     queries = model.embed_queries(data.queries["test"], np.arange(NUM_QUERIES))
     ads = more_embeddings(model.embed_ads(data.ads, np.arange(len(data.ads))), num_ads)
     exact, _ = search(queries, ads, RECALL_AT)

@@ -35,6 +35,7 @@ from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, pre
 from datasets import Dataset as Pairs
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, task_term
@@ -43,7 +44,7 @@ from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.training.components import build_model
+from ramen_ray.orchestration.training.components import build_encoder
 from ramen_ray.presets import MINILM
 
 BATCH_SIZE = 256
@@ -113,7 +114,7 @@ def draw(sampler: Sampler, step: int) -> Batch:
 
 def run_ours(sampler: Sampler, steps: int, use_bf16: bool) -> dict[str, float]:
     """Train one round with the project's step."""
-    model, stop = build_model(ENCODER), WARMUP_STEPS + steps
+    model, stop = DualEncoder(build_encoder(ENCODER)), WARMUP_STEPS + steps
     optimizer = build_optimizer(model.encoder, LEARNING_RATE, weight_decay=0.0)
     state = TrainState(model, optimizer, build_schedule(optimizer, 0, stop), SOURCES)
     ends = []

@@ -14,6 +14,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
@@ -29,6 +30,9 @@ class EvaluateSettings(Section):
     """Split to evaluate on; zero_shot searches among the novel ads only."""
     dataset: str | None = None
     """A dataset directory other than the one trained on."""
+    part: Part | None = None
+    """What a model with classifiers answers by: encoder, classifier, or both; by default what
+    validation chose."""
     json_file: Path | None = None
     """Also write all metrics to this file, as JSON."""
     predictions: Path | None = None
@@ -48,6 +52,7 @@ def main() -> None:
         settings.dataset,
         None if predictions is None else predictions.absolute(),
         settings.names,
+        settings.part,
     )
     console = Console(width=110)
     console.print(metrics_table({checkpoint.name: {settings.split: metrics}}))

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ramen_ray.bases import BASES, BaseName
-from ramen_ray.bases.combination import Combination, HardNegatives, Order
+from ramen_ray.bases.combination import Combination, HardNegatives, Heads, Order, TaskLoss
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
@@ -20,6 +21,14 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, AfterValidator(checked_name)]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
+WITHOUT_GRAPH: Mapping[str, Any] = {
+    "regularization.lambda_x": {},
+    "regularization.lambda_z": {},
+    "regularization.adaptive": False,
+    "walk.enabled": False,
+    "pruning.mode": "never",
+}
+"""Changes, by dotted key, that leave a run's base."""
 
 
 class ConfigError(UserError):
@@ -45,25 +54,32 @@ class EncoderConfig(Section):
     """Keep only a transformer's first layers; None keeps all."""
     max_length: Annotated[int, Field(ge=4)] = 32
     """Longer texts are cut to this many tokens, special tokens included."""
+    projection_dim: Positive | None = None
+    """Width of a learned projection of the pooled state, with tanh, before it is normalised; None
+    for no projection. It is also the width of classifiers, which else have that of the encoder."""
 
 
 class OptimizerConfig(Section):
-    """AdamW with a linear warm-up and decay."""
+    """AdamW with a linear warm-up, then a decay."""
 
     lr: PositiveFloat = 2e-4
     """Peak learning rate, reached after the warm-up."""
     embedding_lr: PositiveFloat | None = None
     """Peak learning rate of the token embeddings; None takes lr."""
+    head_lr: PositiveFloat | None = None
+    """Peak learning rate of projection and classifier head; None takes lr."""
     weight_decay: NotNegative = 0.01
     """Decay of the weight matrices."""
     warmup_fraction: Fraction = 0.1
     """Share of all steps over which the learning rate rises."""
+    decay: Literal["linear", "cosine"] = "linear"
+    """How the learning rate falls to zero after the warm-up: along a line, or half a cosine."""
     max_gradient_norm: PositiveFloat | None = None
-    """Clip gradients to this norm; None does not clip."""
+    """Clip the gradients of encoder and heads to this norm; None does not clip."""
 
 
 class LossConfig(Section):
-    """The triplet objective that the task and the regularisers share."""
+    """The losses: the triplet loss, which regularisers always use, and the softmax losses."""
 
     margin: NotNegative = 0.3
     """Margin γ of the hinge."""
@@ -71,6 +87,35 @@ class LossConfig(Section):
     """How many of a row's hardest in-batch negatives count."""
     softmax_weighting: bool = False
     """Weight violations by softmax(similarity / 0.1), as NGAME does."""
+    temperature: PositiveFloat = 0.05
+    """decoupled, supcon: cosines are divided by this."""
+    reverse_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """decoupled, supcon: share of the task in which queries are ranked for each ad, and not ads for
+    each query."""
+
+
+class ClassifierConfig(Section):
+    """unidec: the ads' classifiers, trained beside the encoder."""
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the task that classifiers have; the encoder has the rest."""
+    temperature: PositiveFloat = 0.1
+    """Inner products with classifiers are divided by this."""
+    bce: NotNegative = 0.0
+    """Weight of the binary cross-entropy that is added to the classifiers' loss."""
+    lr: PositiveFloat = 3e-2
+    """Peak learning rate of the classifiers, which get Adam row by row."""
+    weight: PositiveFloat = 0.5
+    """Weight of the classifier's cosine in an answer by both; the encoder's is 1. UniDEC adds them
+    with the same weight."""
+    unclicked: Literal["text", "own"] = "text"
+    """What answers for ads without a train click, whose classifiers are only pushed away: the
+    head's vector of their text, or their own classifier."""
+    text_scale: PositiveFloat = 0.6
+    """Scale of the cosine with a text that stands in for a classifier: texts that share words are
+    more alike than a query and a classifier."""
+    sharded: bool = False
+    """Give each worker a share of the classifiers, instead of all of them to each."""
 
 
 class RegularizationConfig(Section):
@@ -99,26 +144,38 @@ class BaseConfig(Section):
     """The plain objective that the graph regularisers are added to."""
 
     kind: BaseName = "in_batch"
-    """Where negatives come from: random batches (in_batch), with hard negatives from a shortlist of
-    each query's nearest ads (ance), or batches of similar queries (ngame)."""
+    """Random batches (in_batch), with hard negatives from a shortlist of each query's nearest ads
+    (ance), batches of similar queries (ngame), or both with a softmax over several ads of a query
+    (depsl), also with classifiers (unidec)."""
     order: Order | None = None
-    """Order of the queries: random, or clustered, so that similar ones share a batch. None takes
-    the base's."""
+    """Order of the queries: random; clustered, so that similar ones share a batch, in clusters that
+    grow; or batch_clusters, as large as a batch at once. None takes the base's."""
     hard_negatives: HardNegatives | None = None
     """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
     base's."""
+    loss: TaskLoss | None = None
+    """Loss of the task: triplet, or a softmax over the pool in which the other ads of a query do
+    not compete (decoupled) or do (supcon). None takes the base's."""
+    heads: Heads | None = None
+    """What ads are found by: their embedding only (none), or also a classifier each. None takes
+    the base's."""
+    num_positives: Positive | None = None
+    """Ads drawn for each query of those it led to. None takes the base's: 1, and 3 for depsl and
+    unidec."""
     refresh_every: Positive = 5
     """Make new shortlists and clusters every N epochs. The first shortlists come after N epochs;
     there are no hard negatives until then."""
-    num_hard_negatives: Positive = 1
-    """shortlists: ads drawn for each query in a step; they are negatives of the whole batch."""
-    shortlist_size: Positive = 100
-    """shortlists: ads of each, before the query's positives are dropped."""
+    num_hard_negatives: Positive | None = None
+    """shortlists: ads drawn for each query in a step; they are negatives of the whole batch. None
+    takes the base's: 1, and 6 for depsl and unidec."""
+    shortlist_size: Positive | None = None
+    """shortlists: ads of each, before the query's positives are dropped. None takes the base's:
+    100, and 30 for depsl and unidec."""
     refresh_mode: Literal["asynchronous", "synchronous"] = "asynchronous"
     """shortlists: make them in the background (asynchronous), or while training waits (synchronous;
     repeatable to the bit)."""
     first_clustered_epoch: Positive = 10
-    """clustered: epochs of random batches before the first clusters."""
+    """clustered, batch_clusters: epochs of random batches before the first clusters."""
     cluster_size: Positive = 2
     """clustered: the first clusters have at most this many queries; a batch holds many clusters."""
     double_cluster_size_at: tuple[Positive, ...] = (20, 25, 50, 75, 100, 150, 200)
@@ -127,15 +184,17 @@ class BaseConfig(Section):
     @property
     def parts(self) -> Combination:
         """The parts of the base, with those that are set here in place of its own."""
-        own = BASES[self.kind]
-        return Combination(self.order or own.order, self.hard_negatives or own.hard_negatives)
+        names = [part.name for part in fields(Combination)]
+        here = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(BASES[self.kind], **here)
 
     @model_validator(mode="after")
     def _shortlists_suffice(self) -> "BaseConfig":
-        if self.num_hard_negatives > self.shortlist_size:
+        parts = self.parts
+        if parts.num_hard_negatives > parts.shortlist_size:
             raise ValueError(
-                f"num_hard_negatives {self.num_hard_negatives} are drawn from a shortlist of "
-                f"shortlist_size {self.shortlist_size}; draw fewer, or make the shortlist longer"
+                f"num_hard_negatives {parts.num_hard_negatives} are drawn from a shortlist of "
+                f"shortlist_size {parts.shortlist_size}; draw fewer, or make the shortlist longer"
             )
         return self
 
@@ -254,6 +313,7 @@ class RunConfig(Section):
     loss: LossConfig = LossConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     base: BaseConfig = BaseConfig()
+    classifier: ClassifierConfig = ClassifierConfig()
     walk: WalkConfig = WalkConfig()
     pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+from ramen_ray.bases import BaseName
 from ramen_ray.config import (
+    WITHOUT_GRAPH,
     BaseConfig,
+    ClassifierConfig,
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
@@ -76,6 +79,32 @@ def foldoc_ramen() -> RunConfig:
 def debian_ramen() -> RunConfig:
     """The archive with the whole method, small enough for jobs/ablate.py."""
     return overlay(_whole_method(debian()), {"base.double_cluster_size_at": (9, 9)})
+
+
+def foldoc_depsl() -> RunConfig:
+    """The dictionary with a softmax over several ads of each query, in batches of similar ones."""
+    return _softmax_base(foldoc_ramen(), "depsl")
+
+
+def foldoc_unidec() -> RunConfig:
+    """The dictionary with the same softmax, and classifiers trained beside the encoder."""
+    return _softmax_base(foldoc_ramen(), "unidec")
+
+
+def debian_depsl() -> RunConfig:
+    """The archive with a softmax over several ads of each query, in batches of similar ones."""
+    return _softmax_base(debian_ramen(), "depsl")
+
+
+def debian_unidec() -> RunConfig:
+    """The archive with the same softmax, and classifiers trained beside the encoder."""
+    return _softmax_base(debian_ramen(), "unidec")
+
+
+def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:
+    """Put another base in place, at half of the rate, without the graph."""
+    changes = {"base.kind": kind, "optimizer.lr": config.optimizer.lr / 2}
+    return overlay(config, {**changes, **WITHOUT_GRAPH})
 
 
 def _on_ads(
@@ -178,6 +207,32 @@ def ramen_ngame() -> RunConfig:
     return overlay(lf_wikiseealsotitles_320k(), changes)
 
 
+def unidec_320k() -> RunConfig:
+    """The public benchmark with UniDEC (LF-WikiSeeAlsoTitles-320K), as in its paper.
+
+    From the paper: batches of about 677 queries, each a cluster, new every 5 epochs with new
+    shortlists of 30; 6 hard negatives; rates 1e-4, 2e-4 for heads, 1e-3 for classifiers; cosine;
+    heads of 384. It does not print temperatures, shares, epochs, warm-up, decay, pooling or the
+    weight of the cross-entropy: those are ours, with the encoder's temperature and the epochs as in
+    DEXML's code.
+    """
+    return RunConfig(
+        dataset="datasets/lf-wikiseealsotitles-320k",
+        encoder=EncoderConfig(
+            pretrained="sentence-transformers/msmarco-distilbert-base-v4",
+            max_length=32,
+            projection_dim=384,
+        ),
+        optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
+        loss=LossConfig(temperature=0.05),
+        base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
+        classifier=ClassifierConfig(
+            temperature=1.0, bce=1.0, lr=1e-3, weight=1.0, text_scale=1.0, sharded=True
+        ),
+        training=TrainingConfig(epochs=100, global_batch_size=676, validate_every=5),
+    )
+
+
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "rdocs": rdocs,
     "foldoc": foldoc,
@@ -185,8 +240,13 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "rdocs-ramen": rdocs_ramen,
     "foldoc-ramen": foldoc_ramen,
     "debian-ramen": debian_ramen,
+    "foldoc-depsl": foldoc_depsl,
+    "foldoc-unidec": foldoc_unidec,
+    "debian-depsl": debian_depsl,
+    "debian-unidec": debian_unidec,
     "tiny": tiny,
     "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
     "ramen-ance": ramen_ance,
     "ramen-ngame": ramen_ngame,
+    "unidec-320k": unidec_320k,
 }

@@ -10,8 +10,9 @@ from support import MAX_LENGTH
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.encoder import Encoder, build_bag
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
+from ramen_ray.method.model.heads import Head
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
@@ -34,13 +35,16 @@ class Store:
         return MlflowClient(tracking_uri=self.uri)
 
     def model(self, noise: float) -> DualEncoder:
-        """Build a model that is worse with more ``noise``."""
+        """Build a model that is worse with more ``noise``; a transformer has heads."""
         encoder = self.build(str(self.encoder_path))
         torch.manual_seed(round(1000 * noise))
         weights = encoder.token_embeddings.data
         weights += noise * weights.std() * torch.randn_like(weights)
         if noise == BLIND:
             weights[:] = 1.0
+        if isinstance(encoder, TransformerEncoder):
+            encoder.projection = Head.orthogonal(encoder.width, 6, has_tanh=True, seed=3)
+            return DualEncoder(encoder, Head.orthogonal(encoder.width, 5, has_tanh=False, seed=4))
         return DualEncoder(encoder)
 
     def run(self, noise: float, dataset: Path, parent: Run | None = None) -> str:
@@ -53,7 +57,7 @@ class Store:
         self.model(noise).save(folder / "model", MAX_LENGTH)
         opened = Dataset(dataset)
         made = folder / "made"
-        write_retriever(made, folder / "model", opened, self.data, "flat", MAX_LENGTH)
+        write_retriever(made, load_model(folder / "model"), opened, self.data, "flat", MAX_LENGTH)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
         log_retriever(run, made, ["robin"], metadata)
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})

@@ -216,6 +216,10 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
             "base.order": "clustered",
             "base.hard_negatives": "shortlists",
             "training.sampling": "clicks",
+            "base.loss": "supcon",
+            "base.heads": "classifier",
+            "optimizer.decay": "cosine",
+            "classifier.unclicked": "own",
         }
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:

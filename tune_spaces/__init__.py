@@ -8,5 +8,6 @@ from tune_spaces.encoder import encoder
 from tune_spaces.mining import mining
 from tune_spaces.optimizer import optimizer
 from tune_spaces.regularization import regularization
+from tune_spaces.unidec import unidec
 
-SPACES = {space.__name__: space for space in (regularization, optimizer, mining, encoder)}
+SPACES = {space.__name__: space for space in (regularization, optimizer, mining, encoder, unidec)}

@@ -11,6 +11,7 @@ import ray.data
 import torch
 from numpy.typing import NDArray
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
@@ -61,6 +62,7 @@ def embed_tables(
     file: Path,
     resources: EmbeddingResources,
     dtype: type[np.floating[Any]] = np.float32,
+    part: Part | None = None,
 ) -> NDArray[Any]:
     """Embed texts into ``file``, one table after another; memory holds a few batches.
 
@@ -72,13 +74,15 @@ def embed_tables(
         file: an ``.npy`` file to write.
         resources: resources of each task.
         dtype: type of the embeddings.
+        part: which of the model's vectors queries and ads get; None for all that it has. Texts of
+            view ``texts`` get the encoder's.
 
     Returns:
         (texts of all tables, D), mapped from ``file``.
     """
-    shape = (sum(len(one.rows) for one in tables), load_model(model).dim)
+    shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
     embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-    batches, embed = _batches(tables), _Embed(model, tables, resources, dtype)
+    batches, embed = _batches(tables), _Embed(model, tables, resources, dtype, part)
     is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
     for batch in map(embed, batches) if is_small else _stream(batches, embed):
         embeddings[batch["first"] :][: len(batch["embeddings"])] = batch["embeddings"]
@@ -105,7 +109,7 @@ def embed_distinct(
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     parts = [TableRows(table, some, "texts") for table, some in zip(tables, rows, strict=True)]
     resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
-    embeddings = embed_tables(model, parts, file, resources, np.float16)
+    embeddings = embed_tables(model, parts, file, resources, np.float16, part="encoder")
     return [TextEmbeddings(embeddings, part) for part in positions]
 
 
@@ -126,11 +130,12 @@ class _Embed:
     tables: Sequence[TableRows]
     resources: EmbeddingResources
     dtype: type[np.floating[Any]]
+    part: Part | None
 
     def __call__(self, batch: dict[str, int]) -> dict[str, Any]:
         torch.set_num_threads(self.resources.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
-        model = load_model(self.model).to("cuda" if has_gpu else "cpu")
+        model = load_model(self.model, part=self.part).to("cuda" if has_gpu else "cpu")
         table = self.tables[batch["table"]]
         chosen = table.rows[batch["start"] : batch["stop"]]
         use_bf16 = self.resources.use_bf16 and has_gpu

@@ -56,7 +56,8 @@ class Retriever(PythonModel):
         self.tokenizer.no_padding()
         settings = {**self.settings, **(context.model_config or {})}
         load = _load_bag if settings["pooling"] == "bag" else _load_transformer
-        self.embed = load(folder / "encoder", settings)
+        self.pool = load(folder / "encoder", settings)
+        self.vectors_of = _load_heads(folder, settings)
 
     def predict(
         self,
@@ -90,20 +91,19 @@ class Retriever(PythonModel):
         return found.assign(error=pd.Series(errors, dtype=object))
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
-        """Return unit-norm embeddings (texts, D)."""
+        """Return unit-norm vectors for search (texts, D)."""
         encodings = self.tokenizer.encode_batch_fast(
             list(texts), add_special_tokens=self.settings["add_special_tokens"]
         )
         token_ids = [encoding.ids or [self.settings["placeholder"]] for encoding in encodings]
         by_length = sorted(range(len(texts)), key=lambda row: len(token_ids[row]))
         parts = [
-            self.embed([token_ids[row] for row in by_length[start : start + TEXTS_PER_PASS]])
+            self.pool([token_ids[row] for row in by_length[start : start + TEXTS_PER_PASS]])
             for start in range(0, len(texts), TEXTS_PER_PASS)
         ]
-        embeddings = np.empty((len(texts), self.index.d), dtype=np.float32)
-        embeddings[by_length] = np.concatenate(parts)
-        norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-        return np.asarray(embeddings / np.maximum(norms, 1e-12))
+        vectors = np.empty((len(texts), self.index.d), dtype=np.float32)
+        vectors[by_length] = self.vectors_of(np.concatenate(parts))
+        return vectors
 
     def search(self, embeddings: Embeddings, top_k: int) -> list[tuple[list[Any], ...]]:
         """Return the ids, texts and scores of each query's best ads."""
@@ -130,6 +130,45 @@ def _find_error(query: object) -> str | None:
     if len(query) > MAX_CHARACTERS:
         return f"the query has {len(query)} characters; at most {MAX_CHARACTERS} are allowed"
     return None
+
+
+def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:
+    """Load what turns pooled states (texts, width) into unit-norm vectors for search.
+
+    They are those of the encoder, those that ask classifiers, or one after the other.
+    """
+    part, weight = settings.get("part", "encoder"), settings.get("classifier_weight", 1.0)
+    project = _load_head(next((folder / "encoder").glob("*_Dense"), None))
+    ask = _load_head(folder / "classifier_head" if part != "encoder" else None)
+
+    def vectors_of(pooled: Embeddings) -> Embeddings:
+        if part == "encoder":
+            return _unit(project(pooled))
+        if part == "classifier":
+            return _unit(ask(pooled))
+        both = np.hstack([_unit(project(pooled)), weight**0.5 * _unit(ask(pooled))])
+        return np.asarray(both / (1 + weight) ** 0.5, dtype=np.float32)
+
+    return vectors_of
+
+
+def _load_head(folder: Path | None) -> Callable[[Embeddings], Embeddings]:
+    """Load a linear layer, with tanh or without; without a folder it changes nothing."""
+    if folder is None:
+        return lambda pooled: pooled
+    weights = load_file(folder / "model.safetensors")
+    has_tanh = "Tanh" in (folder / "config.json").read_text(encoding="utf-8")
+
+    def head(pooled: Embeddings) -> Embeddings:
+        vectors = pooled @ weights["linear.weight"].T + weights["linear.bias"]
+        return np.asarray(np.tanh(vectors) if has_tanh else vectors)
+
+    return head
+
+
+def _unit(vectors: Embeddings) -> Embeddings:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-12))
 
 
 def _load_bag(folder: Path, _: dict[str, Any]) -> Callable[[TokenIds], Embeddings]:

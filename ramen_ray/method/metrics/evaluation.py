@@ -26,7 +26,7 @@ def evaluate(
     """
     queries, filter_pairs = data.queries[split], data.filters(split)
     candidates = data.candidates(split)
-    own_ads, own_queries = candidates[own_range(len(candidates))], own_range(len(queries))
+    own_ads, own_queries = model.own_share(candidates), own_range(len(queries))
     ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
     embedded = model.embed_queries(queries, own_queries, use_bf16)
     device = model.device

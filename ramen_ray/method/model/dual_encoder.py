@@ -1,6 +1,14 @@
-"""The model: it turns queries and ads into vectors, and is trained, saved and loaded whole."""
+"""The model: it turns queries and ads into vectors, and is trained, saved and loaded whole.
 
+Beside the encoder's embeddings it can have classifiers, a free vector for each ad, and a head for
+the queries that ask them (UniDEC, section 3). Its vectors for search are then both, one after the
+other, so that a score is a weighted mean of two cosines.
+"""
+
+import json
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +17,79 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ramen_ray.bases.combination import Part
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.distributed import own_range
+from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.encoder import Encoder, load_encoder
+from ramen_ray.method.model.heads import Head, unit
+from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
 
-ENCODER_FOLDER = "encoder"
+ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "classifiers"
+SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
 Embeddings = NDArray[np.float32]
 
 
-class DualEncoder(nn.Module):
-    """One encoder for queries, ads and anchors.
+@dataclass(frozen=True)
+class Scoring:
+    """How classifiers take part in a score.
 
-    All code that searches, prunes, mines or serves gets its vectors from ``embed_*``, so a model
-    with more parts than an encoder can take its place. Training steps call the module itself on the
-    texts of a batch.
+    Attributes:
+        weight: weight of the classifier's cosine if both vectors answer; the encoder's is 1.
+        text_scale: norm of the vector that takes the place of a classifier, made from the ad's
+            text. A query is more like the texts it shares words with than like any classifier.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
-        """Wrap an encoder."""
+    weight: float = 1.0
+    text_scale: float = 1.0
+
+
+class DualEncoder(nn.Module):
+    """One encoder for queries, ads and anchors, and perhaps classifiers of the ads.
+
+    All code that searches, prunes, mines or serves gets its vectors from ``embed_*``. Training
+    steps call the module itself on the texts of a batch.
+
+    Attributes:
+        encoder: the encoder; its embeddings are what graphs, clusters and shortlists see.
+        classifier_head: makes the vectors that ask the classifiers; None without classifiers.
+        classifiers: the ads' classifiers, or a share of them. They are no parameters of the module,
+            as steps train a few rows only. Without them ads are asked for by their texts.
+        part: what ``embed_queries`` and ``embed_ads`` return.
+        scoring: how classifiers take part in a score.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        classifier_head: Head | None = None,
+        classifiers: Classifiers | None = None,
+    ) -> None:
+        """Put the parts of a model together."""
         super().__init__()
         self.encoder = encoder
+        self.classifier_head = classifier_head
+        self.classifiers = classifiers
+        self.part: Part = "encoder" if classifier_head is None else "both"
+        self.scoring = Scoring()
 
     @property
     def dim(self) -> int:
-        """Width of a vector."""
-        return self.encoder.dim
+        """Width of a vector for search."""
+        return {
+            "encoder": self.encoder.dim,
+            "classifier": self.classifier_dim,
+            "both": self.encoder.dim + self.classifier_dim,
+        }[self.part]
+
+    @property
+    def classifier_dim(self) -> int:
+        """Width of a classifier; 0 without a head for them."""
+        return 0 if self.classifier_head is None else self.classifier_head.dim
 
     @property
     def device(self) -> torch.device:
@@ -43,9 +97,16 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, texts: TokenBatch) -> Tensor:
-        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
-        embeddings: Tensor = self.encoder(texts)
-        return embeddings
+        """Return embeddings (N, D) float32, unit norm, in the order of ``texts``.
+
+        With a head for classifiers its vectors follow in the same rows (N, D + d); these are not
+        normalised.
+        """
+        pooled = self.encoder.pool(texts)
+        embeddings = self.encoder.finish(pooled)
+        if self.classifier_head is None:
+            return embeddings
+        return torch.cat([embeddings, self.classifier_head(pooled)], dim=1)
 
     def embed_queries(
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
@@ -60,19 +121,92 @@ class DualEncoder(nn.Module):
         Returns:
             (n, D) float32, unit norm.
         """
-        return self.embed_texts(texts, rows, use_bf16)
+        return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
     def embed_ads(
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
     ) -> Embeddings:
-        """Return the ads' vectors for search; as :meth:`embed_queries`."""
-        return self.embed_texts(texts, rows, use_bf16)
+        """Return the vectors for search of the ads that the model was trained on.
 
-    @torch.inference_mode()
+        As :meth:`embed_queries`, but the norm of ads without a trained classifier is lower; row n
+        of ``texts`` is the text of ad n.
+        """
+        if self.classifiers is None or self.part == "encoder":
+            return self.embed_new_ads(texts, rows, use_bf16)
+        return self._embed(texts, rows, use_bf16, self._ad_vectors)
+
+    def embed_new_ads(
+        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
+    ) -> Embeddings:
+        """Return the vectors for search of ads that have texts only; as :meth:`embed_ads`.
+
+        The head's vector of the text takes the place of a classifier.
+        """
+        scale = self.scoring.text_scale
+        return self._embed(
+            texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, scale)
+        )
+
     def embed_texts(
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
     ) -> Embeddings:
         """Return the encoder's embeddings of any texts, anchors too; as :meth:`embed_queries`."""
+        return self._embed(texts, rows, use_bf16, lambda pooled, _: self.encoder.finish(pooled))
+
+    def own_share(self, ads: Int64s) -> Int64s:
+        """Return those of ``ads`` (n,), ascending, that this worker embeds for all workers."""
+        if self.classifiers is not None and self.classifiers.is_share:
+            return ads[self.classifiers.holds(ads)]
+        return ads[own_range(len(ads))]
+
+    def classifier_vectors(self, texts: TokenTable, rows: NDArray[Any]) -> Embeddings:
+        """Return the head's vectors (n, d) of texts, unit norm: what classifiers start from."""
+        return self._embed(texts, rows, False, lambda pooled, _: unit(self._asking(pooled)))
+
+    def _asking(self, pooled: Tensor) -> Tensor:
+        """Return the vectors (N, d), not normalised, that ask the classifiers."""
+        assert self.classifier_head is not None, "the part needs a head"
+        vectors: Tensor = self.classifier_head(pooled)
+        return vectors
+
+    def _text_vectors(self, pooled: Tensor, scale: float) -> Tensor:
+        if self.part == "encoder":
+            return self.encoder.finish(pooled)
+        return self._joined(pooled, scale * unit(self._asking(pooled)))
+
+    def _ad_vectors(self, pooled: Tensor, ads: Int64s) -> Tensor:
+        """Return the vectors of ads by their classifiers, or by their texts if these are untrained.
+
+        Args:
+            pooled: (N, width) pooled states of their texts.
+            ads: (N,) the ads.
+        """
+        assert self.classifiers is not None, "ads without classifiers have texts only"
+        is_trained = torch.from_numpy(self.classifiers.is_trained[ads]).to(pooled.device)
+        own = self.classifiers.take(ads).to(pooled.device)
+        by_text = self.scoring.text_scale * unit(self._asking(pooled))
+        return self._joined(pooled, torch.where(is_trained[:, None], unit(own), by_text))
+
+    def _joined(self, pooled: Tensor, second: Tensor) -> Tensor:
+        """Join embeddings and vectors (N, d): an inner product is the weighted mean of two cosines.
+
+        Section 3 of UniDEC adds the cosines; the mean ranks the same, and has unit norm.
+        """
+        if self.part == "classifier":
+            return second
+        weight = self.scoring.weight
+        both = [self.encoder.finish(pooled), weight**0.5 * second]
+        return torch.cat(both, dim=1) / (1 + weight) ** 0.5
+
+    @torch.inference_mode()
+    def _embed(
+        self,
+        texts: TokenTable,
+        rows: NDArray[Any],
+        use_bf16: bool,
+        vectors_of: Callable[[Tensor, Int64s], Tensor],
+    ) -> Embeddings:
+        """Return ``vectors_of`` the pooled states of texts, shortest first, and their rows."""
         if not len(rows):
             return np.empty((0, self.dim), dtype=np.float32)
         by_length = np.argsort(texts.lengths(rows), kind="stable")
@@ -81,31 +215,54 @@ class DualEncoder(nn.Module):
             chosen = rows[by_length[start : start + TEXTS_PER_PASS]]
             batch = TokenBatch(texts.gather(chosen), texts.lengths(chosen))
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=use_bf16):
-                parts.append(self.encoder(batch).float().cpu().numpy())
+                parts.append(vectors_of(self.encoder.pool(batch), chosen).float().cpu().numpy())
         embeddings = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
         embeddings[by_length] = np.concatenate(parts)
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write all trained parameters into ``folder``, for :func:`load_model`.
+        """Write the encoder and the head into ``folder``, for :func:`load_model`.
 
-        Its subfolder ``encoder`` can be loaded by sentence-transformers as it is.
+        The subfolder ``encoder`` can be loaded by sentence-transformers as it is. Classifiers are
+        saved by whoever holds them, into the subfolder ``classifiers``.
         """
         self.encoder.save(folder / ENCODER_FOLDER, max_length)
+        if self.classifier_head is not None:
+            self.classifier_head.save(folder / HEAD_FOLDER)
+            scoring = json.dumps(asdict(self.scoring)) + "\n"
+            (folder / HEAD_FOLDER / SCORING_FILE).write_text(scoring)
 
 
-def load_model(folder: Path) -> DualEncoder:
+def load_model(folder: Path, held: range | None = None, part: Part | None = None) -> DualEncoder:
     """Load what :meth:`DualEncoder.save` wrote, without unpickling code.
 
+    Args:
+        folder: the saved model.
+        held: the ads whose classifiers are opened, if there are any; None for all.
+        part: what it searches by; None for all that it has.
+
     Raises:
-        EncoderError: the folder has no model.
+        EncoderError: the folder has no model, or no such part.
     """
-    return DualEncoder(load_encoder(folder / ENCODER_FOLDER))
+    encoder = load_encoder(folder / ENCODER_FOLDER)
+    has_head = (folder / HEAD_FOLDER).is_dir()
+    if part in {"both", "classifier"} and not has_head:
+        raise EncoderError(f"{folder} has no classifiers: it can only answer by its encoder")
+    if not has_head:
+        return DualEncoder(encoder)
+    has_classifiers = (folder / CLASSIFIER_FOLDER).is_dir()
+    classifiers = Classifiers.open(folder / CLASSIFIER_FOLDER, held) if has_classifiers else None
+    model = DualEncoder(encoder, Head.load(folder / HEAD_FOLDER), classifiers)
+    model.part = part or model.part
+    model.scoring = Scoring(**json.loads((folder / HEAD_FOLDER / SCORING_FILE).read_text()))
+    return model
 
 
 def copy_model(folder: Path, target: Path) -> None:
-    """Copy a saved model into the folder ``target``, but no other files of ``folder``."""
-    shutil.copytree(folder / ENCODER_FOLDER, target / ENCODER_FOLDER)
+    """Copy what embeds texts from a saved model into the folder ``target``; no classifiers."""
+    for name in (ENCODER_FOLDER, HEAD_FOLDER):
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, target / name)
 
 
 def tokenize_texts(tokenize: TextTokenizer, texts: list[str]) -> TokenTable:

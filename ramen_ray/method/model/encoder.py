@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from ramen_ray.method.devices import to_device
+from ramen_ray.method.model.heads import Head, unit
 from ramen_ray.method.model.pretrained import (
     EncoderError,
     load_config,
@@ -35,7 +35,42 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "cls"]
 
 
-class TransformerEncoder(nn.Module):
+class PooledEncoder(nn.Module):
+    """What both encoders share: pool, project if there is a projection, normalise.
+
+    Attributes:
+        projection: a head on the pooled states; None to take them as they are.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a projection."""
+        super().__init__()
+        self.projection: Head | None = None
+
+    @property
+    def width(self) -> int:
+        """Width of a pooled state."""
+        raise NotImplementedError
+
+    def pool(self, texts: TokenBatch) -> Tensor:
+        """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
+        raise NotImplementedError
+
+    @property
+    def dim(self) -> int:
+        """Width of an embedding."""
+        return self.projection.dim if self.projection is not None else self.width
+
+    def finish(self, pooled: Tensor) -> Tensor:
+        """Turn pooled states (N, width) into unit-norm embeddings (N, D) float32."""
+        return unit(pooled if self.projection is None else self.projection(pooled))
+
+    def forward(self, texts: TokenBatch) -> Tensor:
+        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
+        return self.finish(self.pool(texts))
+
+
+class TransformerEncoder(PooledEncoder):
     """A transformers encoder, pooled and L2-normalised."""
 
     add_special_tokens = True
@@ -54,8 +89,8 @@ class TransformerEncoder(nn.Module):
         self.eval()
 
     @property
-    def dim(self) -> int:
-        """Width of an embedding."""
+    def width(self) -> int:
+        """Width of a pooled state."""
         return int(self.backbone.config.hidden_size)
 
     @property
@@ -64,8 +99,8 @@ class TransformerEncoder(nn.Module):
         embeddings: Any = self.backbone.get_input_embeddings()
         return embeddings.weight
 
-    def forward(self, texts: TokenBatch) -> Tensor:
-        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
+    def pool(self, texts: TokenBatch) -> Tensor:
+        """Return pooled states (N, width) float32, in the order of ``texts``."""
         device = next(self.parameters()).device
         padded, lengths_of = zip(*texts.buckets(), strict=True)
         all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
@@ -84,7 +119,7 @@ class TransformerEncoder(nn.Module):
                 inputs_embeds=words_NTD, attention_mask=None if full else mask_NT
             ).last_hidden_state
             pooled.append(self._pool(hidden_NTD, mask_NT))
-        return functional.normalize(torch.cat(pooled).float(), dim=-1)
+        return torch.cat(pooled).float()
 
     def _pool(self, hidden_NTD: Tensor, mask_NT: Tensor) -> Tensor:
         if self.pooling == "cls":
@@ -100,13 +135,14 @@ class TransformerEncoder(nn.Module):
         modes = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
         pooling = {mode: name == self.pooling for name, mode in modes.items()}
         _write_json(
-            folder / "1_Pooling" / "config.json", {"word_embedding_dimension": self.dim, **pooling}
+            folder / "1_Pooling" / "config.json",
+            {"word_embedding_dimension": self.width, **pooling},
         )
         _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
-        _write_modules(folder, ["Transformer", "Pooling", "Normalize"])
+        _write_modules(folder, ["Transformer", "Pooling"], self.projection)
 
 
-class BagEncoder(nn.Module):
+class BagEncoder(PooledEncoder):
     """The mean of a text's token embeddings, L2-normalised: a classic of XC for short texts."""
 
     add_special_tokens = False
@@ -119,8 +155,8 @@ class BagEncoder(nn.Module):
         self.eval()
 
     @property
-    def dim(self) -> int:
-        """Width of an embedding."""
+    def width(self) -> int:
+        """Width of a pooled state."""
         return self.embedding.embedding_dim
 
     @property
@@ -128,13 +164,13 @@ class BagEncoder(nn.Module):
         """The token embeddings (vocabulary, D), a parameter."""
         return self.embedding.weight
 
-    def forward(self, texts: TokenBatch) -> Tensor:
-        """Return unit-norm embeddings (N, D) float32 in the order of ``texts``."""
+    def pool(self, texts: TokenBatch) -> Tensor:
+        """Return pooled states (N, width) float32, in the order of ``texts``."""
         device = self.embedding.weight.device
         token_ids = to_device(texts.token_ids, device)
         starts = to_device(texts.lengths.cumsum() - texts.lengths, device)
         bags_ND = self.embedding(token_ids, starts)
-        return functional.normalize(bags_ND.float(), dim=-1)
+        return bags_ND.float()
 
     def save(self, folder: Path, max_length: int) -> None:
         """Write a folder that sentence-transformers loads unchanged (a StaticEmbedding)."""
@@ -149,7 +185,7 @@ class BagEncoder(nn.Module):
         backend.enable_truncation(max_length)
         backend.no_padding()
         backend.save(str(static / "tokenizer.json"))
-        _write_modules(folder, ["StaticEmbedding", "Normalize"])
+        _write_modules(folder, ["StaticEmbedding"], self.projection)
 
 
 Encoder = TransformerEncoder | BagEncoder
@@ -228,11 +264,17 @@ def load_encoder(folder: Path) -> Encoder:
     if not modules.is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in json.loads(modules.read_text())]
+    encoder: Encoder
     if kinds[0] == "StaticEmbedding":
         weights = load_file(folder / "0_StaticEmbedding" / "model.safetensors")["embedding.weight"]
-        return BagEncoder(weights, load_tokenizer(str(folder)))
-    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
-    return build_transformer(str(folder), "cls" if pooling["pooling_mode_cls_token"] else "mean")
+        encoder = BagEncoder(weights, load_tokenizer(str(folder)))
+    else:
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+        kind: Pooling = "cls" if pooling["pooling_mode_cls_token"] else "mean"
+        encoder = build_transformer(str(folder), kind)
+    if "Dense" in kinds:
+        encoder.projection = Head.load(folder / f"{kinds.index('Dense')}_Dense")
+    return encoder
 
 
 def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddings: int) -> None:
@@ -243,12 +285,14 @@ def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddi
         )
 
 
-def _write_modules(folder: Path, kinds: list[str]) -> None:
+def _write_modules(folder: Path, kinds: list[str], projection: Head | None) -> None:
     own_folder = {"Transformer": "", "Pooling": "1_Pooling", "StaticEmbedding": "0_StaticEmbedding"}
     modules = []
-    for row, kind in enumerate(kinds):
+    for row, kind in enumerate([*kinds, *(["Dense"] if projection else []), "Normalize"]):
         path = own_folder.get(kind, f"{row}_{kind}")
         (folder / path).mkdir(exist_ok=True)
+        if projection is not None and kind == "Dense":
+            projection.save(folder / path)
         modules.append(
             {
                 "idx": row,

@@ -159,7 +159,7 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Ten
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
-    pool = encoded.ad_pool()
+    pool = encoded.ad_pool
     return leads(
         encoded.vectors(QUERIES, queries),
         encoded.vectors(ADS, ads),

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 SOFTMAX_TEMPERATURE = 0.1
+LEFT_OUT = -1e30  # not -inf: the logsumexp of a row without any other entry has no gradient
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -62,3 +64,43 @@ class TripletLoss:
             violations_BPK = violations_BPK * weights_BPK
         losses_BP = violations_BPK.sum(dim=2) / num_own_B1 * has_positive_BP
         return losses_BP.sum(dim=1) / has_positive_BP.sum(dim=1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class SoftmaxLoss:
+    """Softmax over the pool, averaged over all known positives of a row that are in it.
+
+    UniDEC's multi-class loss with several positives (PSL, section 3): log Σ exp(s) - s_positive,
+    with s the similarity over the temperature. Decoupled, the sum leaves the other positives of the
+    row out, so that they do not compete (DEXML); otherwise it has all of the pool (SupCon).
+
+    Attributes:
+        temperature: similarities are divided by it.
+        is_decoupled: whether the other positives are left out.
+    """
+
+    temperature: float
+    is_decoupled: bool = True
+
+    def __call__(
+        self, similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor
+    ) -> Tensor:
+        """Return each row's loss.
+
+        Args:
+            similarity_BL: (B, L) float, similarity of every row to every candidate.
+            positives_BP: (B, P) int64, not used: positives that other rows drew count as well.
+            is_positive_BL: (B, L) bool, all known positives.
+
+        Returns:
+            (B,) float, the mean over a row's positives; 0 for rows without a positive, and, if
+            decoupled, for rows without a negative.
+        """
+        logits_BL = similarity_BL / self.temperature
+        if self.is_decoupled:
+            others_B = logits_BL.masked_fill(is_positive_BL, LEFT_OUT).logsumexp(dim=1)
+            losses_BL = functional.softplus(others_B[:, None] - logits_BL)
+        else:
+            losses_BL = logits_BL.logsumexp(dim=1)[:, None] - logits_BL
+        num_positives_B = is_positive_BL.sum(dim=1).clamp(min=1)
+        return losses_BL.masked_fill(~is_positive_BL, 0).sum(dim=1) / num_positives_B

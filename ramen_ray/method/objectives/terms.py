@@ -1,6 +1,6 @@
 """What a run minimises: a weighted sum of named terms, each a function of the encoded batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,20 +80,20 @@ class Objective:
         )
 
 
-def task_term(loss: Loss) -> Term:
+def task_term(loss: Loss, weight: float = 1.0) -> Term:
     """Build the term that ranks the ads a query led to above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries, pool = encoded.local.queries, encoded.ad_pool()
+        queries, pool = encoded.local.queries, encoded.ad_pool
         if not len(pool.ids):
             return encoded.embeddings_UD.new_zeros(())
         queries_bD = encoded.vectors(QUERIES, queries)
         similarity_bL = queries_bD @ encoded.vectors(ADS, pool.ids).T
         positives_bP = encoded.places(pool, encoded.local.ads)
-        losses_b = loss(similarity_bL, positives_bP, encoded.positive_ads(pool, queries))
+        losses_b = loss(similarity_bL, positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
-    return Term(TASK, 1.0, share)
+    return Term(TASK, weight, share)
 
 
 def regularizer_term(
@@ -121,18 +121,20 @@ def ramen_objective(
     lambda_x: Mapping[str, float],
     lambda_z: Mapping[str, float],
     every_steps: int = 1,
+    task: Sequence[Term] = (),
 ) -> Objective:
     """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
 
     A regulariser of weight 0 is left out: its anchors are neither drawn nor encoded.
 
     Args:
-        loss: the loss of the task and of the regularisers.
+        loss: the loss of the regularisers, and of the task if ``task`` has no terms.
         lambda_x: λ_x, the weights of R_x by anchor set; an absent set has weight 0.
         lambda_z: λ_z, the weights of R_z, likewise.
         every_steps: of the regularisers; see :class:`Term`.
+        task: the terms of the task.
     """
-    terms = [task_term(loss)]
+    terms = list(task or [task_term(loss)])
     for anchor_set in sorted({*lambda_x, *lambda_z}):
         sides = (
             (Regularizer(anchor_set, "query"), lambda_x),

@@ -3,9 +3,10 @@
 It is a folder with
 
     encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
-    index.faiss       one embedding per ad
+    classifier_head/  what turns queries into vectors that ask classifiers, if it has them
+    index.faiss       one vector per ad
     ads.parquet       ad_id (the user's) and text, in the order of the index
-    retriever.json    how texts become embeddings
+    retriever.json    how texts become vectors
 
 `ramen_ray/tracking/retriever_model.py` serves it.
 """
@@ -30,11 +31,10 @@ from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
     DualEncoder,
     Embeddings,
-    copy_model,
     load_model,
     tokenize_texts,
 )
-from ramen_ray.method.model.encoder import Encoder, TransformerEncoder
+from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.search import search_index, search_parts
@@ -51,7 +51,7 @@ vectors (n, D) that are indexed."""
 
 def write_retriever(
     folder: Path,
-    model_folder: Path,
+    model: DualEncoder,
     dataset: Dataset,
     data: Prepared,
     kind: IndexKind,
@@ -61,7 +61,7 @@ def write_retriever(
 
     Args:
         folder: the folder to write into; made if it is missing.
-        model_folder: a saved model; it is run on a GPU if there is one.
+        model: the model, on the device to run it on.
         dataset: the dataset with the ads' texts and the users' ids.
         data: the same dataset, prepared.
         kind: the kind of index.
@@ -71,11 +71,10 @@ def write_retriever(
         ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
         at most a thousand test queries, and the index's size in ``megabytes``.
     """
-    model = _load(model_folder)
-    copy_model(model_folder, folder)
+    model.save(folder, max_length)
     ads = dataset.read("ads").sort_by("ad_id")
     _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
-    _write_settings(folder, _settings(model.encoder, max_length))
+    _write_settings(folder, _settings(model, max_length))
     index = _trained_index(kind, model, data)
     recall = _fill_and_measure(index, model, data)
     faiss.write_index(index, str(folder / INDEX))
@@ -114,13 +113,14 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
 
 def text_embedder(folder: Path) -> Callable[[list[str]], Embeddings]:
     """Load a retriever's model; returns what embeds new texts, as unit-norm rows (texts, D)."""
-    model = _load(folder)
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    model = load_model(folder, part=settings.get("part"))
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     encoder = model.encoder
     tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
 
     def embed(texts: list[str]) -> Embeddings:
-        return model.embed_ads(tokenize_texts(tokenize, texts), np.arange(len(texts)))
+        return model.embed_new_ads(tokenize_texts(tokenize, texts), np.arange(len(texts)))
 
     return embed
 
@@ -143,10 +143,6 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     _write_settings(folder, settings)
 
 
-def _load(model_folder: Path) -> DualEncoder:
-    return load_model(model_folder).to("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def _write_ads(file: Path, ads: pa.Table) -> None:
     pq.write_table(ads, file, compression="zstd")
 
@@ -155,8 +151,9 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:
-    """Return how texts become tokens, and tokens an embedding."""
+def _settings(model: DualEncoder, max_length: int) -> dict[str, Any]:
+    """Return how texts become tokens, and tokens a vector for search."""
+    encoder = model.encoder
     is_transformer = isinstance(encoder, TransformerEncoder)
     tokenizer = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
     return {
@@ -164,6 +161,8 @@ def _settings(encoder: Encoder, max_length: int) -> dict[str, Any]:
         "max_length": tokenizer.max_length,
         "add_special_tokens": tokenizer.add_special_tokens,
         "placeholder": tokenizer.placeholder,
+        "part": model.part,
+        "classifier_weight": model.scoring.weight,
     }
 
 

@@ -1,4 +1,4 @@
-"""Shortlists: the ads that a model ranks first for a query although it never led to them.
+"""Shortlists: the ads that an encoder ranks first for a query although it never led to them.
 
 They are ANCE's hard negatives. Left out are ads with the query's own text, which training cannot
 push away because both have the same embedding, and ads that training must not see (novel ads).
@@ -30,14 +30,14 @@ def write_shortlists(
         data.clicks["train"],
         data.candidates("validation"),
     )
-    index = build_index(model.embed_ads(data.ads, ads, use_bf16), model.device.index)
+    index = build_index(model.embed_texts(data.ads, ads, use_bf16), model.device.index)
     same_text = HashIndex.from_hashes(data.ads.hashes)
     ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
     shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
-        embedded = model.embed_queries(queries, rows, use_bf16)
+        embedded = model.embed_texts(queries, rows, use_bf16)
         found, scores = search_index(index, embedded, size)
         dropped = zip(clicks.gather(rows), same_text.all(queries.hashes[rows]), strict=True)
         pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)

@@ -21,6 +21,7 @@ from ramen_ray.method.sampling.draws import (
     draw_anchors,
     draw_hard_negatives,
     draw_nodes,
+    draw_several_ads,
 )
 from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
@@ -105,7 +106,9 @@ class Sampler:
         data: what the run trains on.
         batch_size: B, queries of a global batch.
         seed: seeds all draws.
-        clicks: the graph that a query's ad is drawn from, by its weights; None for ``data.clicks``.
+        clicks: the graph that a query's ads are drawn from, by its weights; None for
+            ``data.clicks``.
+        num_positives: P; more than one for losses over several of a query's ads.
         num_hard_negatives: H; it stays the same before there are shortlists.
         nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
             uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
@@ -119,6 +122,7 @@ class Sampler:
     clicks: Csr | None = None
     num_hard_negatives: int = 0
     nodes: NodeChoice = "all"
+    num_positives: int = 1
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
     _linked: dict[Regularizer, tuple[Csr, Int64s]] = field(default_factory=dict, init=False)
 
@@ -139,7 +143,7 @@ class Sampler:
         epoch, position = divmod(step, self.steps_per_epoch)
         rows = self._order_of(epoch, sources.clusters)[position]
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
-        ads = draw_ads(self.data.clicks if self.clicks is None else self.clicks, rows, ids, key)
+        ads = self._draw_ads(rows, ids, key)
         anchors = {}
         for number, (regularizer, edges) in enumerate(sources.graphs.items()):
             if regularizer not in regularizers:
@@ -150,7 +154,7 @@ class Sampler:
                     *draw_nodes(edges, linked, self.slots, step_key, number)
                 )
             else:
-                own = rows if regularizer.side == "query" else ads
+                own = rows if regularizer.side == "query" else ads[:, 0]
                 drawn = draw_anchors(edges, own, ids, key, number)
                 anchors[regularizer] = NodeAnchors(own, drawn)
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
@@ -158,7 +162,14 @@ class Sampler:
             hard_negatives = draw_hard_negatives(
                 sources.shortlists, rows, ids, self.num_hard_negatives, key
             )
-        return Batch(rows, ads[:, None], hard_negatives, anchors)
+        return Batch(rows, ads, hard_negatives, anchors)
+
+    def _draw_ads(self, rows: Int64s, ids: Int64s, key: tuple[int, int]) -> Int64s:
+        """Draw the ads (b, P) of queries; the first is there for every query with clicks."""
+        clicks = self.data.clicks if self.clicks is None else self.clicks
+        if self.num_positives == 1:
+            return draw_ads(clicks, rows, ids, key)[:, None]
+        return draw_several_ads(clicks, rows, ids, self.num_positives, key)
 
     def _draws_nodes(self, regularizer: Regularizer) -> bool:
         """Whether a regulariser draws its own nodes instead of taking the batch's.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 
 
@@ -21,6 +21,7 @@ class Stream(IntEnum):
     HARD_NEGATIVES = 4
     NODE = 5
     NODE_ANCHOR = 6
+    FURTHER_ADS = 7
 
 
 def draw_ads(
@@ -38,6 +39,45 @@ def draw_ads(
         (b,) int64; -1 for a query without clicks.
     """
     return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))
+
+
+def draw_several_ads(
+    clicks: Csr,
+    query_rows: Int64s,
+    query_ids: NDArray[Any],
+    num_ads: int,
+    key: tuple[int, int],
+) -> Int64s:
+    """Draw distinct ads for each query, by the weights of ``clicks`` if it has any.
+
+    Each click gets the key log(u) / weight of a uniform u, and those with the highest keys are
+    drawn, as successive draws without replacement would do (Efraimidis and Spirakis 2006).
+
+    Args:
+        clicks: query rows x ads.
+        query_rows: (b,) rows of the queries.
+        query_ids: (b,) the queries' ids, which seed the draws.
+        num_ads: P, ads to draw for a query.
+        key: (seed, epoch).
+
+    Returns:
+        (b, P) int64; a query with fewer than P clicks has all of them, then -1.
+    """
+    rows, ads = clicks.gather(query_rows)
+    starts, degrees = clicks.indptr[query_rows], clicks.degrees(query_rows)
+    places = ragged_positions(np.zeros_like(degrees), degrees)
+    own_key = keyed_hash((*key, Stream.AD), query_ids)[rows]
+    chances = uniforms((*key, Stream.FURTHER_ADS), own_key ^ keyed_hash((), places))
+    log_chances = np.log1p(-chances)
+    if clicks.cumulative_weights is not None:
+        entries = ragged_positions(starts, degrees)
+        ends = clicks.cumulative_weights
+        log_chances /= np.maximum(ends[entries + 1] - ends[entries], np.finfo(np.float64).tiny)
+    order = np.lexsort((-log_chances, rows))
+    is_drawn = places < num_ads
+    drawn = np.full((len(query_rows), num_ads), -1, dtype=np.int64)
+    drawn[rows[is_drawn], places[is_drawn]] = ads[order][is_drawn]
+    return drawn
 
 
 def draw_anchors(

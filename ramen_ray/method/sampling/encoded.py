@@ -1,11 +1,12 @@
 """An encoded batch: vectors of what was drawn, pools of candidates, and which are positives.
 
 Shapes: b rows of this worker and B of the global batch, U distinct texts, L candidates of a pool,
-D width of an embedding.
+D width of an embedding, d width of a classifier.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from ramen_ray.method.distributed import gather_embeddings, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import ADS, TrainingData, anchor_table
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Pool:
     table: str
     ids: Int64s
 
+    @classmethod
+    def of_ads(cls, batch: Batch) -> "Pool":
+        """Return the candidates of all queries of a batch: drawn ads and hard negatives."""
+        return cls(ADS, _unique_ids([batch.ads, batch.hard_negatives]))
+
     def find(self, drawn: Int64s) -> Int64s:
         """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
@@ -104,6 +110,9 @@ class EncodedBatch:
         local: this worker's share of it.
         texts: the distinct texts of the global batch.
         embeddings_UD: (U, D) float32, the embeddings of ``texts``.
+        asking_Ud: (U, d) float32, the vectors of ``texts`` that ask the classifiers; None if the
+            model has none.
+        classifiers_Ld: (L, d) float32, the classifiers of the ``ad_pool``; likewise.
     """
 
     data: TrainingData
@@ -111,20 +120,34 @@ class EncodedBatch:
     local: Batch
     texts: DistinctTexts
     embeddings_UD: Tensor
+    asking_Ud: Tensor | None = None
+    classifiers_Ld: Tensor | None = None
 
     def detached(self) -> "EncodedBatch":
         """Return the same batch without gradients, for observers."""
         embeddings_UD = self.embeddings_UD.detach()
-        return EncodedBatch(self.data, self.batch, self.local, self.texts, embeddings_UD)
+        return replace(self, embeddings_UD=embeddings_UD, asking_Ud=None, classifiers_Ld=None)
 
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
-        positions = self.texts.find(table, ids.clip(min=self.texts.ids[table][0]))
-        return self.embeddings_UD[to_device(positions, self.embeddings_UD.device)]
+        return self.embeddings_UD[self._positions(table, ids)]
 
+    def asking_classifiers(self, queries: Int64s) -> Tensor:
+        """Return the vectors (n, d), not normalised, with which ``queries`` (n,) ask classifiers.
+
+        The model must have classifiers.
+        """
+        assert self.asking_Ud is not None, "the model has no classifiers"
+        return self.asking_Ud[self._positions(QUERIES, queries)]
+
+    def _positions(self, table: str, ids: Int64s) -> Tensor:
+        positions = self.texts.find(table, ids.clip(min=self.texts.ids[table][0]))
+        return to_device(positions, self.embeddings_UD.device)
+
+    @cached_property
     def ad_pool(self) -> Pool:
         """Return the candidates of all queries of the batch: drawn ads and hard negatives."""
-        return Pool(ADS, _unique_ids([self.batch.ads, self.batch.hard_negatives]))
+        return Pool.of_ads(self.batch)
 
     def anchor_pool(self, anchor_set: str) -> Pool:
         """Return the anchors of a set that nodes of either side drew."""
@@ -139,6 +162,18 @@ class EncodedBatch:
         """Return the positions of ``drawn`` ids, of any shape, in the pool, on the device."""
         return to_device(pool.find(drawn), self.embeddings_UD.device)
 
+    @cached_property
+    def clicked_in_pool(self) -> Tensor:
+        """Which ads of the ``ad_pool`` the batch's queries led to, (B, L) bool: P_i ∩ L_B."""
+        return self.positive_ads(self.ad_pool, self.batch.queries)
+
+    @cached_property
+    def own_clicked_in_pool(self) -> Tensor:
+        """The rows of :attr:`clicked_in_pool` of this worker's queries, (b, L) bool."""
+        if len(self.local.queries) == len(self.batch.queries):
+            return self.clicked_in_pool
+        return self.positive_ads(self.ad_pool, self.local.queries)
+
     def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
         """Mark the ads of ``pool`` that ``queries`` (b,) led to; returns (b, L) bool."""
         return self._mask(pool.is_positive([self.data.clicks], queries))
@@ -152,7 +187,11 @@ class EncodedBatch:
 
 
 def encode(
-    model: nn.Module, data: TrainingData, local: Batch, use_bf16: bool = False
+    model: nn.Module,
+    data: TrainingData,
+    local: Batch,
+    use_bf16: bool = False,
+    classifiers_of: Callable[[Int64s], Tensor] | None = None,
 ) -> EncodedBatch:
     """Encode each distinct text of the global batch once, split over the workers.
 
@@ -161,6 +200,8 @@ def encode(
         data: what ``local`` was drawn from.
         local: this worker's share of the batch.
         use_bf16: encode under bfloat16 autocast.
+        classifiers_of: returns the classifiers (n, d) of ads (n,), the same on every worker; None
+            if the model has none.
     """
     device = next(model.parameters()).device
     batch = local.gathered(device)
@@ -173,7 +214,13 @@ def encode(
     share = -(-len(texts.rows) // num_workers)
     padded = nn.functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
     in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[: len(texts.rows)]
-    return EncodedBatch(data, batch, local, texts, in_order)
+    encoded = EncodedBatch(data, batch, local, texts, in_order)
+    if classifiers_of is None:
+        return encoded
+    classifiers_Ld = classifiers_of(encoded.ad_pool.ids)
+    dim = in_order.shape[1] - classifiers_Ld.shape[1]
+    embeddings_UD, asking_Ud = in_order[:, :dim], in_order[:, dim:]
+    return EncodedBatch(data, batch, local, texts, embeddings_UD, asking_Ud, classifiers_Ld)
 
 
 def gather_tokens(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, DualEncoder
+from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.step import TrainState
 
 STATE_FILE, CURRICULUM_FILE = "state.pt", "curriculum.pt"
+MOMENTS_FOLDER = "classifier_moments"
 
 
 class CheckpointError(UserError):
@@ -22,6 +24,7 @@ def save_checkpoint(
 ) -> None:
     """Write model, training state and ``progress`` (plain values) into ``folder``.
 
+    Classifiers are left to :func:`save_classifiers`, as several workers can hold them.
     All draws are functions of the seed and the step, so no state of random generators is needed.
     Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
@@ -31,11 +34,18 @@ def save_checkpoint(
         "schedule": state.schedule.state_dict(),
         "step": state.step,
         "adaptive": state.adaptive.state_dict() if state.adaptive else None,
+        "classifiers": state.classifiers.state_dict() if state.classifiers else None,
         "progress": progress,
     }
     torch.save(content, folder / STATE_FILE)
     if state.curriculum is not None:
         torch.save(state.curriculum.state_dict(), folder / CURRICULUM_FILE)
+
+
+def save_classifiers(folder: Path, training: ClassifierTraining) -> None:
+    """Write the classifiers that this worker holds, and their moments, into ``folder``."""
+    training.classifiers.save(folder / CLASSIFIER_FOLDER)
+    training.save(folder / MOMENTS_FOLDER)
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
@@ -53,6 +63,8 @@ def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
     state.step = content["step"]
     if state.adaptive is not None:
         state.adaptive.load_state_dict(content["adaptive"])
+    if state.classifiers is not None:
+        state.classifiers.restore(folder / MOMENTS_FOLDER, content["classifiers"])
     if state.curriculum is not None:
         state.curriculum.load_state_dict(_read(folder / CURRICULUM_FILE))
         state.sources = replace(state.sources, clusters=state.curriculum.clusters)

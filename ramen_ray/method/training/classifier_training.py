@@ -70,6 +70,7 @@ class ClassifierTraining:
             gradient[to_device(held, gradient.device)],
             self._vectors.shape,
             is_coalesced=bool((np.diff(ads) > 0).all()),
+            check_invariants=False,
         )
         self.optimizer.step()
         self._vectors.grad = None

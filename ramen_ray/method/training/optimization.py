@@ -1,14 +1,25 @@
-"""AdamW with a linear warm-up and decay."""
+"""AdamW with a linear warm-up, and a linear or cosine decay."""
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_linear_schedule_with_warmup
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from ramen_ray.method.model.encoder import Encoder
 
+Decay = Literal["linear", "cosine"]
+
 
 def build_optimizer(
-    encoder: Encoder, lr: float, weight_decay: float, embedding_lr: float | None = None
+    encoder: Encoder,
+    lr: float,
+    weight_decay: float,
+    embedding_lr: float | None = None,
+    heads: Sequence[nn.Module] = (),
+    head_lr: float | None = None,
 ) -> torch.optim.AdamW:
     """Build AdamW (eps 1e-6, as in NGAME); vectors, which are biases and norms, are not decayed.
 
@@ -18,19 +29,28 @@ def build_optimizer(
         weight_decay: weight decay of the matrices.
         embedding_lr: peak learning rate of the token embeddings; None for ``lr``. A token's
             embedding is updated only in steps with the token, so rare words need a larger rate.
+        heads: heads of the encoder, and beside it.
+        head_lr: peak learning rate of the heads; None for ``lr``.
     """
     tokens = encoder.token_embeddings
-    others = [p for p in encoder.parameters() if p is not tokens]
+    of_heads = [parameter for head in heads for parameter in head.parameters()]
+    apart = {id(parameter) for parameter in (tokens, *of_heads)}
+    others = [p for p in encoder.parameters() if id(p) not in apart]
     groups = [
         {"params": [tokens], "weight_decay": weight_decay, "lr": embedding_lr or lr},
         {"params": [p for p in others if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
+    for parameter in of_heads:
+        decay = weight_decay if parameter.ndim >= 2 else 0.0
+        groups.append({"params": [parameter], "weight_decay": decay, "lr": head_lr or lr})
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, eps=1e-6, fused=True)
 
 
 def build_schedule(
-    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int
+    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, decay: Decay = "linear"
 ) -> LRScheduler:
-    """Raise the learning rate linearly over ``warmup_steps``, then lower it linearly to zero."""
+    """Raise the learning rate linearly over ``warmup_steps``, then lower it to zero."""
+    if decay == "cosine":
+        return get_cosine_schedule_with_warmup(optimizer, warmup_steps, total_steps)
     return get_linear_schedule_with_warmup(optimizer, warmup_steps, total_steps)

@@ -1,7 +1,8 @@
 """The training step: draw a batch, encode its distinct texts once, compute losses, update."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
 from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.encoded import EncodedBatch, encode
+from ramen_ray.method.training.classifier_training import ClassifierTraining
 
 
 class StepResult(NamedTuple):
@@ -30,16 +32,22 @@ class StepResult(NamedTuple):
 
 
 def compute_step(
-    model: nn.Module,
+    encode: Callable[[Batch], EncodedBatch],
     sampler: Sampler,
     sources: Sources,
     objective: Objective,
     step: int,
-    use_bf16: bool = False,
 ) -> StepResult:
-    """Compute the losses of a step, without changing anything."""
-    local = sampler.draw(step, sources, objective.regularizers_at(step))
-    encoded = encode(model, sampler.data, local, use_bf16)
+    """Compute the losses of a step, without changing anything.
+
+    Args:
+        encode: encodes a batch; see :func:`~ramen_ray.method.sampling.encoded.encode`.
+        sampler: draws this worker's share of the batch.
+        sources: what it draws from.
+        objective: the terms.
+        step: number of steps before this one.
+    """
+    encoded = encode(sampler.draw(step, sources, objective.regularizers_at(step)))
     return StepResult(objective.losses(encoded, step), encoded)
 
 
@@ -55,6 +63,7 @@ class TrainState:
         step: number of steps done; all random draws depend on it.
         adaptive: adapts the terms' weights; None to keep those of the objective.
         curriculum: makes clusters of queries; None for random order.
+        classifiers: the ads' classifiers in training; None if the model has none.
     """
 
     model: nn.Module
@@ -64,6 +73,7 @@ class TrainState:
     step: int = 0
     adaptive: AdaptiveWeights | None = None
     curriculum: Curriculum | None = None
+    classifiers: ClassifierTraining | None = None
 
     def advance_curriculum(self) -> None:
         """Let the curriculum prepare for the next steps, and use its clusters."""
@@ -88,10 +98,12 @@ def train_steps(
     device = next(state.model.parameters()).device
     num_workers = world()[1]
     weights = torch.tensor(objective.weights, device=device)
+    classifiers_of = None if state.classifiers is None else state.classifiers.rows
+    encode_batch = partial(
+        encode, state.model, sampler.data, use_bf16=use_bf16, classifiers_of=classifiers_of
+    )
     while state.step < stop:
-        losses, encoded = compute_step(
-            state.model, sampler, state.sources, objective, state.step, use_bf16
-        )
+        losses, encoded = compute_step(encode_batch, sampler, state.sources, objective, state.step)
         if state.curriculum is not None:
             state.curriculum.observe(encoded)
         if state.adaptive is not None:
@@ -104,6 +116,8 @@ def train_steps(
             nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
         state.optimizer.step()
         state.schedule.step()
+        if state.classifiers is not None and encoded.classifiers_Ld is not None:
+            state.classifiers.update(encoded.ad_pool.ids, encoded.classifiers_Ld.grad)
         state.step += 1
         yield losses.detach()
 

@@ -59,7 +59,7 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
         return None
     wait = base.refresh_mode == "synchronous"
     num_threads = config.workers.cpus_per_worker if wait else 1  # the workers' CPUs are free
-    mining = ShortlistMining(run.data, base.shortlist_size, run.use_bf16, num_threads)
+    mining = ShortlistMining(run.data, base.parts.shortlist_size, run.use_bf16, num_threads)
     every = base.refresh_every
     schedule = Schedule(every, every, config.training.epochs, run.steps_per_epoch, wait)
     folder = run.folder / "shortlists"

@@ -11,6 +11,7 @@ from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import UserError
+from ramen_ray.method.model.dual_encoder import HEAD_FOLDER
 from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.training.run_directory import (
     CONFIG_FILE,
@@ -21,7 +22,6 @@ from ramen_ray.orchestration.training.run_directory import (
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 MODELS = "models:/"
-HEAD_FOLDER = "classifier_head"  # of a model that is trained with classifiers
 
 
 class CombinerError(UserError):

@@ -7,6 +7,7 @@ import numpy as np
 import ray
 import ray.data
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import ConfigError, RunConfig, read_config
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
@@ -15,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK, search_parts
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
@@ -33,8 +34,9 @@ def evaluate_checkpoint(
     dataset: str | None = None,
     predictions: Path | None = None,
     names: str | None = None,
+    part: Part | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of a checkpoint's encoder on a split.
+    """Return the metrics of a checkpoint's model on a split.
 
     Args:
         checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
@@ -43,15 +45,20 @@ def evaluate_checkpoint(
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
         names: a list of names, to measure how often the predictions' names are not the query's.
+        part: which of its vectors a model with classifiers answers by; None for what validation
+            chose for the run, or both if that is not known.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint.
+        CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
+            has or that ``part`` asks for.
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset directory or the list of names is not usable, or there is no
             such split.
     """
-    checkpoint = _best_checkpoint(checkpoint)
+    checkpoint, chosen = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
+    part = part or chosen
+    _check_classifiers(checkpoint, config, part)
     opened = Dataset(dataset or config.dataset)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
@@ -64,7 +71,7 @@ def evaluate_checkpoint(
     data = prepare(opened, cache, encoder_tokenizer(config.encoder))
     with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
         file = Path(folder) / "embeddings.npy"
-        _embed(checkpoint, data, split, file, config)
+        _embed(checkpoint, data, split, file, config, part)
         propensity = build_propensity(config)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
         measured, topk = task.remote(data, split, file, propensity)
@@ -76,14 +83,31 @@ def evaluate_checkpoint(
     return metrics
 
 
-def _best_checkpoint(folder: Path) -> Path:
-    """Return the best checkpoint of a run's folder; any other folder is returned as it is."""
+def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
+    """Return the best checkpoint of a run's folder and what it answers by.
+
+    Any other folder is returned as it is.
+    """
     if not (folder / RUN_FILE).is_file():
-        return folder
-    name = RunDirectory(folder).notes.get("best_checkpoint")
-    if name is None:
+        return folder, None
+    notes = RunDirectory(folder).notes
+    if "best_checkpoint" not in notes:
         raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
-    return folder / name
+    return folder / notes["best_checkpoint"], notes.get("part")
+
+
+def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:
+    has_classifiers = (checkpoint / CLASSIFIER_FOLDER).is_dir()
+    if config.base.parts.heads == "classifier" and not has_classifiers:
+        raise CheckpointError(
+            f"{checkpoint} has no {CLASSIFIER_FOLDER} folder, but its {CONFIG_FILE} has base.heads "
+            f"classifier; it is not whole"
+        )
+    if part in {"classifier", "both"} and not has_classifiers:
+        raise CheckpointError(
+            f"{checkpoint} has no classifiers, so part {part!r} cannot answer; the base unidec, or "
+            f"base.heads classifier, trains them"
+        )
 
 
 def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
@@ -97,14 +121,22 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
         raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
 
 
-def _embed(checkpoint: Path, data: Prepared, split: str, file: Path, config: RunConfig) -> None:
+def _embed(
+    checkpoint: Path,
+    data: Prepared,
+    split: str,
+    file: Path,
+    config: RunConfig,
+    part: Part | None,
+) -> None:
     """Write the embeddings of the split's queries, then of its candidates, into ``file``."""
     tokens, workers = data.path / "tokens", config.workers
     num_queries = len(data.queries[split])
     queries = TableRows(tokens / "queries" / split, np.arange(num_queries), "queries")
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")
     cpus, gpus = workers.cpus_per_worker, int(workers.use_gpu)
-    embed_tables(checkpoint, [queries, ads], file, EmbeddingResources(cpus, cpus, gpus))
+    resources = EmbeddingResources(cpus, cpus, gpus)
+    embed_tables(checkpoint, [queries, ads], file, resources, part=part)
 
 
 def _measure(

@@ -1,5 +1,7 @@
 """Checks of a run's configuration and data before anything is started."""
 
+import numpy as np
+
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -16,9 +18,10 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist; texts may be longer, or
-            layers more, than the encoder has; training ends before pruning or the base's hard
-            negatives begin; clusters outgrow a batch, or are to double in an epoch that makes none.
+        ConfigError: an anchor set or the selection metric does not exist; texts may be longer,
+            layers more, or heads wider, than the encoder has; training ends before pruning or the
+            base's hard negatives begin; clusters outgrow a batch, or are to double in an epoch that
+            makes none; ads are to be ranked for queries, and also the reverse, by a triplet loss.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -56,7 +59,14 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
 
     Raises:
         DatasetError: there are fewer than a batch.
+        ConfigError: no query has as many clicks as are to be drawn for each.
     """
+    drawn, most = config.base.parts.num_positives, int(np.diff(data.clicks["train"].indptr).max())
+    if drawn > most:
+        raise ConfigError(
+            f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
+            f"the most is {most}"
+        )
     batch, found = config.training.global_batch_size, len(data.clicked_queries)
     if found < batch:
         raise DatasetError(
@@ -67,6 +77,11 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
 
 def _check_encoder(encoder: EncoderConfig) -> None:
     known = load_config(encoder.pretrained)
+    if encoder.projection_dim is not None and encoder.projection_dim > known.hidden_size:
+        raise ConfigError(
+            f"encoder.projection_dim {encoder.projection_dim} is more than the {known.hidden_size} "
+            f"dimensions of {encoder.pretrained!r}"
+        )
     if encoder.kind != "transformer":
         return
     limit = getattr(known, "max_position_embeddings", None)
@@ -101,8 +116,13 @@ def _check_base(config: RunConfig) -> None:
             f"training.epochs {epochs} is too few: the shortlists of hard negatives that are made "
             f"after base.refresh_every {base.refresh_every} would never be used; refresh more often"
         )
-    if base.parts.order == "clustered":
+    if base.parts.order != "random":
         _check_clusters(config)
+    if config.loss.reverse_share and base.parts.loss == "triplet":
+        raise ConfigError(
+            f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
+            f"to decoupled or supcon"
+        )
 
 
 def _check_clusters(config: RunConfig) -> None:
@@ -113,7 +133,7 @@ def _check_clusters(config: RunConfig) -> None:
             f"training.epochs {epochs} is too few: clustered batches begin at "
             f"base.first_clustered_epoch {base.first_clustered_epoch}; begin them earlier"
         )
-    for epoch in base.double_cluster_size_at:
+    for epoch in schedule.double_at:
         if epoch < epochs and not schedule.is_due(epoch):
             raise ConfigError(
                 f"base.double_cluster_size_at {epoch}: no clusters are made at this epoch, only "

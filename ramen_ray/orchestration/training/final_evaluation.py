@@ -1,4 +1,8 @@
-"""After the last step, evaluate the best model and the untrained one."""
+"""After the last step, evaluate the best model and the untrained one.
+
+A model with classifiers is evaluated by each part of its vectors and by both; validation chooses
+what the run's retriever answers with.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +11,11 @@ from typing import Any
 import numpy as np
 import ray.train
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.training.task import FinalEvaluation
 
@@ -22,6 +27,8 @@ SAMPLE_ADS = 5
 
 TEST_ADS_FILE = "test_ads.npy"
 
+PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
+
 Evaluate = Callable[[DualEncoder, str], tuple[dict[str, float], TopK]]
 
 
@@ -29,36 +36,54 @@ def evaluate_best(
     config: RunConfig,
     splits: list[str],
     untrained: DualEncoder,
+    load: Callable[[Path], DualEncoder],
     evaluate: Evaluate,
     folder: Path,
 ) -> FinalEvaluation:
-    """Evaluate the best model and the untrained one on ``splits``, one of which is ``test``.
+    """Evaluate the best model and the untrained one on ``splits``: validation, test and others.
 
     Args:
         config: the run's; it names the metric that selects the best model.
         splits: the splits to evaluate on.
         untrained: the model that training started from, on the device to compute on.
+        load: loads the model of a checkpoint, onto this device.
         evaluate: returns the metrics of a model on a split, and its best ads for each query.
         folder: where the first worker writes the trained model's best ads of every test query, as
-            ids (queries, k) in TEST_ADS_FILE, so that runs can be compared.
+            ids (queries, k) in TEST_ADS_FILE, so that runs can be compared; those by each part of a
+            model with classifiers are in ``test_ads_PART.npy``.
     """
     key = VALIDATION + config.training.selection_metric
     reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
     with best.checkpoint.as_directory() as checkpoint:
-        trained = load_model(Path(checkpoint)).to(untrained.device)
-    models = {"untrained": untrained, "trained": trained}
-    metrics: dict[str, dict[str, dict[str, float]]] = {row: {} for row in models}
-    for row, model in models.items():
+        trained = load(Path(checkpoint))
+    metrics = {"untrained": {split: evaluate(untrained, split)[0] for split in splits}}
+    parts = PARTS if trained.classifiers is not None else PARTS[:1]
+    found: dict[Part, TopK] = {}
+    by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
+    for part in parts:
+        trained.part = part
         for split in splits:
-            metrics[row][split], found = evaluate(model, split)
+            by_part[part][split], topk = evaluate(trained, split)
             if split == "test":
-                topk = found
+                found[part] = topk
+    selection = config.training.selection_metric
+    chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
+    if len(parts) > 1:
+        metrics |= {str(part): of_splits for part, of_splits in by_part.items()}
+    metrics["trained"] = by_part[chosen]
     if world()[0] == 0:
-        with whole_file(folder / TEST_ADS_FILE) as aside, aside.open("wb") as file:
-            np.save(file, topk[0])
-    sample = _sample(topk, config.seed)
-    return FinalEvaluation(metrics, sample, best.checkpoint.path, best.metrics["step"])
+        _save_ads(folder / TEST_ADS_FILE, found[chosen])
+        if len(parts) > 1:
+            for part, topk in found.items():
+                _save_ads(folder / f"test_ads_{part}.npy", topk)
+    sample = _sample(found[chosen], config.seed)
+    return FinalEvaluation(metrics, sample, best.checkpoint.path, best.metrics["step"], chosen)
+
+
+def _save_ads(file: Path, topk: TopK) -> None:
+    with whole_file(file) as aside, aside.open("wb") as opened:
+        np.save(opened, topk[0])
 
 
 def _sample(topk: TopK, seed: int) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def log_results(
     from ramen_ray.reports.run import write_plots
 
     run, metrics = result.run, result.metrics
-    model_id, named = log_run_retriever(config, dataset, data, result.encoder.parent, run)
+    best = result.encoder.parent, trained.evaluation.part
+    model_id, named = log_run_retriever(config, dataset, data, best, run)
     named |= {
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,
@@ -80,6 +81,9 @@ def log_results(
         named |= _prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
         named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
+    for part in set(metrics) - {"untrained", "trained"}:
+        for split, values in metrics[part].items():
+            named |= _prefixed(f"{part}/{split}/", values)
     run.log_metrics(named, model_id=model_id)
     run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
     with tempfile.TemporaryDirectory() as folder:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever import write_retriever
 from ramen_ray.tracking.retriever import log_retriever
@@ -20,7 +23,7 @@ EXAMPLE_QUERIES = 2
 
 
 def log_run_retriever(
-    config: RunConfig, dataset: Dataset, data: Prepared, model: Path, run: Run
+    config: RunConfig, dataset: Dataset, data: Prepared, best: tuple[Path, Part], run: Run
 ) -> tuple[str, dict[str, float]]:
     """Index all ads with the run's best model, and log both as a deployable model.
 
@@ -28,7 +31,7 @@ def log_run_retriever(
         config: the run's; its ``output`` is a folder that all machines can reach.
         dataset: the dataset the run was trained on.
         data: the same dataset, prepared.
-        model: folder of the best model.
+        best: folder of the best model, and the part of its vectors that answers.
         run: the run in MLflow.
 
     Returns:
@@ -37,9 +40,8 @@ def log_run_retriever(
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
         folder = Path(aside)
-        write = partial(
-            write_retriever, folder, model, dataset, data, kind, config.encoder.max_length
-        )
+        max_length = config.encoder.max_length
+        write = partial(_write_retriever, folder, best, dataset, data, kind, max_length)
         if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
             measured = write()  # takes less time than starting a task
         else:
@@ -50,11 +52,21 @@ def log_run_retriever(
             "encoder": config.encoder.pretrained,
             "index": kind,
             "num_ads": len(data.ads),
+            "part": best[1],
         }
         batch = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
         example = batch["text"].to_pylist()
         model_id = log_retriever(run, folder, example, metadata)
     return model_id, {f"index/{name}": value for name, value in measured.items()}
+
+
+def _write_retriever(
+    folder: Path, best: tuple[Path, Part], dataset: Dataset, data: Prepared, *rest: Any
+) -> dict[str, float]:
+    """Write a retriever, with a GPU if there is one."""
+    model = load_model(best[0], part=best[1])
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return write_retriever(folder, model, dataset, data, *rest)
 
 
 def _task(workers: WorkersConfig) -> Any:

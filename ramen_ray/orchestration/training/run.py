@@ -90,6 +90,7 @@ def fit(
         directory.note(
             finished=True,
             best_checkpoint=result.encoder.parent.name,
+            part=trained.evaluation.part,
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=result.metrics,

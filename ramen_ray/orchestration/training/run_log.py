@@ -81,6 +81,11 @@ class RunLog:
         if metrics:
             self._steps.log_validation(metrics, step)
 
+    def log_pool(self, figures: Mapping[str, float], step: int) -> None:
+        """Log figures of the pool of a step, if there are any."""
+        if figures:
+            self._steps.log_background("pool", figures, step)
+
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and show which result is in use from ``step`` on."""
         self._steps.log_background(name, figures, step)

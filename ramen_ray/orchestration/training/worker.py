@@ -23,18 +23,25 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.batches import Sampler
+from ramen_ray.method.sampling.pool_figures import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
+from ramen_ray.method.training.checkpoints import (
+    restore_checkpoint,
+    save_checkpoint,
+    save_classifiers,
+)
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.training.components import (
+    build_classifiers,
     build_model,
     build_objective,
     build_propensity,
     build_sampler,
     build_state,
+    held_classifiers,
     use_bf16,
 )
 from ramen_ray.orchestration.training.final_evaluation import (
@@ -117,7 +124,10 @@ def run_worker(task: WorkerTask) -> WorkerResult:
     evaluation = evaluate_best(
         setup.config,
         setup.data.splits[1:],
-        build_model(setup.config.encoder).to(setup.device),
+        _untrained_model(setup),
+        lambda folder: load_model(folder, held_classifiers(setup.config, setup.data)).to(
+            setup.device
+        ),
         lambda model, split: measure(setup, model, split),
         setup.folder,
     )
@@ -156,16 +166,25 @@ def start_or_resume(setup: Setup) -> Training:
     """Build the model and its training state, new or from the last checkpoint."""
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
-        run = _new_run(setup, build_model(setup.config.encoder))
+        run = _new_run(setup, _untrained_model(setup))
         run.state.advance_curriculum()
         return run
     with checkpoint.as_directory() as folder:
-        run = _new_run(setup, load_model(Path(folder)))
+        held = held_classifiers(setup.config, setup.data)
+        run = _new_run(setup, load_model(Path(folder), held))
         run.progress = Progress(**restore_checkpoint(Path(folder), run.state))
     for one in setup.background:
         progress = run.progress.background[one.name]
         run.state.sources = one.restore(progress, run.state.sources)
     return run
+
+
+def _untrained_model(setup: Setup) -> DualEncoder:
+    """Build the model that training starts from, on this worker's device."""
+    model = build_model(setup.config).to(setup.device)
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(setup.config, model, setup.data)
+    return model
 
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:
@@ -189,7 +208,9 @@ def train(run: Training) -> None:
         metrics: dict[str, float] = {}
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
+        figures = pool_figures_of(run, stop) if not rest else {}
         if setup.log is not None:
+            setup.log.log_pool(figures, stop)
             shown = f"{epoch + bool(rest)}/{training.epochs}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
@@ -197,6 +218,15 @@ def train(run: Training) -> None:
         state.advance_curriculum()
         run.progress.trained_seconds += time.monotonic() - started
         report(run, metrics)
+
+
+def pool_figures_of(run: Training, stop: int) -> dict[str, float]:
+    """Return figures of the pool of the last step before ``stop``, if the loss sees all of it."""
+    setup = run.setup
+    if setup.config.base.parts.loss == "triplet":
+        return {}
+    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+    return pool_figures(batch, setup.sampler.data.clicks)
 
 
 def stops(setup: Setup, step: int) -> Iterator[int]:
@@ -276,9 +306,13 @@ def report(run: Training, metrics: dict[str, float]) -> None:
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
+    is_first, training = world()[0] == 0, state.classifiers
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
-        if world()[0] == 0:
+        if training is not None and (is_first or training.classifiers.is_share):
+            save_classifiers(Path(folder), training)
+            checkpoint = Checkpoint.from_directory(folder)  # Ray Train puts all workers' together
+        if is_first:
             run.progress.background = {one.name: one.progress for one in setup.background}
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
             save_checkpoint(Path(folder), run.model, state, max_length, progress)

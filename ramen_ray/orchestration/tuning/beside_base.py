@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import RunConfig, overlay, with_absolute_paths
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay, with_absolute_paths
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
@@ -17,7 +17,6 @@ from ramen_ray.orchestration.training.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.run_directory import experiment_hash
-from ramen_ray.orchestration.tuning.variants import WITHOUT_GRAPH
 
 
 @dataclass(frozen=True)

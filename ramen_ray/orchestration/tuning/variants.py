@@ -4,16 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramen_ray.bases import BaseName
-from ramen_ray.config import ConfigError, Positive, RunConfig, Section
-
-WITHOUT_GRAPH: dict[str, Any] = {
-    "regularization.lambda_x": {},
-    "regularization.lambda_z": {},
-    "regularization.adaptive": False,
-    "walk.enabled": False,
-    "pruning.mode": "never",
-}
+from ramen_ray.bases import BASES, BaseName
+from ramen_ray.config import WITHOUT_GRAPH, ConfigError, Positive, RunConfig, Section
 
 
 class AblationConfig(Section):
@@ -54,13 +46,35 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Var
         raise ConfigError("bases: name at least one")
     variants: dict[str, Variant] = {}
     for base in bases:
-        variants[base] = Variant(base, {**WITHOUT_GRAPH, "base.kind": base})
-        variants[f"{base}-ramen"] = Variant(base, {"base.kind": base})
+        own = softmax_changes(config, base)
+        variants[base] = Variant(base, {**own, **WITHOUT_GRAPH})
+        variants[f"{base}-ramen"] = Variant(base, own)
     first: str = bases[0]
     for part, changes in _parts(config).items():
-        variants[f"{first}-ramen-{part}"] = Variant(first, {"base.kind": first, **changes})
+        own = softmax_changes(config, bases[0])
+        variants[f"{first}-ramen-{part}"] = Variant(first, {**own, **changes})
     variants[f"{first}-auggt"] = Variant(first, variants[first].changes, propagated=True)
     return variants
+
+
+def softmax_changes(config: RunConfig, base: BaseName) -> dict[str, Any]:
+    """Return the changes that put ``base`` in place of a base with the triplet loss.
+
+    A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge: it wants
+    half of the learning rate, and ten times the λ.
+    """
+    changes: dict[str, Any] = {"base.kind": base}
+    is_triplet = config.base.parts.loss == "triplet"
+    if is_triplet and BASES[base].loss != "triplet" and config.base.loss is None:
+        rates, graph = config.optimizer, config.regularization
+        changes["optimizer.lr"] = rates.lr / 2
+        if rates.embedding_lr is not None:
+            changes["optimizer.embedding_lr"] = rates.embedding_lr / 2
+        changes["regularization.adaptive_max"] = 10 * graph.adaptive_max
+        for side in ("lambda_x", "lambda_z"):
+            weights = getattr(graph, side)
+            changes[f"regularization.{side}"] = {name: 10 * w for name, w in weights.items()}
+    return changes
 
 
 def used_sets(config: RunConfig) -> list[str]:

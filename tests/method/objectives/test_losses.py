@@ -1,12 +1,13 @@
-"""The triplet loss against a double loop over Python floats, with its gradient by autograd."""
+"""The losses against double loops over Python floats, with gradients by autograd."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
-from ramen_ray.method.objectives.losses import Loss, TripletLoss
+from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 
 MARGIN = 0.3
 
@@ -128,3 +129,77 @@ def test_losses_stand_in_for_one_another(loss: Loss):
     rows.sum().backward()
     assert rows.shape == (1,)
     assert similarity.grad[0, 0] < 0 < similarity.grad[0, 1]
+
+
+softmax_cases = st.tuples(
+    st.integers(1, 6), st.integers(1, 9), st.booleans(), st.integers(0, 9999), st.floats(0.05, 2)
+)
+
+
+def _naive_softmax(logits: Tensor, known: list[set[int]], is_decoupled: bool) -> Tensor:
+    """The printed sums: -log exp(s_p) / (exp(s_p) + Σ exp(s_l)), averaged over the positives."""
+    rows = []
+    for row, positives in enumerate(known):
+        total = logits[row, 0] * 0.0
+        for own in positives:
+            left_out = positives - {own} if is_decoupled else set()
+            pool = [j for j in range(logits.shape[1]) if j not in left_out]
+            denominator = sum(torch.exp(logits[row, j]) for j in pool)
+            total = total - torch.log(torch.exp(logits[row, own]) / denominator)
+        rows.append(total / max(1, len(positives)))
+    return torch.stack(rows)
+
+
+@settings(max_examples=100)
+@given(softmax_cases)
+def test_the_softmax_losses_equal_double_loops(case):
+    num_rows, pool, is_decoupled, seed, temperature = case
+    similarity, _, known = _draw(num_rows, pool, seed)
+    no_places, mask = torch.full((num_rows, 1), -1), _mask(known, pool)
+    ours, theirs = similarity.clone().requires_grad_(), similarity.clone().requires_grad_()
+    found = SoftmaxLoss(temperature, is_decoupled)(ours, no_places, mask)
+    expected = _naive_softmax(theirs / temperature, known, is_decoupled)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    found.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("is_decoupled", [True, False])
+def test_with_one_positive_a_softmax_loss_is_the_cross_entropy(is_decoupled: bool):
+    similarity, own, _ = _draw(6, 9, seed=1)
+    own = [max(place, 0) for place in own]
+    mask = _mask([{place} for place in own], 9)
+    found = SoftmaxLoss(0.05, is_decoupled)(similarity, torch.full((6, 1), -1), mask)
+    expected = functional.cross_entropy(similarity / 0.05, torch.tensor(own), reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+def test_positives_compete_in_supcon_only():
+    mask, no_places = torch.tensor([[True, True, False, False]]), torch.tensor([[-1]])
+    similarity = torch.tensor([[0.4, 0.1, 0.7, -0.2]], dtype=torch.float64)
+    # With the first positive raised, the part of the second changes only if they compete.
+    raised = similarity + torch.tensor([[0.05, 0, 0, 0]])
+    for is_decoupled in (True, False):
+        loss = SoftmaxLoss(0.1, is_decoupled)
+        parts = []
+        for scores in (similarity, raised):
+            leaf = scores.clone().requires_grad_()
+            loss(leaf, no_places, mask).sum().backward()
+            parts.append(leaf.grad[0, 1].item())  # the pull on the second positive
+        assert (parts[0] == pytest.approx(parts[1], abs=1e-12)) is is_decoupled
+
+
+@pytest.mark.parametrize("is_decoupled", [True, False])
+@pytest.mark.parametrize("mask", [[[False, False]], [[True, True]], [[True]], [[False]]], ids=str)
+def test_rows_without_positives_or_negatives_have_finite_gradients(
+    is_decoupled: bool, mask: list[list[bool]]
+):
+    known = torch.tensor(mask)
+    similarity = torch.full(known.shape, 0.3, requires_grad=True)
+    loss = SoftmaxLoss(0.05, is_decoupled)(similarity, torch.tensor([[-1]]), known)
+    loss.sum().backward()
+    assert torch.isfinite(similarity.grad).all()
+    if is_decoupled or known.shape[1] == 1 or not known.any():
+        assert loss.item() == 0
+        assert not similarity.grad.any()

@@ -13,6 +13,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
+from ramen_ray.method.sampling.draws import draw_several_ads
 from ramen_ray.method.sampling.orders import num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -277,3 +278,48 @@ def test_without_shortlists_there_is_room_for_hard_negatives_but_none(prepared: 
     batch = _one_batch(data, num_hard_negatives=3)
     assert batch.hard_negatives.shape == (len(data.query_ids), 3)
     assert (batch.hard_negatives == -1).all()
+
+
+def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:
+    """Draw for every row in many epochs; returns (epochs, rows, ads)."""
+    rows = np.arange(clicks.num_rows)
+    drawn = [draw_several_ads(clicks, rows, rows + 7, num_ads, (3, e)) for e in range(num_epochs)]
+    return np.stack(drawn)
+
+
+def test_several_ads_of_a_query_are_distinct_clicks_or_all_of_them():
+    clicks = csr_of([[4, 9, 2, 7], [], [5], [1, 3], [0, 2, 4, 6, 8]])
+    for drawn in _several(clicks, 3, num_epochs=20):
+        for found, clicked in zip(drawn.tolist(), rows_of(clicks), strict=True):
+            ads = [ad for ad in found if ad >= 0]
+            assert len(set(ads)) == len(ads) == min(3, len(clicked))
+            assert set(ads) <= set(clicked)
+            assert found == ads + [-1] * (3 - len(ads))
+
+
+def test_several_ads_are_drawn_uniformly_and_depend_on_the_query_only():
+    clicks = csr_of([[10, 11, 12, 13, 14], [3, 5, 6, 8]])
+    drawn = _several(clicks, 2, num_epochs=3000)
+    for row, clicked in enumerate(rows_of(clicks)):
+        pairs = [frozenset(pair) for pair in drawn[:, row].tolist()]
+        counts = [pairs.count(frozenset(pair)) for pair in combinations(clicked, 2)]
+        assert sum(counts) == 3000
+        assert stats.chisquare(counts).pvalue > 0.001
+        firsts = [(drawn[:, row, 0] == ad).sum() for ad in clicked]
+        assert stats.chisquare(firsts).pvalue > 0.001
+    alone = draw_several_ads(clicks, np.array([1]), np.array([8]), 2, (3, 5))
+    assert alone.tolist() == drawn[5, [1]].tolist()
+
+
+def test_several_ads_follow_the_clicks_weights():
+    rows, ads, weights = np.array([0, 0, 0]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0])
+    drawn = _several(Csr.from_pairs(rows, ads, 1, weights), 2, num_epochs=4000)[:, 0]
+    expected = []
+    for first, second in ((4, 6), (4, 9), (6, 4), (6, 9), (9, 4), (9, 6)):
+        share = dict(zip(ads.tolist(), (weights / weights.sum()).tolist(), strict=True))
+        expected.append(share[first] * share[second] / (1 - share[first]))
+    found = [
+        (drawn == pair).all(axis=1).sum()
+        for pair in ((4, 6), (4, 9), (6, 4), (6, 9), (9, 4), (9, 6))
+    ]
+    assert stats.chisquare(found, np.array(expected) * 4000).pvalue > 0.001

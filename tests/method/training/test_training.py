@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,8 @@ def _step(
 ) -> Tensor:
     """Return a step's losses (terms,)."""
     sources = sources or Sources(sampler.data.graphs)
-    return compute_step(model, sampler, sources, objective, step).losses
+    encode_batch = partial(encode, model, sampler.data)
+    return compute_step(encode_batch, sampler, sources, objective, step).losses
 
 
 def _state(
@@ -332,7 +334,9 @@ def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
     curriculum.advance(0)
     sources, rows = Sources(sampler.data.graphs), []
     for step in range(sampler.steps_per_epoch):
-        result = compute_step(model, sampler, sources, OBJECTIVE, step)
+        result = compute_step(
+            partial(encode, model, sampler.data), sampler, sources, OBJECTIVE, step
+        )
         curriculum.observe(result.encoded)
         rows += result.encoded.batch.queries.tolist()
     expected = model.embed_queries(data.queries["train"], np.array(rows))
@@ -347,7 +351,13 @@ def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):
     encoder, sampler = _build("transformer", encoder_path), _sampler(prepared)
     sources = Sources(sampler.data.graphs)
     full, half = (
-        compute_step(encoder, sampler, sources, OBJECTIVE, 0, use_bf16).losses
+        compute_step(
+            partial(encode, encoder, sampler.data, use_bf16=use_bf16),
+            sampler,
+            sources,
+            OBJECTIVE,
+            0,
+        ).losses
         for use_bf16 in (False, True)
     )
     assert (half != full).any()

@@ -23,8 +23,15 @@ from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.encoder import build_bag, build_transformer
+from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.dual_encoder import (
+    CLASSIFIER_FOLDER,
+    DualEncoder,
+    Scoring,
+    load_model,
+)
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.heads import Head
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
     MOST_FLAT_ADS,
@@ -70,19 +77,33 @@ class Logged:
 def _log(
     kind: str, data: Prepared, dataset_path: Path, encoder_path: Path, folder: Path, uri: str
 ) -> Logged:
-    build = build_bag if kind == "bag" else build_transformer
     trained = folder / "trained"
-    torch.manual_seed(2)
-    DualEncoder(build(str(encoder_path))).save(trained, MAX_LENGTH)
+    if kind == "bag":
+        DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
+    else:
+        _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
     dataset = Dataset(dataset_path)
     retriever = folder / "retriever"
-    measured = write_retriever(retriever, trained, dataset, data, "flat", MAX_LENGTH)
+    measured = write_retriever(retriever, load_model(trained), dataset, data, "flat", MAX_LENGTH)
     run = open_run(uri, "tests", kind, folder.parent)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
     model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
     location = run.client.get_logged_model(model_id).artifact_location
     kept = Path(location.removeprefix("file://"))
     return Logged(kept, run, model_id, trained, data, measured)
+
+
+def _save_with_classifiers(encoder: Encoder, data: Prepared, folder: Path) -> None:
+    """Save a model with a projection, and random classifiers for three quarters of the ads."""
+    draw = torch.Generator().manual_seed(2)
+    encoder.projection = Head.orthogonal(encoder.width, 7, has_tanh=True, seed=3)
+    vectors = torch.randn(len(data.ads), 5, generator=draw)
+    classifiers = Classifiers(vectors, 0, np.arange(len(data.ads)) % 4 > 0)
+    head = Head.orthogonal(encoder.width, 5, has_tanh=False, seed=4)
+    model = DualEncoder(encoder, head, classifiers)
+    model.scoring = Scoring(weight=0.7, text_scale=0.6)
+    model.save(folder, MAX_LENGTH)
+    classifiers.save(folder / CLASSIFIER_FOLDER)
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.walk import WalkSettings
 from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import compute_step
@@ -118,7 +120,8 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(
     for name, folder in (("own", None), ("walked", edges)):
         training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
         sampler, sources = build_sampler(config, data, training_data), Sources(training_data.graphs)
-        losses, _ = compute_step(build_model(config.encoder), sampler, sources, objective, 0)
+        encode_batch = partial(encode, build_model(config), training_data)
+        losses, _ = compute_step(encode_batch, sampler, sources, objective, 0)
         first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
     client = MlflowClient(tracking_uri=trained.run.uri)
     logged = {

@@ -1,0 +1,15 @@
+"""DEPSL (UniDEC, section 3): a softmax over several ads of each query, in batches of similar ones.
+
+The paper's batch is one cluster of queries, with six hard negatives of each and up to three ads.
+"""
+
+from ramen_ray.bases.combination import Combination
+
+DEPSL = Combination(
+    order="batch_clusters",
+    hard_negatives="shortlists",
+    loss="decoupled",
+    num_positives=3,
+    num_hard_negatives=6,
+    shortlist_size=30,
+)

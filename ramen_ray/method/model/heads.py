@@ -1,0 +1,80 @@
+"""Heads: linear layers on the pooled states of an encoder, one for each kind of vector.
+
+They compute in float32 also under autocast, as they are small and softmax losses need the digits.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+
+
+class Head(nn.Module):
+    """A linear layer, with tanh or without: g1 and g2 of UniDEC (section 3).
+
+    It starts as an orthogonal projection, which about keeps which states are near each other. There
+    is no dropout, as in the encoders.
+    """
+
+    def __init__(self, linear: nn.Linear, has_tanh: bool) -> None:
+        """Wrap a linear layer."""
+        super().__init__()
+        self.linear = linear
+        self.has_tanh = has_tanh
+
+    @classmethod
+    def orthogonal(cls, width: int, dim: int, has_tanh: bool, seed: int) -> "Head":
+        """Make a head from ``width`` to ``dim``, at most ``width``, that is drawn from ``seed``."""
+        linear = nn.Linear(width, dim)
+        nn.init.orthogonal_(linear.weight, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(linear.bias)
+        return cls(linear, has_tanh)
+
+    @property
+    def dim(self) -> int:
+        """Width of a vector."""
+        return self.linear.out_features
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Map pooled states (N, width) to vectors (N, D) float32, not normalised."""
+        with torch.autocast(pooled.device.type, enabled=False):
+            vectors: Tensor = self.linear(pooled.float())
+            return torch.tanh(vectors) if self.has_tanh else vectors
+
+    def save(self, folder: Path) -> None:
+        """Write a Dense module of sentence-transformers."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "in_features": self.linear.in_features,
+            "out_features": self.linear.out_features,
+            "bias": True,
+            "activation_function": f"torch.nn.modules.{self._activation}",
+        }
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(
+            {name: value.detach() for name, value in self.state_dict().items()},
+            folder / WEIGHTS_FILE,
+        )
+
+    @property
+    def _activation(self) -> str:
+        return "activation.Tanh" if self.has_tanh else "linear.Identity"
+
+    @classmethod
+    def load(cls, folder: Path) -> "Head":
+        """Load what :meth:`save` wrote."""
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        linear = nn.Linear(config["in_features"], config["out_features"])
+        head = cls(linear, config["activation_function"].endswith("Tanh"))
+        head.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        return head
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Normalise each row of ``vectors`` (N, D)."""
+    return functional.normalize(vectors, dim=-1)

@@ -1,0 +1,91 @@
+"""UniDEC's further terms of the task: from ads to queries, and by classifiers (section 3).
+
+Shapes: b rows of this worker and B of the global batch, L ads of the pool, l this worker's share of
+them, D width of an embedding.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ramen_ray.method.distributed import own_range
+from ramen_ray.method.model.heads import unit
+from ramen_ray.method.objectives.losses import Loss
+from ramen_ray.method.objectives.terms import Term
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.training_data import ADS, QUERIES
+
+REVERSE, CLASSIFIER, CLASSIFIER_REVERSE = "task_reverse", "classifier", "classifier_reverse"
+BCE = "classifier_bce"
+
+
+def reverse_term(loss: Loss, weight: float) -> Term:
+    """Build the term that ranks the queries that led to an ad above all others of the batch."""
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        queries_BD = encoded.vectors(QUERIES, encoded.batch.queries)
+        ads_LD = encoded.vectors(ADS, encoded.ad_pool.ids)
+        return _reverse_share(loss, encoded, queries_BD, ads_LD)
+
+    return Term(REVERSE, weight, share)
+
+
+def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
+    """Build the term that ranks the classifiers of a query's ads above all others of the pool.
+
+    Args:
+        loss: the loss of the similarities of a query to the classifiers.
+        weight: the term's weight.
+        by_cosine: compare by cosines, for losses with a margin, and not by inner products.
+    """
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        asking_bd, classifiers_Ld = _own_asking(encoded), _classifiers(encoded)
+        if by_cosine:
+            asking_bd, classifiers_Ld = unit(asking_bd), unit(classifiers_Ld)
+        positives_bP = encoded.places(encoded.ad_pool, encoded.local.ads)
+        losses_b = loss(asking_bd @ classifiers_Ld.T, positives_bP, encoded.own_clicked_in_pool)
+        return losses_b.sum() / len(encoded.batch.queries)
+
+    return Term(CLASSIFIER, weight, share)
+
+
+def classifier_reverse_term(loss: Loss, weight: float) -> Term:
+    """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        asking_Bd = encoded.asking_classifiers(encoded.batch.queries)
+        return _reverse_share(loss, encoded, asking_Bd, _classifiers(encoded))
+
+    return Term(CLASSIFIER_REVERSE, weight, share)
+
+
+def bce_term(temperature: float, weight: float) -> Term:
+    """Build the binary cross-entropy of whether a query led to each ad of the pool."""
+
+    def share(encoded: EncodedBatch) -> Tensor:
+        logits_bL = _own_asking(encoded) @ _classifiers(encoded).T / temperature
+        clicked_bL = encoded.own_clicked_in_pool.to(logits_bL.dtype)
+        total = functional.binary_cross_entropy_with_logits(logits_bL, clicked_bL, reduction="sum")
+        return total / (len(encoded.batch.queries) * len(encoded.ad_pool.ids))
+
+    return Term(BCE, weight, share)
+
+
+def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
+    """Return this worker's part of the mean loss over the ads that have a query in the batch."""
+    clicked_LB = encoded.clicked_in_pool.T
+    own = torch.from_numpy(own_range(len(ads_LD))).to(ads_LD.device)
+    no_places_l1 = torch.from_numpy(np.full((len(own), 1), -1)).to(ads_LD.device)
+    losses_l = loss(ads_LD[own] @ queries_BD.T, no_places_l1, clicked_LB[own])
+    return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
+
+
+def _own_asking(encoded: EncodedBatch) -> Tensor:
+    return encoded.asking_classifiers(encoded.local.queries)
+
+
+def _classifiers(encoded: EncodedBatch) -> Tensor:
+    assert encoded.classifiers_Ld is not None, "the model has no classifiers"
+    return encoded.classifiers_Ld

@@ -1,0 +1,310 @@
+"""Classifiers: their terms against loops, what a step moves, workers, resuming, saving."""
+
+import gc
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from support import run_in_two_processes
+from torch import Tensor, distributed
+from torch.nn import functional
+
+from ramen_ray.config import EncoderConfig, RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, load_model
+from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
+from ramen_ray.method.training.checkpoints import (
+    restore_checkpoint,
+    save_checkpoint,
+    save_classifiers,
+)
+from ramen_ray.method.training.step import compute_step, global_losses, train_steps
+from ramen_ray.orchestration.training.components import (
+    build_classifiers,
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+    held_classifiers,
+)
+
+CHANGES = {
+    "base.kind": "unidec",
+    "base.first_clustered_epoch": 1,
+    "base.num_positives": 2,
+    "encoder.projection_dim": 5,
+    "loss.reverse_share": 0.3,
+    "regularization.lambda_z": {"links": 0.2},
+    "training.epochs": 3,
+    "training.global_batch_size": 8,
+    "optimizer.lr": 0.05,
+    "classifier.lr": 0.05,
+    "classifier.bce": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def config(encoder_path: Path) -> RunConfig:
+    encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
+    return overlay(RunConfig(encoder=encoder), CHANGES)
+
+
+class Run:
+    """A run without Ray: its sampler, objective and state."""
+
+    def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
+        """Begin anew, or with the model in ``folder``."""
+        self.config, self.data = config, data
+        if folder is None:
+            self.model = build_model(config)
+            self.model.classifiers = build_classifiers(config, self.model, data)
+        else:
+            self.model = load_model(folder, held_classifiers(config, data))
+        self.objective = build_objective(config)
+        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
+        self.sampler = build_sampler(config, data, training_data)
+        size = (len(data.queries["train"]), 4)
+        lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
+        self.state = build_state(config, self.model, self.model, self.sampler)
+        self.state.sources = Sources(training_data.graphs, shortlists=lists)
+
+    def losses(self, stop: int) -> list[list[float]]:
+        steps = list(train_steps(self.state, self.sampler, self.objective, stop))
+        return global_losses(steps).tolist()
+
+    def save(self, folder: Path) -> None:
+        save_checkpoint(folder, self.model, self.state, 16, {})
+        save_classifiers(folder, self.state.classifiers)
+
+
+def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
+    run = Run(config, prepared_bag)
+    rows_of = run.state.classifiers.rows
+    encode_batch = partial(encode, run.model, run.sampler.data, classifiers_of=rows_of)
+    losses, encoded = compute_step(
+        encode_batch, run.sampler, run.state.sources, run.objective, step=1
+    )
+    found = dict(zip(run.objective.names, losses.tolist(), strict=True))
+    clicks, batch = prepared_bag.clicks["train"], encoded.batch
+    drawn = np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()])
+    pool = sorted({ad for ad in drawn.tolist() if ad >= 0})
+    clicked = [
+        set(clicks.indices[clicks.indptr[row] : clicks.indptr[row + 1]].tolist())
+        for row in batch.queries
+    ]
+    assert any((ads & set(pool)) - set(own) for ads, own in zip(clicked, batch.ads, strict=True))
+
+    pooled = {
+        table: _pooled(run.model, prepared_bag, table, rows)
+        for table, rows in ((QUERIES, batch.queries), (ADS, np.array(pool)))
+    }
+    norm, model = partial(functional.normalize, dim=-1), run.model
+    cosines = (
+        norm(torch.tanh(model.encoder.projection.linear(pooled[QUERIES])))
+        @ norm(torch.tanh(model.encoder.projection.linear(pooled[ADS]))).T
+    )
+    asked = model.classifier_head.linear(pooled[QUERIES]) @ model.classifiers.vectors[pool].T / 0.1
+    expected = {}
+    for name, scores in (("task", cosines / 0.05), ("classifier", asked)):
+        positives = [[place for place, ad in enumerate(pool) if ad in ads] for ads in clicked]
+        reverse = [[i for i, ads in enumerate(clicked) if ad in ads] for ad in pool]
+        rows = [_decoupled(row, own) for row, own in zip(scores, positives, strict=True)]
+        expected[name] = sum(rows) / len(rows)
+        columns = [_decoupled(column, own) for column, own in zip(scores.T, reverse, strict=True)]
+        expected[f"{name}_reverse"] = sum(columns) / sum(map(bool, reverse))
+    truth = torch.tensor([[float(ad in ads) for ad in pool] for ads in clicked])
+    expected["classifier_bce"] = functional.binary_cross_entropy_with_logits(asked, truth).item()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4), name
+    assert set(found) == {*expected, "R_z/links"}
+
+
+def _pooled(model: DualEncoder, data: Prepared, table: str, rows: np.ndarray) -> Tensor:
+    """Return mean token embeddings, one text at a time."""
+    texts = data.queries["train"] if table == QUERIES else data.ads
+    weights = model.encoder.token_embeddings
+    return torch.stack([weights[texts.gather(np.array([row])).astype(int)].mean(0) for row in rows])
+
+
+def _decoupled(scores: Tensor, positives: list[int]) -> float:
+    others = [s for place, s in enumerate(scores.tolist()) if place not in positives]
+    total = sum(
+        -np.log(np.exp(own) / (np.exp(own) + np.exp(others).sum()))
+        for own in scores[positives].tolist()
+    )
+    return total / max(len(positives), 1)
+
+
+def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepared):
+    run = Run(config, prepared_bag)
+    vectors = run.model.classifiers.vectors
+    run.losses(1)
+    before, moments = vectors.clone(), _moments(run)
+    batch = run.sampler.draw(1, run.state.sources, [])
+    pool = np.unique(np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()]))
+    others = np.setdiff1d(np.arange(len(vectors)), pool)
+    run.losses(2)
+    moved = (vectors != before).any(dim=1).numpy()
+    assert np.flatnonzero(moved).tolist() == pool[pool >= 0].tolist()
+    for old, new in zip(moments, _moments(run), strict=True):
+        assert torch.equal(old[others], new[others])
+
+
+def _moments(run: Run) -> list[Tensor]:
+    (state,) = run.state.classifiers.optimizer.state.values()
+    return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
+):
+    whole = Run(config, prepared_bag)
+    expected = whole.losses(7)
+    first = Run(config, prepared_bag)
+    before = first.losses(3)
+    first.save(tmp_path)
+    second = Run(config, prepared_bag, tmp_path)
+    restore_checkpoint(tmp_path, second.state)
+    assert before + second.losses(7) == expected
+    assert torch.equal(second.model.classifiers.vectors, whole.model.classifiers.vectors)
+    for found, wanted in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
+    """Train three steps on one of two workers, save, evaluate; replicated, then shared out."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    for sharded in (False, True):
+        run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))
+        trained = torch.nn.parallel.DistributedDataParallel(run.model)
+        run.state.model = trained
+        found = {"losses": run.losses(3), "held": len(run.model.classifiers.held)}
+        found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
+        checkpoint = folder / f"sharded-{sharded}"
+        if rank == 0:
+            save_checkpoint(checkpoint, run.model, run.state, 16, {})
+        if rank == 0 or sharded:
+            save_classifiers(checkpoint, run.state.classifiers)
+        torch.save(found, folder / f"{sharded}-{rank}.pt")
+        del trained, run
+    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
+    distributed.destroy_process_group()
+
+
+def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
+    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
+):
+    run_in_two_processes(_two_workers, tmp_path, config, prepared_bag.path)
+    alone = Run(config, prepared_bag)
+    expected = alone.losses(3)
+    metrics = evaluate(alone.model, prepared_bag, "validation", Propensity())[0]
+    num_ads = len(prepared_bag.ads)
+    for sharded in (False, True):
+        found = [torch.load(tmp_path / f"{sharded}-{rank}.pt") for rank in range(2)]
+        assert sum(one["held"] for one in found) == (num_ads if sharded else 2 * num_ads)
+        for one in found:
+            assert np.array(one["losses"]) == pytest.approx(np.array(expected), rel=1e-4)
+            assert one["metrics"] == pytest.approx(metrics, abs=1e-6)
+        # What two workers saved, one goes on with.
+        checkpoint = tmp_path / f"sharded-{sharded}"
+        resumed = Run(config, prepared_bag, checkpoint)
+        restore_checkpoint(checkpoint, resumed.state)
+        torch.testing.assert_close(
+            resumed.model.classifiers.vectors, alone.model.classifiers.vectors, rtol=0, atol=1e-5
+        )
+        for old, new in zip(_moments(alone), _moments(resumed), strict=True):
+            torch.testing.assert_close(old, new, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", ["encoder", "classifier"])
+def test_each_part_alone_learns_a_small_set_by_heart(
+    part: Any, config: RunConfig, prepared_bag: Prepared
+):
+    share = 0.05 if part == "encoder" else 0.95
+    changes = {
+        "classifier.share": share,
+        "classifier.unclicked": "own",
+        "encoder.projection_dim": None,
+        "training.epochs": 40,
+    }
+    run = Run(overlay(config, changes), prepared_bag)
+    run.losses(run.sampler.steps_per_epoch * 40)
+    run.model.part = part
+    texts = prepared_bag.queries["train"]
+    rows = np.arange(len(texts))
+    queries = run.model.embed_queries(texts, rows)
+    ads = run.model.embed_ads(prepared_bag.ads, np.arange(len(prepared_bag.ads)))
+    best = (queries @ ads.T).argmax(axis=1)
+    clicks = prepared_bag.clicks["train"]
+    hits = [
+        ad in clicks.indices[clicks.indptr[row] : clicks.indptr[row + 1]]
+        for row, ad in zip(rows, best, strict=True)
+    ]
+    assert np.mean(hits) > 0.9  # a few queries have the same words, but other clicks
+
+
+def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
+    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
+):
+    run = Run(config, prepared_bag)
+    run.losses(4)
+    run.save(tmp_path)
+    rows, scores = np.arange(12), {}
+    for part in ("encoder", "classifier", "both"):
+        model = load_model(tmp_path, part=part)
+        queries = model.embed_queries(prepared_bag.queries["test"], rows)
+        ads = model.embed_ads(prepared_bag.ads, np.arange(len(prepared_bag.ads)))
+        assert np.linalg.norm(queries, axis=1) == pytest.approx(np.ones(12), abs=1e-5)
+        assert queries.shape[1] == model.dim
+        scores[part] = queries @ ads.T
+    mean = (scores["encoder"] + 0.5 * scores["classifier"]) / 1.5
+    np.testing.assert_allclose(scores["both"], mean, atol=1e-6)
+
+    # An ad without a train click is found by its text; its classifier answers if that is asked for.
+    unclicked = np.flatnonzero(prepared_bag.train_click_counts == 0)
+    assert len(unclicked)
+    model = load_model(tmp_path, part="classifier")
+    by_text = 0.6 * model.embed_queries(prepared_bag.ads, unclicked)
+    np.testing.assert_allclose(model.embed_ads(prepared_bag.ads, unclicked), by_text, atol=1e-6)
+    own = Run(overlay(config, {"classifier.unclicked": "own"}), prepared_bag)
+    assert own.model.classifiers.is_trained.all()
+
+
+def test_sentence_transformers_loads_the_encoder_with_its_projection(
+    config: RunConfig, prepared_bag: Prepared, dataset_path: Path, tmp_path: Path
+):
+    run = Run(config, prepared_bag)
+    run.losses(2)
+    run.save(tmp_path)
+    texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
+    theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu").encode(texts)
+    ours = load_model(tmp_path, part="encoder").embed_ads(prepared_bag.ads, np.arange(len(texts)))
+    np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
+def test_a_folder_without_classifiers_cannot_answer_by_them(
+    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
+):
+    plain = build_model(overlay(config, {"base.kind": "in_batch"}))
+    plain.save(tmp_path / "plain", 16)
+    with pytest.raises(EncoderError, match="plain has no classifiers"):
+        load_model(tmp_path / "plain", part="both")
+    run = Run(config, prepared_bag)
+    run.save(tmp_path / "run")
+    (file,) = (tmp_path / "run" / "classifiers").glob("vectors-*.npy")
+    np.save(file, np.load(file)[:-3])
+    with pytest.raises(EncoderError, match=r"classifiers has \d+ of \d+ rows of vectors"):
+        load_model(tmp_path / "run")
