@@ -8,7 +8,7 @@ and row is kept, so that the same command continues where it was stopped. In thi
 Ray Train. Prints a Markdown table per set, pooled over the splits. `ratio` is R@10 on zero_shot of
 the base with the combiner (release) over the base alone, of the last set.
 
-    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40] [--encoders base ramen ...]
+    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40] [--encoders base]
 """
 
 import argparse
