@@ -3,7 +3,9 @@
 Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet
+    python jobs/index.py --model models:/NAME@champion --ads new_ads.csv --clicks first_clicks.csv
 
+If the retriever has a combiner (jobs/combine.py), it makes the ads' vectors.
 The result is a new version, which takes over the alias if one was given; jobs/promote.py --restore
 moves the alias back.
 """
@@ -21,13 +23,18 @@ class IndexSettings(RetrieverSettings):
 
     ads: str
     """CSV, TSV, JSON lines or parquet with columns ad_id and text."""
+    clicks: str | None = None
+    """Likewise, with columns ad_id and query: for some of the ads, a query that led to it. Only a
+    retriever with a combiner can use it."""
 
 
 def main() -> None:
     """Add the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
-    made = extend_retriever(registry, settings.model, settings.ads, settings.output)
+    made = extend_retriever(
+        registry, settings.model, settings.ads, settings.output, settings.clicks
+    )
     print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
 
 

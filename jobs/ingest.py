@@ -97,11 +97,18 @@ class Novel(Import):
     """Leave each novel ad one of its train clicks, drawn uniformly, if it has any."""
     seed: int = 0
     """Seed of the draws."""
+    keep_ad_edges: bool = False
+    """Leave novel ads their edges, for graphs that know an ad before it has clicks."""
 
     def run(self) -> Dataset:
         """Split the dataset."""
         return make_novel_split(
-            self.dataset, self.output, self.novel_fraction, self.one_shot, self.seed
+            self.dataset,
+            self.output,
+            self.novel_fraction,
+            self.one_shot,
+            self.seed,
+            self.keep_ad_edges,
         )
 
 

@@ -29,6 +29,7 @@ def make_novel_split(
     novel_fraction: float = 0.1,
     one_shot: bool = False,
     seed: int = 0,
+    keep_ad_edges: bool = False,
 ) -> Dataset:
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
@@ -37,8 +38,9 @@ def make_novel_split(
     their edges and filters; a train query that had no click to lose stays.
     The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
     its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids. Novel
-    ads lose their edges, because they did not exist when the graph was made. Anchors without edges
-    stay; an anchor set without edges is dropped.
+    ads lose their edges, because they did not exist when the graph was made, unless these are kept:
+    for graphs that know an ad before it has clicks. Anchors without edges stay; an anchor set
+    without edges is dropped.
 
     Args:
         dataset: Dataset directory to split.
@@ -46,6 +48,7 @@ def make_novel_split(
         novel_fraction: Share of the ads that become novel, drawn uniformly.
         one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
         seed: Seed of both draws.
+        keep_ad_edges: Leave novel ads their own edges.
 
     Raises:
         DatasetError: the dataset is not usable, the fraction makes no or all ads novel, or a split
@@ -57,7 +60,10 @@ def make_novel_split(
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     novel = _draw_novel_ads(parent, novel_fraction, seed)
     revealed = _draw_revealed_queries(parent, novel, seed) if one_shot else np.full(len(novel), -1)
-    with new_dataset(output, **_metadata(parent, novel_fraction, one_shot, seed)) as writer:
+    metadata = _metadata(parent, novel_fraction, one_shot, seed)
+    if keep_ad_edges:
+        metadata["novel_split"]["keep_ad_edges"] = True
+    with new_dataset(output, **metadata) as writer:
         split = _Split(parent, writer)
         split.copy("ads", "queries/test", "filters/test")
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
@@ -69,7 +75,7 @@ def make_novel_split(
         zero_shot = split.write_queries("test", ZERO_SHOT, lambda _, ads: novel[ads])
         split.write_filters("test", ZERO_SHOT, zero_shot, novel)
         for name in parent.anchor_sets:
-            split.write_graph(name, train, ~novel)
+            split.write_graph(name, train, ~novel | keep_ad_edges)
     return Dataset(output)
 
 

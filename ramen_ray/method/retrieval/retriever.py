@@ -12,7 +12,7 @@ It is a folder with
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ramen_ray.method.model.compilation import write_onnx
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
     DualEncoder,
+    Embeddings,
     load_model,
     tokenize_texts,
 )
@@ -42,6 +43,10 @@ INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
+
+Represent = Callable[[int, Embeddings], Embeddings]
+"""Maps the number of a block's first ad, and the embeddings (n, D) of the block's texts, to the
+vectors (n, D) that are indexed."""
 
 
 def write_retriever(
@@ -84,30 +89,40 @@ def known_ids(folder: Path) -> pa.Array:
     return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
 
 
-def add_ads(folder: Path, ads: pa.Table) -> int:
+def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> int:
     """Add ads to a retriever by their texts; its encoder and its index's cells do not change.
 
     Args:
         folder: what :func:`write_retriever` wrote.
         ads: ``ad_id`` and ``text``, strings.
+        represent: makes the vectors that are indexed; None for the embeddings themselves.
 
     Returns:
         The number of ads it has now.
     """
+    embed = text_embedder(folder)
+    index = faiss.read_index(str(folder / INDEX))
+    for start in range(0, len(ads), ADS_PER_BLOCK):
+        vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
+        index.add(vectors if represent is None else represent(start, vectors))
+    faiss.write_index(index, str(folder / INDEX))
+    known = pq.read_table(folder / ADS)
+    _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
+    return int(index.ntotal)
+
+
+def text_embedder(folder: Path) -> Callable[[list[str]], Embeddings]:
+    """Load a retriever's model; returns what embeds new texts, as unit-norm rows (texts, D)."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     encoder = model.encoder
     tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
-    index = faiss.read_index(str(folder / INDEX))
-    for start in range(0, len(ads), ADS_PER_BLOCK):
-        texts = ads["text"][start : start + ADS_PER_BLOCK].to_pylist()
-        table = tokenize_texts(tokenize, texts)
-        index.add(model.embed_new_ads(table, np.arange(len(table))))
-    faiss.write_index(index, str(folder / INDEX))
-    known = pq.read_table(folder / ADS)
-    _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
-    return int(index.ntotal)
+
+    def embed(texts: list[str]) -> Embeddings:
+        return model.embed_new_ads(tokenize_texts(tokenize, texts), np.arange(len(texts)))
+
+    return embed
 
 
 def compile_retriever(folder: Path, int8: bool) -> None:

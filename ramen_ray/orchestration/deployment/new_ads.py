@@ -1,15 +1,28 @@
-"""Add ads to a retriever's index without training; the new version has the same encoder."""
+"""Add ads to a retriever's index without training; the new version has the same encoder.
+
+If the retriever has a combiner, it makes the new ads' vectors.
+"""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen_ray.data.importers.new_ads import read_new_ads
-from ramen_ray.method.retrieval.retriever import add_ads, known_ids
+import pyarrow as pa
+
+from ramen_ray.data.importers.new_ads import read_first_clicks, read_new_ads
+from ramen_ray.errors import UserError
+from ramen_ray.method.model.dual_encoder import Embeddings
+from ramen_ray.method.novel_ads.retriever import combiner_of
+from ramen_ray.method.retrieval.retriever import add_ads, known_ids, text_embedder
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
+
+
+class NewAdsError(UserError):
+    """New ads cannot be added in the way that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,9 @@ class Extended:
     num_new: int
 
 
-def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path) -> Extended:
+def extend_retriever(
+    registry: Registry, model_uri: str, ads: str, output: Path, clicks: str | None = None
+) -> Extended:
     """Log a copy of a retriever that also has new ads, and put it in the original's place.
 
     Args:
@@ -35,17 +50,43 @@ def extend_retriever(registry: Registry, model_uri: str, ads: str, output: Path)
         model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
         ads: a table with the columns ``ad_id`` and ``text``: CSV, TSV, JSON lines or parquet.
         output: where artifacts go if no server keeps them.
+        clicks: a table with the columns ``ad_id`` and ``query``, first clicks on some of the ads.
 
     Raises:
-        DatasetError: the table cannot be read, or an id is in use.
+        DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
+        NewAdsError: there are clicks, but the retriever has no combiner to use them.
         RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
     """
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
         new = read_new_ads(ads, known_ids(folder))
-        num_ads = add_ads(folder, new)
+        num_ads = add_ads(folder, new, _represent(folder, new, clicks, original.uri))
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
         changes = {"num_ads": num_ads, "new_ads": ads}
         copy = log_copy(registry, original, folder, texts, changes, output)
     return Extended(take_place(registry, copy, original, model_uri), num_ads, len(new))
+
+
+def _represent(
+    folder: Path, new: pa.Table, clicks: str | None, uri: str
+) -> Callable[[int, Embeddings], Embeddings] | None:
+    """Return what makes the new ads' vectors of their embeddings; None without a combiner."""
+    combined = combiner_of(folder)
+    if combined is None:
+        if clicks is not None:
+            raise NewAdsError(
+                f"{uri} has no combiner, so it cannot use the clicks {clicks}; leave them out, or "
+                f"train a combiner (jobs/combine.py)"
+            )
+        return None
+    if clicks is None:
+        return lambda _, vectors: combined.represent(vectors)
+    rows, texts = read_first_clicks(clicks, new)
+    queries = text_embedder(folder)(texts)
+
+    def represent(first: int, vectors: Embeddings) -> Embeddings:
+        inside = (rows >= first) & (rows < first + len(vectors))
+        return combined.represent(vectors, revealed=(rows[inside] - first, queries[inside]))
+
+    return represent

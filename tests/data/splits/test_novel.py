@@ -288,6 +288,20 @@ def test_a_split_is_not_split_again(dataset_path: Path, tmp_path: Path):
         make_novel_split(split.path, tmp_path / "again", 0.3)
 
 
+def test_novel_ads_keep_their_edges_if_asked(dataset_path: Path, tmp_path: Path) -> None:
+    split = make_novel_split(dataset_path, tmp_path / "split", 0.3, keep_ad_edges=True)
+    without = make_novel_split(dataset_path, tmp_path / "without", 0.3)
+    parent = Dataset(dataset_path)
+    novel = set(split.read("novel_ads")["ad_id"].to_pylist())
+    for table in split.tables:
+        expected = parent if table.startswith("edges/") and table.endswith("/ad") else without
+        assert _rows(split, table) == _rows(expected, table), table
+    kept = {row["ad_id"] for row in _rows(split, "edges/links/ad")}
+    assert kept & novel
+    assert split.metadata["novel_split"]["keep_ad_edges"]
+    assert "keep_ad_edges" not in without.metadata["novel_split"]
+
+
 def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: Path):
     split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
     pq.write_table(pa.table({"ad_id": [3, 40]}), split.path / "novel_ads.parquet")

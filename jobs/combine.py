@@ -1,0 +1,43 @@
+"""Give new ads better vectors: train a combiner on a finished run (IRENE).
+
+An ad's vector is then made from its text and the classifiers of similar ads that have clicks. The
+encoder and the queries' vectors stay as they are.
+
+Examples:
+    python jobs/ingest.py novel --dataset datasets/rdocs --output rdocs-zero-shot
+    python jobs/train.py rdocs --dataset rdocs-zero-shot --name zero-shot
+    python jobs/combine.py --run outputs/runs/zero-shot
+    python jobs/combine.py --run outputs/runs/zero-shot --variant draft
+    python jobs/ingest.py novel --dataset datasets/rdocs --output rdocs-one-shot --one-shot
+    python jobs/combine.py --run outputs/runs/zero-shot --revealed rdocs-one-shot
+    python jobs/index.py --model models:/MODEL_ID --ads new_ads.csv     with the URI that is printed
+
+Run the same command again to resume an interrupted one. The method is covered by a patent of its
+authors (docs/new_ads.md); find out whether you may use it before you do.
+"""
+
+import logging
+import sys
+
+from rich.console import Console
+
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.orchestration.combining.run import combine
+from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.reports.combiner import combiner_table
+from ramen_ray.tracking.runs import ui_command
+
+
+def main() -> None:
+    """Train, evaluate, and print how the combiner compares with texts alone."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    result = combine(parse_settings(CombineSettings, __doc__))
+    evaluation = result.evaluation
+    Console(width=110).print(combiner_table(evaluation.metrics, evaluation.differences))
+    print(f"combiner:  {result.folder}")
+    print(f"retriever: {result.model_uri} (MLflow run {result.run.id})")
+    print(f"look at:   {ui_command(result.run.uri)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

@@ -1,0 +1,1 @@
+"""Vectors for new ads, from their texts and the classifiers of similar ads (IRENE)."""

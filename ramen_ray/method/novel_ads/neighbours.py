@@ -1,0 +1,208 @@
+"""Which seen ads help to represent an ad: near in text, and, if asked, named by their classifiers.
+
+Seen ads are those with a classifier. They are numbered by their rows in a table; -1 stands for no
+ad. An ad is never its own neighbour, as a new ad has no classifier of its own.
+
+Shapes: n ads to represent, S seen ads, K neighbours, D width of a vector.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.method.retrieval.index import choose_kind, new_index, sample_size
+
+SPARE = 8  # searched besides the K nearest, for ads that are equally near
+DECIMALS = 5  # of a similarity; ads that differ by less are equally near
+ADS_PER_BLOCK = 512
+
+Vectors = NDArray[np.float32]
+
+
+class Ranked(NamedTuple):
+    """Neighbours of n ads, best first: rows (n, K), -1 after the last, and scores (n, K)."""
+
+    rows: Int64s
+    scores: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How the neighbours of an ad are found.
+
+    Attributes:
+        neighbours: K, at most so many are kept.
+        shortlist: so many of the nearest ads by text are looked at where classifiers choose.
+        threshold: τ; a classifier w chooses the text z if w·z is above it. None takes the nearest
+            by text.
+    """
+
+    neighbours: int = 3
+    shortlist: int = 200
+    threshold: float | None = None
+
+
+class SeenAds:
+    """The seen ads: their ids (S,), and the embeddings of their texts (S, D), which are searched.
+
+    Attributes:
+        ids: (S,) int64, ascending.
+        embeddings: (S, D) float32, unit norm.
+        classifiers: (S, D) float32; may be trained in place.
+    """
+
+    def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
+        """Build the index; it is exact for few ads."""
+        self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers
+        self._index = new_index(choose_kind(len(ids)), embeddings.shape[1], len(ids))
+        if not self._index.is_trained:
+            self._index.train(embeddings[: sample_size(len(ids))])
+        self._index.add(np.ascontiguousarray(embeddings))
+
+    def rows_of(self, ads: Int64s) -> Int64s:
+        """Return the rows (n,) of ``ads`` (n,); -1 for those that are not seen."""
+        places = np.minimum(np.searchsorted(self.ids, ads), len(self.ids) - 1)
+        return np.where(self.ids[places] == ads, places, -1)
+
+    def nearest(self, embeddings: Vectors, count: int, own: Int64s | None = None) -> Ranked:
+        """Return the nearest seen ads by text; of equally near ones, those of lower rows.
+
+        Args:
+            embeddings: (n, D) float32, unit norm.
+            count: K.
+            own: (n,) the row of each ad itself, which is left out; -1 if it is not seen.
+        """
+        searched = min(count + 1 + SPARE, len(self.ids))
+        _, found = self._index.search(np.ascontiguousarray(embeddings), searched)
+        scores = similarities(embeddings, self.embeddings, found).round(DECIMALS)
+        if own is not None:
+            scores[found == own[:, None]] = -np.inf
+        return best(found, scores, count)
+
+
+def similarities(vectors: Vectors, table: Vectors, rows: Int64s) -> NDArray[np.float64]:
+    """Return the products (n, K) of ``vectors`` (n, D) with their own rows of a table (S, D).
+
+    Each is the same in whatever block an ad comes; -inf for row -1.
+    """
+    products = np.empty(rows.shape)
+    for start in range(0, len(rows), ADS_PER_BLOCK):
+        part = slice(start, start + ADS_PER_BLOCK)
+        gathered = table[rows[part]]
+        products[part] = np.matmul(gathered, vectors[part, :, None])[:, :, 0]
+    return np.where(rows >= 0, products, -np.inf)
+
+
+def best(rows: Int64s, scores: NDArray[Any], count: int) -> Ranked:
+    """Order ``rows`` (n, m) by score, then by row, and keep ``count``; -inf is never kept."""
+    order = np.lexsort((rows, -scores), axis=1)[:, :count]
+    rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+    missing = [(0, 0), (0, count - rows.shape[1])]
+    rows = np.pad(rows, missing, constant_values=-1)
+    scores = np.pad(scores, missing, constant_values=-np.inf)
+    return Ranked(np.where(np.isfinite(scores), rows, -1), scores)
+
+
+def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: float) -> Ranked:
+    """Keep the neighbours whose classifiers w score ``vectors`` (n, D) above τ, best first."""
+    scores = similarities(vectors, classifiers, near.rows).round(DECIMALS)
+    return best(near.rows, np.where(scores > threshold, scores, -np.inf), near.rows.shape[1])
+
+
+def max_vote(lists: list[Ranked], count: int) -> Int64s:
+    """Merge lists of neighbours: first those in most lists, then those with the highest score.
+
+    Returns:
+        (n, count) rows, best first, -1 after the last.
+    """
+    rows = np.concatenate([one.rows for one in lists], axis=1)
+    scores = np.concatenate([one.scores for one in lists], axis=1)
+    ads, places = np.nonzero(rows >= 0)
+    span = int(rows.max(initial=0)) + 1
+    pairs, number = np.unique(ads * span + rows[ads, places], return_inverse=True)
+    votes, highest = np.bincount(number, minlength=len(pairs)), np.full(len(pairs), -np.inf)
+    np.maximum.at(highest, number, scores[ads, places])
+    own, other = np.divmod(pairs, span)
+    order = np.lexsort((other, -highest, -votes, own))
+    return _first_of_each(own[order], other[order], len(rows), count)
+
+
+def _first_of_each(own: Int64s, other: Int64s, num_ads: int, count: int) -> Int64s:
+    """Return the first ``count`` of ``other`` for each ad; ``own``, its ads, ascends."""
+    rank = np.arange(len(own)) - np.searchsorted(own, own)
+    kept = rank < count
+    rows = np.full((num_ads, count), -1)
+    rows[own[kept], rank[kept]] = other[kept]
+    return rows
+
+
+def find_neighbours(
+    seen: SeenAds,
+    lookup: Lookup,
+    embeddings: Vectors,
+    own: Int64s | None = None,
+    revealed: tuple[Int64s, Vectors] | None = None,
+) -> Int64s:
+    """Find the neighbours of ads that are to be represented as new ones.
+
+    Args:
+        seen: the ads with classifiers.
+        lookup: how to find them.
+        embeddings: (n, D) embeddings of the ads' texts.
+        own: as in :meth:`SeenAds.nearest`.
+        revealed: positions (r,) of ads of which a click is known, and the embeddings (r, D) of its
+            queries. Classifiers that score the query above τ choose too, and both lists vote.
+
+    Returns:
+        (n, K) rows of seen ads, best first, -1 after the last.
+    """
+    count, threshold = lookup.neighbours, lookup.threshold
+    if threshold is None and revealed is None:
+        return seen.nearest(embeddings, count, own).rows
+    near = seen.nearest(embeddings, max(lookup.shortlist, count), own)
+
+    def chosen(places: Int64s | slice, vectors: Vectors) -> Ranked:
+        of_these = Ranked(near.rows[places], near.scores[places])
+        if threshold is not None:
+            return refine(of_these, vectors, seen.classifiers, threshold)
+        return _first(refine(of_these, vectors, seen.classifiers, -np.inf), count)
+
+    by_text = _first(near, count) if threshold is None else chosen(slice(None), embeddings)
+    rows = by_text.rows[:, :count].copy()
+    if revealed is not None and len(revealed[0]):
+        places, queries = revealed
+        own_list = Ranked(by_text.rows[places], by_text.scores[places])
+        rows[places] = max_vote([own_list, chosen(places, queries)], count)
+    return rows
+
+
+def _first(ranked: Ranked, count: int) -> Ranked:
+    return Ranked(ranked.rows[:, :count], ranked.scores[:, :count])
+
+
+def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
+    """Find, for every seen ad, the most similar by text of those that share a train query with it.
+
+    Args:
+        clicks: train query rows x seen rows.
+        embeddings: (S, D) unit norm.
+        count: K.
+
+    Returns:
+        (S, K) rows, best first, -1 after the last; never the ad itself.
+    """
+    num_ads = len(embeddings)
+    queries, ads = clicks.gather(np.arange(clicks.num_rows))
+    matrix = csr_matrix(
+        (np.ones(len(ads), dtype=np.float32), (queries, ads)), (clicks.num_rows, num_ads)
+    )
+    together = (matrix.T @ matrix).tocoo()
+    own, other = (side[together.row != together.col] for side in (together.row, together.col))
+    cosines = np.einsum("pd,pd->p", embeddings[own], embeddings[other]).round(DECIMALS)
+    order = np.lexsort((other, -cosines, own))
+    return _first_of_each(own[order], other[order], num_ads, count)

@@ -1,0 +1,1 @@
+"""Combiners for new ads, trained on finished runs."""

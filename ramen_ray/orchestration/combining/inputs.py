@@ -1,0 +1,180 @@
+"""What a combiner's training starts from: a finished run, its data, and revealed clicks."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramen_ray.config import RunConfig, read_config
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.errors import UserError
+from ramen_ray.method.model.dual_encoder import HEAD_FOLDER
+from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.training.run_directory import (
+    CONFIG_FILE,
+    RUN_FILE,
+    RunDirectory,
+    RunError,
+)
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
+
+MODELS = "models:/"
+
+
+class CombinerError(UserError):
+    """A combiner cannot be trained on a run."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that a combiner extends.
+
+    Attributes:
+        directory: its folder.
+        config: its configuration.
+        dataset: the zero-shot split that it was trained on.
+        retriever: its logged retriever.
+    """
+
+    directory: RunDirectory
+    config: RunConfig
+    dataset: Dataset
+    retriever: LoggedRetriever
+
+    @property
+    def model(self) -> Path:
+        """Folder of its best model."""
+        return self.directory.path / str(self.directory.notes["best_checkpoint"])
+
+
+def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun:
+    """Open a run, and check that its dataset is the novel split that it was trained on.
+
+    Args:
+        registry: the registry of the run's store.
+        run: the run's folder, or the URI of its retriever.
+        output: the folder that has ``runs``; searched if ``run`` is a URI.
+
+    Raises:
+        RunError: there is no such run, or it is not finished.
+        CombinerError: its dataset has no novel ads, or reveals clicks on them; or it answers by
+            classifiers of its own.
+        DatasetError: its dataset is missing or has changed since.
+    """
+    path = _folder_of(registry, run, output) if run.startswith(MODELS) else Path(run).absolute()
+    directory = RunDirectory(path)
+    if not (path / RUN_FILE).is_file():
+        raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
+    if not directory.notes.get("finished"):
+        raise RunError(f"the run {path} is not finished; run its command again to finish it")
+    config = read_config(path / CONFIG_FILE)
+    dataset = Dataset(config.dataset)
+    split = novel_split(dataset)
+    if not dataset.has("novel_ads") or split is None:
+        raise CombinerError(
+            f"{dataset.path}, on which the run was trained, has no novel ads to evaluate on; make "
+            f"a split of it (python jobs/ingest.py novel --dataset {dataset.path} ...) and train "
+            f"on that"
+        )
+    if split["one_shot"]:
+        raise CombinerError(
+            f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
+            f"training; train on its zero-shot split, and give this one as --revealed"
+        )
+    finished_model = path / str(directory.notes["best_checkpoint"])
+    if (finished_model / HEAD_FOLDER).is_dir():
+        raise CombinerError(
+            f"the run {directory.name} answers by classifiers of its own; a combiner can be "
+            f"trained only on a run that answers by its encoder alone"
+        )
+    run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
+    retriever = registry.look_up(f"{MODELS}{model_id}")
+    if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
+        raise DatasetError(
+            f"{dataset.path} has changed since the run {directory.name} was trained on it "
+            f"(MLflow run {run_id}); train again"
+        )
+    return FinishedRun(directory, config, dataset, retriever)
+
+
+def novel_split(dataset: Dataset) -> dict[str, Any] | None:
+    """Return how a dataset's novel ads were drawn; None if it was not made from another."""
+    return dataset.metadata.get("novel_split")
+
+
+def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
+    """Open the one-shot sibling of a zero-shot split.
+
+    Raises:
+        CombinerError: it is not the one-shot split of the same parent, fraction and seed.
+    """
+    sibling = Dataset(revealed)
+    own, other = novel_split(dataset), novel_split(sibling)
+    if own is None or other is None or not other["one_shot"]:
+        raise CombinerError(
+            f"--revealed {revealed} is not a one-shot split; make one with "
+            f"python jobs/ingest.py novel --one-shot"
+        )
+    different = [
+        f"{key} {other[key]} there, {own[key]} in {dataset.path}"
+        for key in ("parent_fingerprint", "novel_fraction", "seed")
+        if own[key] != other[key]
+    ]
+    if different:
+        raise CombinerError(
+            f"--revealed {revealed} is not the one-shot sibling of the run's dataset: "
+            f"{'; '.join(different)}"
+        )
+    return sibling
+
+
+def revealed_clicks(sibling: Prepared) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ads (r,) and the train query rows (r,) of the clicks on a split's novel ads."""
+    clicks = sibling.clicks["train"]
+    rows, ads = clicks.gather(np.arange(clicks.num_rows))
+    is_novel = np.isin(ads, sibling.candidates("zero_shot"))
+    return np.asarray(ads[is_novel], dtype=np.int64), rows[is_novel]
+
+
+def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
+    """Check that there is enough to train on, and that the heads fit.
+
+    Raises:
+        CombinerError: there are too few seen ads or train queries, or the heads do not fit.
+    """
+    own, name, least = settings.combiner, data.metadata["name"], settings.classifiers.min_clicks
+    is_seen = data.train_click_counts >= least
+    rows, ads = data.clicks["train"].gather(data.clicked_queries)
+    num_seen, num_queries = int(is_seen.sum()), len(np.unique(rows[is_seen[ads]]))
+    if num_seen <= own.neighbours:
+        raise CombinerError(
+            f"{name} has {num_seen} ads with at least {least} train clicks; combiner.neighbours "
+            f"{own.neighbours} needs more"
+        )
+    if num_queries < own.batch_size:
+        raise CombinerError(
+            f"{name} has {num_queries} train queries with clicks on such ads, fewer than "
+            f"combiner.batch_size {own.batch_size}"
+        )
+    if own.batch_size % settings.workers.num_workers:
+        raise CombinerError(
+            f"combiner.batch_size {own.batch_size} cannot be shared evenly by "
+            f"workers.num_workers {settings.workers.num_workers}"
+        )
+    if dim % own.heads:
+        raise CombinerError(f"combiner.heads {own.heads} must divide the encoder's width {dim}")
+
+
+def _folder_of(registry: Registry, model_uri: str, output: Path) -> Path:
+    """Return the folder of the run that logged a retriever."""
+    run_id = registry.look_up(model_uri).run_id
+    for file in sorted((output.absolute() / "runs").glob(f"*/{RUN_FILE}")):
+        if json.loads(file.read_text()).get("mlflow_run_id") == run_id:
+            return file.parent
+    raise RunError(
+        f"no run in {output.absolute() / 'runs'} logged {model_uri} (MLflow run {run_id}); give "
+        f"the folder of the run that trained its encoder"
+    )

@@ -1,0 +1,160 @@
+"""Train a combiner on a finished run: embed once, run the workers, log a retriever."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig
+from ray.train import RunConfig as RayRunConfig
+from ray.train.torch import TorchTrainer
+
+from ramen_ray.config import flatten
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.combining.embeddings import embed_texts, open_embedded
+from ramen_ray.orchestration.combining.inputs import (
+    FinishedRun,
+    check_sizes,
+    open_finished_run,
+    open_sibling,
+)
+from ramen_ray.orchestration.combining.retriever import log_combined_retriever
+from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.combining.task import (
+    CombineTask,
+    Evaluation,
+    combine_loop_per_worker,
+)
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+EMBEDDINGS_FILE = "embeddings.npy"
+WHERE_IT_RUNS = {"run", "output", "workers", "revealed"}
+
+
+@dataclass(frozen=True)
+class CombineResult:
+    """The result of a combiner's training.
+
+    Attributes:
+        evaluation: how the rows compare.
+        folder: the folder with the combiner.
+        model_uri: the retriever that uses it.
+        run: its run in MLflow, a child of the encoder's.
+    """
+
+    evaluation: Evaluation
+    folder: Path
+    model_uri: str
+    run: Run
+
+
+def combine(settings: CombineSettings) -> CombineResult:
+    """Train a combiner, or resume one that was interrupted, evaluate it, and log a retriever.
+
+    Raises:
+        RunError, CombinerError, DatasetError, ClusterError, RegistryError, TrackingError: the run,
+            its data, the store or the cluster is not usable.
+    """
+    output = settings.output.absolute()
+    registry = Registry(tracking_uri(output))
+    finished = open_finished_run(registry, settings.run, output)
+    config, dataset = finished.config, finished.dataset
+    siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
+    tokenizer = encoder_tokenizer(config.encoder)
+    start_ray()
+    check_resources(settings.workers)
+    data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
+    check_sizes(settings, data, load_model(finished.model).dim)
+    sibling = prepared[0] if prepared else None
+    with _open_directory(output, settings, finished, siblings) as directory:
+        parent = Run(registry.uri, finished.directory.notes["mlflow_run_id"])
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
+        directory.note(mlflow_run_id=run.id)
+        with run.closing():
+            own = {f"combine.{key}": value for key, value in flatten(settings).items()}
+            run.log_parameters({**registry.parameters(parent.id), **own}, {})
+            embeddings = directory.path / EMBEDDINGS_FILE
+            cpus = settings.workers.cpus_per_worker
+            embed_texts(finished.model, data, sibling, embeddings, cpus)
+            task = CombineTask(
+                settings,
+                str(data.path),
+                None if sibling is None else str(sibling.path),
+                str(embeddings),
+                str(directory.path),
+                build_propensity(config),
+                run,
+            )
+            evaluation = _train(settings, directory, task)
+            embedded, _ = open_embedded(data, sibling, embeddings)
+            model_id = log_combined_retriever(registry, finished, embedded, directory.path, run)
+            for row, by_split in evaluation.metrics.items():
+                for split, values in by_split.items():
+                    named = {f"{row}/{split}/{name}": value for name, value in values.items()}
+                    run.log_metrics(named)
+        directory.note(finished=True)
+    return CombineResult(evaluation, directory.path, f"models:/{model_id}", run)
+
+
+@contextmanager
+def _open_directory(
+    output: Path, settings: CombineSettings, finished: FinishedRun, siblings: list[Dataset]
+) -> Iterator[RunDirectory]:
+    """Find the folder of a combiner by what determines its result, and lock it.
+
+    Raises:
+        RunError: it is finished, or in use.
+    """
+    chosen = settings.model_dump_json(exclude=WHERE_IT_RUNS)
+    revealed = [one.fingerprint for one in siblings]
+    content = f"{chosen}{finished.retriever.model_id}{revealed}".encode()
+    key = hashlib.blake2b(content, digest_size=4).hexdigest()
+    name = joined_name(finished.directory.name, settings.variant, key)
+    directory = RunDirectory(output / "combiners" / name)
+    directory.create()
+    try:
+        held = FileLock(directory.path / ".lock").acquire(blocking=False)
+    except Timeout:
+        raise RunError(f"the combiner {directory.path} is in use by another process") from None
+    with held:
+        if directory.notes.get("finished"):
+            raise RunError(
+                f"the combiner {directory.path} is finished (MLflow run "
+                f"{directory.notes['mlflow_run_id']}); change a setting, or remove the folder"
+            )
+        yield directory
+
+
+def _train(settings: CombineSettings, directory: RunDirectory, task: CombineTask) -> Evaluation:
+    workers = settings.workers
+    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
+    trainer = TorchTrainer(
+        combine_loop_per_worker,
+        train_loop_config={"task": task},
+        scaling_config=ScalingConfig(
+            num_workers=workers.num_workers,
+            use_gpu=workers.use_gpu,
+            resources_per_worker={"CPU": workers.cpus_per_worker, **gpus},
+        ),
+        run_config=RayRunConfig(
+            name=directory.name,
+            logging_config=LoggingConfig(log_level="WARNING"),
+            storage_path=str(directory.path.parent),
+            failure_config=FailureConfig(
+                max_failures=workers.max_failures, controller_failure_limit=workers.max_failures
+            ),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    evaluation: Evaluation = trainer.fit().return_value
+    return evaluation

@@ -1,0 +1,138 @@
+"""What every worker runs: train classifiers and combiner, checkpoint, resume, evaluate."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import ray.train
+import ray.train.torch
+import torch
+from ray.train import Checkpoint, CheckpointConsistencyMode
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.distributed import sum_over_workers, world
+from ramen_ray.method.metrics.comparison import paired_differences
+from ramen_ray.method.metrics.ranking import PerQuery, ratios
+from ramen_ray.method.novel_ads.clicks import SeenClicks
+from ramen_ray.method.novel_ads.evaluation import (
+    SPLITS,
+    TEXT,
+    Embedded,
+    RevealedClicks,
+    row_vectors,
+)
+from ramen_ray.method.novel_ads.neighbours import SeenAds
+from ramen_ray.method.novel_ads.representation import (
+    COMBINER_FOLDER,
+    CombinedAds,
+    open_combined_ads,
+)
+from ramen_ray.method.novel_ads.stages import Stages
+from ramen_ray.orchestration.combining.embeddings import open_embedded
+from ramen_ray.orchestration.combining.inputs import revealed_clicks
+from ramen_ray.orchestration.combining.task import CombineTask, Evaluation
+from ramen_ray.tracking.runs import StepLogger
+
+NUM_CHECKPOINTS = 10
+CHECKPOINT_FOLDER = "checkpoint_{:09d}"
+COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")
+
+
+def run_worker(task: CombineTask) -> Evaluation | None:
+    """Train to the end; the first worker then writes the combiner and evaluates it."""
+    torch.set_num_threads(task.settings.workers.cpus_per_worker)
+    device = ray.train.torch.get_device()
+    data = Prepared(Path(task.prepared))
+    sibling = None if task.sibling is None else Prepared(Path(task.sibling))
+    embedded, of_sibling = open_embedded(data, sibling, Path(task.embeddings))
+    stages = build_stages(task, embedded, device)
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            stages.restore(Path(folder))
+    train(stages, StepLogger(task.run) if world()[0] == 0 else None)
+    if world()[0] != 0:
+        return None
+    stages.combined_ads().save(Path(task.folder) / COMBINER_FOLDER)
+    combined = open_combined_ads(Path(task.folder) / COMBINER_FOLDER)  # as it is served
+    revealed: RevealedClicks | None = None
+    if sibling is not None and of_sibling is not None:
+        ads, rows = revealed_clicks(sibling)
+        revealed = ads, of_sibling.take(rows)
+    return evaluate(task, embedded, combined, revealed)
+
+
+def build_stages(task: CombineTask, embedded: Embedded, device: torch.device) -> Stages:
+    """Build the training of a task, before its first step."""
+    settings, data = task.settings, embedded.data
+    is_seen = data.train_click_counts >= settings.classifiers.min_clicks
+    ids = np.flatnonzero(is_seen)
+    vectors = embedded.ads.take(ids)
+    seen = SeenAds(ids, vectors, vectors)
+    clicks = SeenClicks.from_prepared(data, embedded.queries["train"], ids)
+    return Stages(settings.stages, clicks, seen, device)
+
+
+def train(stages: Stages, log: StepLogger | None) -> None:
+    """Train from the present step to the last, with checkpoints on the way."""
+    for stop in _stops(stages):
+        first, losses = stages.step, list(stages.run(stop))
+        values = sum_over_workers(torch.stack(losses)).float().cpu().numpy()[:, None]
+        if log is not None:
+            steps = np.arange(first, stop)[:, None]
+            is_first = steps < stages.first_steps
+            names = ["loss/classifiers", "loss/combiner"]
+            known = np.concatenate([is_first, ~is_first], axis=1)
+            log.log_losses(names, np.repeat(values, 2, axis=1), known, stop)
+        _report(stages)
+
+
+def _stops(stages: Stages) -> Iterator[int]:
+    """Yield the steps after the present one at which a checkpoint is written: ends of epochs."""
+    num_epochs = stages.total_steps // stages.steps_per_epoch
+    every = max(num_epochs // NUM_CHECKPOINTS, 1) * stages.steps_per_epoch
+    stops = {*range(every, stages.total_steps, every), stages.first_steps, stages.total_steps}
+    yield from sorted(stop for stop in stops if stop > stages.step)
+
+
+def _report(stages: Stages) -> None:
+    """Write a checkpoint, and wait until Ray Train can resume from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = None
+        if world()[0] == 0:
+            stages.save(Path(folder))
+            checkpoint = Checkpoint.from_directory(folder)
+        ray.train.report(
+            {"step": stages.step},
+            checkpoint=checkpoint,
+            checkpoint_dir_name=CHECKPOINT_FOLDER.format(stages.step),
+        )
+    ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
+
+
+def evaluate(
+    task: CombineTask, embedded: Embedded, combined: CombinedAds, revealed: RevealedClicks | None
+) -> Evaluation:
+    """Compare text alone, the sum and the combiner on the splits with novel ads."""
+    text = embedded.all_ads()
+    by_query: dict[str, dict[str, dict[str, PerQuery]]] = {
+        row: {split: embedded.measure(vectors, split, task.propensity) for split in SPLITS}
+        for row, vectors in row_vectors(combined, text, revealed)
+    }
+    metrics = {
+        row: {split: ratios(values) for split, values in by_split.items()}
+        for row, by_split in by_query.items()
+    }
+    differences = {
+        row: {
+            split: paired_differences(
+                {name: values[name] for name in COMPARED},
+                {name: by_query[TEXT][split][name] for name in COMPARED},
+            )
+            for split, values in by_split.items()
+        }
+        for row, by_split in by_query.items()
+        if row != TEXT
+    }
+    return Evaluation(metrics, differences)

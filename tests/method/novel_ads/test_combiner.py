@@ -1,0 +1,101 @@
+"""Combiners against plain loops, and what has no influence on their result."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ramen_ray.method.novel_ads.combiner import Combiner, Kind
+
+DIM, ADS, NEIGHBOURS = 6, 5, 3
+
+
+def _inputs() -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    text = torch.randn(ADS, DIM, generator=draw)
+    neighbours = torch.randn(ADS, NEIGHBOURS, DIM, generator=draw)
+    is_there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]).bool()
+    return text, neighbours, is_there
+
+
+def _random(kind: Kind, heads: int = 2) -> Combiner:
+    torch.manual_seed(2)
+    combiner = Combiner(kind, DIM, heads).eval()
+    with torch.no_grad():
+        for parameter in combiner.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    return combiner
+
+
+def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
+    """One head of self-attention over ``tokens``, written out."""
+    mix = combiner.mix if combiner.kind == "attention" else combiner.mix.self_attn
+    query, key, value = mix.in_proj_weight.split(DIM)
+    of_query, of_key, of_value = mix.in_proj_bias.split(DIM)
+    mixed = []
+    for token in tokens:
+        asked = query @ token + of_query
+        scores = torch.stack([asked @ (key @ other + of_key) for other in tokens])
+        weights = torch.softmax(scores / math.sqrt(DIM), 0)
+        values = [value @ other + of_value for other in tokens]
+        attended = sum(w * v for w, v in zip(weights, values, strict=True))
+        mixed.append(mix.out_proj.weight @ attended + mix.out_proj.bias)
+    return mixed
+
+
+def _layer(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
+    """A layer of a transformer that normalises after each part."""
+    layer, out = combiner.mix, []
+    for token, attended in zip(tokens, _attend(combiner, tokens), strict=True):
+        middle = layer.norm1(token + attended)
+        hidden = torch.relu(layer.linear1(middle))
+        out.append(layer.norm2(middle + layer.linear2(hidden)))
+    return out
+
+
+@pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
+def test_a_combiner_is_what_a_plain_loop_computes(kind: Kind) -> None:
+    combiner = _random(kind, heads=1)
+    text, neighbours, is_there = _inputs()
+    with torch.no_grad():
+        found = combiner(text, neighbours, is_there)
+        for row in range(ADS):
+            tokens = [text[row] + combiner.text_type]
+            tokens += [
+                neighbours[row, place] + combiner.neighbour_type
+                for place in range(NEIGHBOURS)
+                if is_there[row, place]
+            ]
+            if kind == "attention":
+                tokens = _attend(combiner, tokens)
+            elif kind == "transformer":
+                tokens = _layer(combiner, tokens)
+            expected = sum(tokens) / len(tokens)
+            if combiner.output is not None:
+                expected = combiner.output(expected)
+            torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
+def test_what_is_not_there_has_no_influence_to_the_bit(kind: Kind) -> None:
+    combiner = _random(kind)
+    text, neighbours, is_there = _inputs()
+    noise = torch.where(is_there[..., None], neighbours, torch.full_like(neighbours, torch.nan))
+    with torch.no_grad():
+        expected = combiner(text, neighbours, is_there)
+        assert torch.equal(combiner(text, noise, is_there), expected)
+
+
+@pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
+def test_the_order_of_neighbours_does_not_matter(kind: Kind) -> None:
+    combiner = _random(kind)
+    text, neighbours, is_there = _inputs()
+    order = torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            combiner(text, neighbours[:, order], is_there[:, order]),
+            combiner(text, neighbours, is_there),
+            atol=1e-5,
+            rtol=1e-5,
+        )
