@@ -94,7 +94,7 @@ def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[
     kind, changes = ENCODERS[encoder]
     data = split_of(name, kind, seed)
     config = run_config(name, data, {**changes, "seed": seed})
-    settings = {variant: settings_of(variant, epochs) for variant in VARIANTS}
+    settings: dict[str, StageSettings] = {one: settings_of(one, epochs) for one in VARIANTS}
     content = [VERSION, flatten(config), data.path.name, str(settings)]
     key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
     folder = STORE / f"{name}-{seed}-{key}"

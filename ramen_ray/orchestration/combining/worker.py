@@ -32,7 +32,7 @@ from ramen_ray.method.novel_ads.stages import Stages
 from ramen_ray.orchestration.combining.embeddings import open_embedded
 from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.orchestration.combining.task import CombineTask, Evaluation
-from ramen_ray.tracking.runs import StepLogger
+from ramen_ray.tracking.step_logger import StepLogger
 
 NUM_CHECKPOINTS = 10
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -51,7 +51,7 @@ def run_worker(task: CombineTask) -> Evaluation | None:
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
             stages.restore(Path(folder))
-    train(stages, StepLogger(task.run) if world()[0] == 0 else None)
+    train(stages, StepLogger(task.run, Path(task.folder)) if world()[0] == 0 else None)
     if world()[0] != 0:
         return None
     stages.combined_ads().save(Path(task.folder) / COMBINER_FOLDER)
