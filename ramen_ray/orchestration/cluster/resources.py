@@ -119,8 +119,12 @@ def _advice(error: Exception) -> str:
 
 
 def quiet_ray_data() -> None:
-    """Let Ray Data, in this process, show progress on a terminal only, and only raise errors."""
+    """Let Ray Data, in this process, show progress on a terminal only, and only raise errors.
+
+    An error of our own code comes out as it was raised.
+    """
     context = DataContext.get_current()
+    context.raise_original_map_exception = True
     context.enable_progress_bars = sys.stderr.isatty()
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)

@@ -9,19 +9,19 @@ import pytest
 import ray
 
 from ramen_ray.orchestration.cluster.attempts import MAX_ATTEMPTS, limited_attempts
-from ramen_ray.orchestration.cluster.resources import ClusterError, user_errors
-
-
-def _deadly(batch: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    with limited_attempts(folder / "attempts", "clicks.csv"):
-        with (folder / "begun").open("a") as file:
-            file.write("x")
-        os.kill(os.getpid(), signal.SIGKILL)
-    return batch
+from ramen_ray.orchestration.cluster.resources import ClusterError, quiet_ray_data, user_errors
 
 
 def test_work_that_ends_its_process_is_given_up(cluster: None, tmp_path: Path) -> None:
-    rows = ray.data.range(1).map_batches(_deadly, fn_args=(tmp_path,))
+    def deadly(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with limited_attempts(tmp_path / "attempts", "clicks.csv"):
+            with (tmp_path / "begun").open("a") as file:
+                file.write("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+    quiet_ray_data()
+    rows = ray.data.range(1).map_batches(deadly)
     with pytest.raises(ClusterError, match=r"clicks\.csv: 4 processes have died"), user_errors():
         rows.materialize()
     assert (tmp_path / "begun").read_text() == "x" * MAX_ATTEMPTS
