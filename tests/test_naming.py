@@ -50,7 +50,7 @@ def test_a_job_refuses_it_before_it_begins(
     output = tmp_path / "outputs" / "deep"
     code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
     assert code == 2
-    assert re.search(rf"{flag}: .* is not a valid name", said)
+    assert re.search(rf"{flag}: .* is not a valid name|is not UTF-8", said)
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"
+SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
+"""In messages of MLflow about a server that is gone, or a database that cannot be used."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -140,6 +142,8 @@ class Run:
             raise
         except MlflowException as error:
             self._close_if_possible("FAILED")
+            if not any(sign in str(error) for sign in SIGNS_OF_NO_STORE):
+                raise
             again = "run the same command again when it answers"
             raise TrackingError(f"{cannot_use(self.uri, error)}; {again}") from None
         except BaseException as error:

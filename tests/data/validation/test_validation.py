@@ -950,6 +950,14 @@ def test_cross_table_findings_are_those_of_plain_loops(
     def again(values):
         return [(row, value) for row, value in enumerate(values) if value in values[:row]]
 
+    def spelled_anew(values):
+        rows = []
+        for row, value in enumerate(values):
+            earlier = {one for one in values[:row] if plain(one) == plain(value)}
+            if earlier and value not in earlier:
+                rows.append((row, value))
+        return rows
+
     clicked = {ad for _, ad_ids in train for ad in ad_ids}
     trained = {plain(text) for text, _ in train}
     answers = {(query, ad) for query, (_, ad_ids) in enumerate(test) for ad in ad_ids}
@@ -965,6 +973,11 @@ def test_cross_table_findings_are_those_of_plain_loops(
     )
     expected += _expected(
         "text that an earlier ad has", [(r, repr(text)) for r, text in again(ads)], 12
+    )
+    expected += _expected(
+        "text that an earlier ad has, up to case and white space",
+        [(r, repr(text)) for r, text in spelled_anew(ads)],
+        12,
     )
     expected += _expected(
         "query that queries/train has too, up to case and white space",

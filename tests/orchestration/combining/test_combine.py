@@ -26,6 +26,7 @@ from ramen_ray.method.retrieval.retriever import text_embedder
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.components import encoder_tokenizer
 from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.training.run_directory import RunDirectory
 from ramen_ray.tracking.registry import Registry
 
 QUICK = ["--combiner.batch-size", 8, "--combiner.epochs", 2, "--classifiers.epochs", 2]
@@ -115,15 +116,15 @@ def _check_resumed(made: Made, run_here: RunHere, run_path: Path, tmp_path: Path
     code, said = _combine(run_here, run_path, "--revealed", tmp_path / "os")
     assert (code, said.count("\n")) == (2, 1)
     assert f"the combiner {made.folder} is finished" in said
-    notes = json.loads((made.folder / "run.json").read_text())
-    (made.folder / "run.json").write_text(json.dumps({**notes, "finished": False}))
+    directory = RunDirectory(made.folder)
+    directory.note(finished=False)
     before = load_file(made.folder / "combiner" / "combiner.safetensors")
     code, said = _combine(run_here, run_path, "--revealed", tmp_path / "os")
     assert code == 0, said
     after = load_file(made.folder / "combiner" / "combiner.safetensors")
     for name, values in before.items():
         np.testing.assert_array_equal(values, after[name])
-    history = made.client.get_metric_history(notes["mlflow_run_id"], "loss/combiner")
+    history = made.client.get_metric_history(directory.notes["mlflow_run_id"], "loss/combiner")
     assert len({point.step for point in history}) == len(history)
 
 
@@ -205,6 +206,6 @@ def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
         code, said = run_here(combine_job, "--run", other, "--output", output, *QUICK)
         assert code == 2, said
         assert message in said
-    (other / "run.json").write_text(json.dumps({**notes, "finished": False}))
+    RunDirectory(other).note(finished=False)
     code, said = run_here(combine_job, "--run", other, "--output", run_path.parent.parent)
     assert "is not finished" in said

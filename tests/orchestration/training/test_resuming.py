@@ -61,6 +61,8 @@ def test_ray_train_is_told_of_whole_checkpoints_only(
 def test_a_checkpoint_that_a_kill_cut_short_goes_without_a_word(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    known = [path.name for path in run.glob("checkpoint_0*")]
+    (run / SNAPSHOT_FILE).write_text(json.dumps(known))
     half_written = run / "checkpoint_000000020"
     half_written.mkdir()
     (half_written / "state.pt").write_bytes(b"sta")
