@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig
-from ray.train import RunConfig as RayRunConfig
-from ray.train.torch import TorchTrainer
+from ray.train import CheckpointConfig
 
 from ramen_ray.config import flatten
 from ramen_ray.data.store.dataset import Dataset
@@ -33,6 +31,7 @@ from ramen_ray.orchestration.combining.task import (
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.training.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.training.trainer import run_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -95,7 +94,10 @@ def combine(settings: CombineSettings) -> CombineResult:
                 build_propensity(config),
                 run,
             )
-            evaluation = _train(settings, directory, task)
+            last = CheckpointConfig(num_to_keep=1)
+            evaluation: Evaluation = run_in_workers(
+                combine_loop_per_worker, task, settings.workers, directory, last
+            )
             embedded, _ = open_embedded(data, sibling, embeddings)
             model_id = log_combined_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
@@ -133,28 +135,3 @@ def _open_directory(
                 f"{directory.notes['mlflow_run_id']}); change a setting, or remove the folder"
             )
         yield directory
-
-
-def _train(settings: CombineSettings, directory: RunDirectory, task: CombineTask) -> Evaluation:
-    workers = settings.workers
-    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
-    trainer = TorchTrainer(
-        combine_loop_per_worker,
-        train_loop_config={"task": task},
-        scaling_config=ScalingConfig(
-            num_workers=workers.num_workers,
-            use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus_per_worker, **gpus},
-        ),
-        run_config=RayRunConfig(
-            name=directory.name,
-            logging_config=LoggingConfig(log_level="WARNING"),
-            storage_path=str(directory.path.parent),
-            failure_config=FailureConfig(
-                max_failures=workers.max_failures, controller_failure_limit=workers.max_failures
-            ),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-        ),
-    )
-    evaluation: Evaluation = trainer.fit().return_value
-    return evaluation

@@ -1,23 +1,18 @@
 """Train one configuration: prepare the data, run the workers, put everything into MLflow."""
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, UserCallback
-from ray.train import RunConfig as RayRunConfig
-from ray.train.torch import TorchTrainer
+from ray.train import CheckpointConfig, UserCallback
 
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.cluster.resources import check_resources, kept_handler, start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.components import build_objective
@@ -26,9 +21,14 @@ from ramen_ray.orchestration.training.final_evaluation import SCORE
 from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.resuming import keep_intact_checkpoints
-from ramen_ray.orchestration.training.run_directory import RunDirectory, open_run_directory
+from ramen_ray.orchestration.training.run_directory import open_run_directory
 from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.training.trainer import run_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+BEST_AND_LAST = CheckpointConfig(
+    num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order="max"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,14 @@ def fit(
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
-                trained = _train(config, directory, task, callbacks)
+                trained: WorkerResult = run_in_workers(
+                    train_loop_per_worker,
+                    task,
+                    config.workers,
+                    directory,
+                    BEST_AND_LAST,
+                    callbacks,
+                )
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             result = TrainResult(
@@ -125,46 +132,6 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     seconds[name] = time.monotonic() - started
-
-
-def _train(
-    config: RunConfig, directory: RunDirectory, task: WorkerTask, callbacks: Sequence[UserCallback]
-) -> WorkerResult:
-    workers = config.workers
-    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
-    trainer = TorchTrainer(
-        train_loop_per_worker,
-        train_loop_config={"task": task},
-        scaling_config=ScalingConfig(
-            num_workers=workers.num_workers,
-            use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus_per_worker, **gpus},
-        ),
-        run_config=RayRunConfig(
-            name=directory.name,
-            callbacks=list(callbacks),
-            logging_config=LoggingConfig(log_level="WARNING"),
-            storage_path=str(directory.path.parent),
-            failure_config=FailureConfig(
-                max_failures=workers.max_failures, controller_failure_limit=workers.max_failures
-            ),
-            checkpoint_config=CheckpointConfig(
-                num_to_keep=1,
-                checkpoint_score_attribute=SCORE,
-                checkpoint_score_order="max",
-            ),
-        ),
-    )
-    try:
-        with kept_handler(signal.SIGINT):
-            result: WorkerResult | UserError = trainer.fit().return_value
-    except SystemExit:
-        if threading.current_thread() is not threading.main_thread():
-            raise
-        raise KeyboardInterrupt from None  # Ray Train exits on Ctrl-C by itself, with another code
-    if isinstance(result, UserError):
-        raise result
-    return result
 
 
 def _log_inputs(run: Run, config: RunConfig, data: Prepared) -> None:
