@@ -24,7 +24,7 @@ from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.training.components import (
-    build_classifiers,
+    add_free_vectors,
     build_model,
     build_objective,
     build_sampler,
@@ -68,8 +68,7 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
         whole[occurring], freeze=False, mode="mean"
     )
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data)
+    add_free_vectors(config, model, data)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     if config.walk.enabled:

@@ -16,6 +16,7 @@ Examples:
     python jobs/ingest.py rdocs --source sources/rdocs.tsv --output datasets/rdocs
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
+    python jobs/ingest.py links --dataset datasets/foldoc --anchor-sets links --output foldoc-links
     python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated
     python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated \
         --via clicks --anchor-sets links --top-k 3
@@ -36,6 +37,7 @@ from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.xc.importing import import_xc
+from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
@@ -112,6 +114,21 @@ class Novel(Import):
         )
 
 
+class Links(Import):
+    """Make the data of a linker, which finds queries' anchors, out of a dataset's edges."""
+
+    dataset: Path
+    """Dataset directory with the edges."""
+    anchor_sets: tuple[str, ...]
+    """The anchor sets whose anchors become ads."""
+    seed: int = 0
+    """Seed of the choice of held-out queries."""
+
+    def run(self) -> Dataset:
+        """Write the edges as clicks."""
+        return make_link_dataset(self.dataset, self.output, self.anchor_sets, self.seed)
+
+
 class Propagate(Import):
     """Give train queries the ads that they share anchors with, as the paper's AugGT does."""
 
@@ -163,6 +180,7 @@ IMPORTS: dict[str, type[Import]] = {
     "tables": Tables,
     "xc": Xc,
     "novel": Novel,
+    "links": Links,
     "propagate": Propagate,
     "foldoc": Foldoc,
     "debian": Debian,

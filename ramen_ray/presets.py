@@ -91,6 +91,24 @@ def foldoc_unidec() -> RunConfig:
     return _softmax_base(foldoc_ramen(), "unidec")
 
 
+def foldoc_linker() -> RunConfig:
+    """What finds the anchors of a query of the dictionary, for foldoc-oak (docs/oak.md)."""
+    changes = {"dataset": "foldoc-links", "name": "foldoc-linker", "base.kind": "ance"}
+    return overlay(foldoc_ramen(), {**WITHOUT_GRAPH, **changes})
+
+
+def foldoc_oak() -> RunConfig:
+    """The dictionary with OAK, a method to compare with, which foldoc-linker comes before."""
+    graph = dict.fromkeys(("links", *FOLDOC_OTHERS), 0.0)  # a flag for each anchor set
+    changes = {
+        "regularization.lambda_x": graph,
+        "regularization.lambda_z": graph,
+        "oak.anchor_sets": ("links",),
+        "oak.linker": "outputs/runs/foldoc-linker",
+    }
+    return overlay(foldoc_ramen(), {**WITHOUT_GRAPH, **changes})
+
+
 def debian_depsl() -> RunConfig:
     """The archive with a softmax over several ads of each query, in batches of similar ones."""
     return _softmax_base(debian_ramen(), "depsl")
@@ -246,6 +264,8 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "debian-ramen": debian_ramen,
     "foldoc-depsl": foldoc_depsl,
     "foldoc-unidec": foldoc_unidec,
+    "foldoc-linker": foldoc_linker,
+    "foldoc-oak": foldoc_oak,
     "debian-depsl": debian_depsl,
     "debian-unidec": debian_unidec,
     "tiny": tiny,

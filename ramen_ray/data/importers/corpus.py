@@ -4,7 +4,9 @@ Two protocols say which edges training may see of the texts of held-out queries.
 of either side, joins a held-out query's text to one of its answers. *As published*: edges as the
 source has them, except that a held-out click is no edge of the query side. Each anchor set follows
 the strict one; where the two differ, a second set with the suffix ``_published`` follows the other.
-Texts that differ only in case, white space or Unicode form count as one text.
+The edges of held-out queries themselves are kept apart, for an oracle; under either protocol none
+of them joins the texts of a held-out click. Texts that differ only in case, white space or Unicode
+form count as one text.
 """
 
 import hashlib
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, schema_of
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, PUBLISHED, SPLITS, schema_of
 from ramen_ray.data.store.texts import fold
 
 Pairs = set[tuple[str, str]]
@@ -62,8 +64,8 @@ def split_by_hash(name: str, test_fraction: float = 0.2, validation_fraction: fl
 def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
     """Number queries, ads and anchors densely and build all tables.
 
-    Queries without ads and anchors without edges are left out. Each anchor set is made strict; a
-    second one as published is added where it has other edges.
+    Queries without ads are left out, and so are anchors without edges of train queries or ads. Each
+    anchor set is made strict; a second one as published is added where it has other edges.
     """
     clicks = {query: sorted(set(ads)) for query, ads in sorted(corpus.clicks.items())}
     clicks = {query: ads for query, ads in clicks.items() if ads}
@@ -95,6 +97,8 @@ def build_tables(corpus: Corpus) -> dict[str, pa.Table]:
         "query": {query: query_texts[query] for query in queries["train"]},
         "ad": {ad: ad_texts[ad] for ad in ads},
     }
+    for split, side in HELD_OUT_SIDES.items():
+        nodes[side] = {query: query_texts[query] for query in queries[split]}
     for name, anchor_set in corpus.anchor_sets.items():
         strict = _strict_edges(anchor_set, nodes, held_out)
         published = _published_edges(anchor_set, nodes, held_out)
@@ -126,6 +130,7 @@ def _strict_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Edges
 
 def _published_edges(anchor_set: AnchorSet, nodes: Nodes, held_out: Pairs) -> Edges:
     return {
+        **_strict_edges(anchor_set, nodes, held_out),
         "query": _edges(anchor_set, nodes["query"], held_out),
         "ad": _edges(anchor_set, nodes["ad"], set()),
     }
@@ -142,11 +147,13 @@ def _edges(anchor_set: AnchorSet, text_of: Mapping[str, str], leaks: Pairs) -> s
 
 
 def _anchor_tables(name: str, edges: Edges, texts: Mapping[str, str]) -> dict[str, pa.Table]:
-    anchors = sorted({anchor for pairs in edges.values() for _, anchor in pairs})
+    anchors = sorted({anchor for side in ("query", "ad") for _, anchor in edges[side]})
     anchor_ids = {anchor: row for row, anchor in enumerate(anchors)}
     tables = {f"anchors/{name}": _text_table(f"anchors/{name}", [texts[a] for a in anchors])}
     for side, pairs in edges.items():
-        rows = sorted((node, anchor_ids[anchor]) for node, anchor in pairs)
+        rows = sorted((node, anchor_ids[anchor]) for node, anchor in pairs if anchor in anchor_ids)
+        if side in HELD_OUT_SIDES.values() and not rows:
+            continue
         tables[f"edges/{name}/{side}"] = pa.table(
             [[node for node, _ in rows], [anchor for _, anchor in rows], [1.0] * len(rows)],
             schema=schema_of(f"edges/{name}/{side}"),

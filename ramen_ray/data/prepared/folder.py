@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,15 @@ class Prepared:
     def edges(self, anchor_set: str, side: str) -> Csr:
         """Edges of an anchor set: train query rows x anchors, or, on side ``ad``, ads x anchors."""
         return Csr.open(self.path / "edges" / anchor_set / side)
+
+    def held_out_edges(self, anchor_set: str, split: str) -> Csr | None:
+        """Edges of the validation or test queries, queries x anchors; None if there are none.
+
+        What is not an oracle may judge by them, and nothing more.
+        """
+        side = HELD_OUT_SIDES.get(split)
+        folder = self.path / "edges" / anchor_set / str(side)
+        return Csr.open(folder) if folder.is_dir() else None
 
     @cached_property
     def train_click_counts(self) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.schemas import WEIGHTS, ZERO_SHOT, schema_of
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
@@ -160,11 +160,13 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, by_table[table], folder, num_rows)
+    held_out = {side: f"queries/{split}" for split, side in HELD_OUT_SIDES.items()}
     for anchors in (table for table in num_rows if table.startswith("anchors/")):
-        for side, node_table in (("query", SHUFFLED), ("ad", "ads")):
+        for side, node_table in {"query": SHUFFLED, "ad": "ads", **held_out}.items():
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
             edges = by_table.get(table, parts.slice(0, 0))
-            _join_edges(table, edges, folder, keys[node_table])
+            if len(edges) or side not in held_out:
+                _join_edges(table, edges, folder, keys[node_table])
 
 
 def _join_texts(

@@ -15,7 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.schemas import (
+    HELD_OUT_SIDES,
+    PUBLISHED,
+    SPLITS,
+    ZERO_SHOT,
+    optional_fields,
+    schema_of,
+)
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
@@ -285,10 +292,12 @@ def required_tables(anchor_sets: list[str]) -> list[str]:
 def optional_tables(anchor_sets: list[str]) -> list[str]:
     """Name the tables that are read if they exist: edges, filters, the zero-shot split.
 
-    An anchor set has edges on the query side, on the ad side, or on both.
+    An anchor set has edges on the query side, on the ad side, or on both. It can also have edges of
+    held-out queries.
     """
+    sides = ("query", "ad", *HELD_OUT_SIDES.values())
     return [
-        *(f"edges/{name}/{side}" for name in anchor_sets for side in ("query", "ad")),
+        *(f"edges/{name}/{side}" for name in anchor_sets for side in sides),
         *(f"filters/{split}" for split in ("validation", "test", ZERO_SHOT)),
         f"queries/{ZERO_SHOT}",
         "novel_ads",

@@ -7,6 +7,8 @@ ZERO_SHOT = "zero_shot"
 """An optional split: test queries with their novel ads only, searched among the novel ads."""
 PUBLISHED = "_published"
 """Ends the name of an anchor set whose edges may join held-out queries to their answers."""
+HELD_OUT_SIDES = {"validation": "validation_query", "test": "test_query"}
+"""By split, the name of an anchor set's edges of its queries; only oracles are given these."""
 
 QUERIES = pa.schema(
     [("query_id", pa.int64()), ("text", pa.string()), ("ad_ids", pa.list_(pa.int64()))]
@@ -36,7 +38,7 @@ def schema_of(table: str) -> pa.Schema:
             schema = ADS
         case ["anchors", _]:
             schema = ANCHORS
-        case ["edges", _, "query"]:
+        case ["edges", _, side] if side == "query" or side in HELD_OUT_SIDES.values():
             schema = QUERY_EDGES
         case ["edges", _, "ad"]:
             schema = AD_EDGES

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, Tally
 from ramen_ray.data.store.lists import list_entries
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.data.validation.batches import (
     RowBatch,
     ids,
@@ -64,8 +65,11 @@ def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
     match table.split("/"):
         case ["queries" | "filters", split]:
             numbered["query_id"] = f"queries/{split}"
-        case ["anchors" | "edges", name, *_]:
+        case ["anchors" | "edges", name, *side]:
             numbered["anchor_id"] = f"anchors/{name}"
+            for split, held_out in HELD_OUT_SIDES.items():
+                if side == [held_out]:
+                    numbered["query_id"] = f"queries/{split}"
     return {column: num_rows[name] for column, name in numbered.items() if num_rows.get(name)}
 
 

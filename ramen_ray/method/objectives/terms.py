@@ -80,20 +80,36 @@ class Objective:
         )
 
 
-def task_term(loss: Loss, weight: float = 1.0) -> Term:
-    """Build the term that ranks the ads a query led to above all others of the batch."""
+def own_embeddings(encoded: EncodedBatch) -> Tensor:
+    """Return the embeddings (b, D) of this worker's queries."""
+    return encoded.vectors(QUERIES, encoded.local.queries)
+
+
+def task_term(
+    loss: Loss,
+    weight: float = 1.0,
+    name: str = TASK,
+    queries_of: Callable[[EncodedBatch], Tensor] = own_embeddings,
+) -> Term:
+    """Build the term that ranks the ads a query led to above all others of the batch.
+
+    Args:
+        loss: of the similarities of a query to the ads.
+        weight: the term's weight.
+        name: the term's name.
+        queries_of: returns the vectors (b, D) of this worker's queries.
+    """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries, pool = encoded.local.queries, encoded.ad_pool
+        pool = encoded.ad_pool
         if not len(pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        queries_bD = encoded.vectors(QUERIES, queries)
-        similarity_bL = queries_bD @ encoded.vectors(ADS, pool.ids).T
+        similarity_bL = queries_of(encoded) @ encoded.vectors(ADS, pool.ids).T
         positives_bP = encoded.places(pool, encoded.local.ads)
         losses_b = loss(similarity_bL, positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
-    return Term(TASK, weight, share)
+    return Term(name, weight, share)
 
 
 def regularizer_term(

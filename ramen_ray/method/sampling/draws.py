@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 
@@ -22,6 +22,7 @@ class Stream(IntEnum):
     NODE = 5
     NODE_ANCHOR = 6
     FURTHER_ADS = 7
+    LINK = 8
 
 
 def draw_ads(
@@ -50,9 +51,6 @@ def draw_several_ads(
 ) -> Int64s:
     """Draw distinct ads for each query, by the weights of ``clicks`` if it has any.
 
-    Each click gets the key log(u) / weight of a uniform u, and those with the highest keys are
-    drawn, as successive draws without replacement would do (Efraimidis and Spirakis 2006).
-
     Args:
         clicks: query rows x ads.
         query_rows: (b,) rows of the queries.
@@ -63,20 +61,47 @@ def draw_several_ads(
     Returns:
         (b, P) int64; a query with fewer than P clicks has all of them, then -1.
     """
-    rows, ads = clicks.gather(query_rows)
-    starts, degrees = clicks.indptr[query_rows], clicks.degrees(query_rows)
+    own_keys = keyed_hash((*key, Stream.AD), query_ids)
+    return _draw_several(clicks, query_rows, own_keys, num_ads, (*key, Stream.FURTHER_ADS))
+
+
+def draw_links(
+    edges: Csr,
+    query_rows: Int64s,
+    query_ids: NDArray[Any],
+    num_links: int,
+    key: tuple[int, int],
+) -> Int64s:
+    """Draw distinct anchors for each query, as :func:`draw_several_ads` does ads.
+
+    Returns:
+        (b, num_links) int64; a query with fewer edges has all of them, then -1.
+    """
+    own_keys = keyed_hash((*key, Stream.LINK), query_ids)
+    return _draw_several(edges, query_rows, own_keys, num_links, (*key, Stream.LINK))
+
+
+def _draw_several(
+    edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
+) -> Int64s:
+    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight.
+
+    Each entry gets the key log(u) / weight of a uniform u, and those with the highest keys are
+    drawn, as successive draws without replacement would do (Efraimidis and Spirakis 2006).
+    """
+    rows, columns = edges.gather(query_rows)
+    starts, degrees = edges.indptr[query_rows], edges.degrees(query_rows)
     places = ragged_positions(np.zeros_like(degrees), degrees)
-    own_key = keyed_hash((*key, Stream.AD), query_ids)[rows]
-    chances = uniforms((*key, Stream.FURTHER_ADS), own_key ^ keyed_hash((), places))
+    chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
     log_chances = np.log1p(-chances)
-    if clicks.cumulative_weights is not None:
+    if edges.cumulative_weights is not None:
         entries = ragged_positions(starts, degrees)
-        ends = clicks.cumulative_weights
+        ends = edges.cumulative_weights
         log_chances /= np.maximum(ends[entries + 1] - ends[entries], np.finfo(np.float64).tiny)
     order = np.lexsort((-log_chances, rows))
-    is_drawn = places < num_ads
-    drawn = np.full((len(query_rows), num_ads), -1, dtype=np.int64)
-    drawn[rows[is_drawn], places[is_drawn]] = ads[order][is_drawn]
+    is_drawn = places < count
+    drawn = np.full((len(query_rows), count), -1, dtype=np.int64)
+    drawn[rows[is_drawn], places[is_drawn]] = columns[order][is_drawn]
     return drawn
 
 

@@ -5,7 +5,7 @@ D width of an embedding, d width of a classifier.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -113,6 +113,8 @@ class EncodedBatch:
         asking_Ud: (U, d) float32, the vectors of ``texts`` that ask the classifiers; None if the
             model has none.
         classifiers_Ld: (L, d) float32, the classifiers of the ``ad_pool``; likewise.
+        enriched_bD: (b, D) float32, this worker's queries with their anchors (OAK); None if the
+            model has no bank of these.
     """
 
     data: TrainingData
@@ -122,11 +124,13 @@ class EncodedBatch:
     embeddings_UD: Tensor
     asking_Ud: Tensor | None = None
     classifiers_Ld: Tensor | None = None
+    enriched_bD: Tensor | None = None
 
     def detached(self) -> "EncodedBatch":
         """Return the same batch without gradients, for observers."""
-        embeddings_UD = self.embeddings_UD.detach()
-        return replace(self, embeddings_UD=embeddings_UD, asking_Ud=None, classifiers_Ld=None)
+        return EncodedBatch(
+            self.data, self.batch, self.local, self.texts, self.embeddings_UD.detach()
+        )
 
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""

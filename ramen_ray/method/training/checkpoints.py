@@ -12,7 +12,7 @@ from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.step import TrainState
 
 STATE_FILE, CURRICULUM_FILE = "state.pt", "curriculum.pt"
-MOMENTS_FOLDER = "classifier_moments"
+MOMENTS_FOLDER, BANK_MOMENTS_FOLDER = "classifier_moments", "bank_moments"
 
 
 class CheckpointError(UserError):
@@ -29,12 +29,16 @@ def save_checkpoint(
     Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
     model.save(folder, max_length)
+    bank = state.augmentation.bank if state.augmentation else None
+    if bank is not None:
+        bank.save(folder / BANK_MOMENTS_FOLDER)
     content = {
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "step": state.step,
         "adaptive": state.adaptive.state_dict() if state.adaptive else None,
         "classifiers": state.classifiers.state_dict() if state.classifiers else None,
+        "bank": bank.state_dict() if bank else None,
         "progress": progress,
     }
     torch.save(content, folder / STATE_FILE)
@@ -65,6 +69,8 @@ def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
         state.adaptive.load_state_dict(content["adaptive"])
     if state.classifiers is not None:
         state.classifiers.restore(folder / MOMENTS_FOLDER, content["classifiers"])
+    if state.augmentation is not None and state.augmentation.bank is not None:
+        state.augmentation.bank.restore(folder / BANK_MOMENTS_FOLDER, content["bank"])
     if state.curriculum is not None:
         state.curriculum.load_state_dict(_read(folder / CURRICULUM_FILE))
         state.sources = replace(state.sources, clusters=state.curriculum.clusters)

@@ -16,6 +16,7 @@ from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
 from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.encoded import EncodedBatch, encode
+from ramen_ray.method.training.augmentation_training import AugmentationTraining
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 
 
@@ -64,6 +65,7 @@ class TrainState:
         adaptive: adapts the terms' weights; None to keep those of the objective.
         curriculum: makes clusters of queries; None for random order.
         classifiers: the ads' classifiers in training; None if the model has none.
+        augmentation: enriches queries with their anchors (OAK); None if the model has no bank.
     """
 
     model: nn.Module
@@ -74,6 +76,7 @@ class TrainState:
     adaptive: AdaptiveWeights | None = None
     curriculum: Curriculum | None = None
     classifiers: ClassifierTraining | None = None
+    augmentation: AugmentationTraining | None = None
 
     def advance_curriculum(self) -> None:
         """Let the curriculum prepare for the next steps, and use its clusters."""
@@ -99,9 +102,11 @@ def train_steps(
     num_workers = world()[1]
     weights = torch.tensor(objective.weights, device=device)
     classifiers_of = None if state.classifiers is None else state.classifiers.rows
-    encode_batch = partial(
+    encode_batch: Callable[[Batch], EncodedBatch] = partial(
         encode, state.model, sampler.data, use_bf16=use_bf16, classifiers_of=classifiers_of
     )
+    if state.augmentation is not None:
+        encode_batch = state.augmentation.after(encode_batch)
     while state.step < stop:
         losses, encoded = compute_step(encode_batch, sampler, state.sources, objective, state.step)
         if state.curriculum is not None:
@@ -118,6 +123,8 @@ def train_steps(
         state.schedule.step()
         if state.classifiers is not None and encoded.classifiers_Ld is not None:
             state.classifiers.update(encoded.ad_pool.ids, encoded.classifiers_Ld.grad)
+        if state.augmentation is not None:
+            state.augmentation.update()
         state.step += 1
         yield losses.detach()
 

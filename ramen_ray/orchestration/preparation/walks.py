@@ -17,6 +17,7 @@ from filelock import FileLock
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import task_of
@@ -54,6 +55,8 @@ def walked_edges(
 def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
     digest = hashlib.blake2b(f"{WALK_VERSION}{settings}{seed}".encode(), digest_size=8)
     for file in sorted(edges.glob("*/*/ind*.npy")):  # indptr and indices: weights do not matter
+        if file.parent.name in HELD_OUT_SIDES.values():
+            continue
         digest.update(str(file.relative_to(edges)).encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "blake2b").digest())

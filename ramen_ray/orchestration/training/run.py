@@ -18,6 +18,7 @@ from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.components import build_objective
 from ramen_ray.orchestration.training.entry import train_loop_per_worker
 from ramen_ray.orchestration.training.final_evaluation import SCORE
+from ramen_ray.orchestration.training.linking import write_links
 from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.resuming import keep_intact_checkpoints
@@ -74,6 +75,9 @@ def fit(
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
             _log_inputs(run, config, data)
+            if config.oak.anchor_sets:
+                with _timed(seconds, "links"):
+                    run.log_metrics(write_links(config, dataset, directory.path))
             task = WorkerTask(
                 config,
                 str(data.path),

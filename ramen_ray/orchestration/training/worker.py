@@ -21,6 +21,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.search import TopK
@@ -38,7 +39,7 @@ from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.training.components import (
-    build_classifiers,
+    add_free_vectors,
     build_model,
     build_objective,
     build_propensity,
@@ -190,9 +191,7 @@ def start_or_resume(setup: Setup) -> Training:
 def _untrained_model(setup: Setup) -> DualEncoder:
     """Build the model that training starts from, on this worker's device."""
     model = build_model(setup.config).to(setup.device)
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(setup.config, model, setup.data)
-    return model
+    return add_free_vectors(setup.config, model, setup.data)
 
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:
@@ -308,7 +307,8 @@ def validate(run: Training) -> dict[str, float]:
 
 def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
     """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
+    propensity, answering = build_propensity(setup.config), with_links(model, setup.folder, split)
+    return evaluate(answering, setup.data, split, propensity, setup.use_bf16)
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:

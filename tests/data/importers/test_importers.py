@@ -18,7 +18,7 @@ from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
 
 HELD_OUT = ("validation", "test")
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -224,7 +224,8 @@ def _pairs(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str
 
 
 def _edges(dataset: Dataset, name: str, side: str) -> set[tuple[str, str]]:
-    nodes = "ads" if side == "ad" else "queries/train"
+    held_out = {name: f"queries/{split}" for split, name in HELD_OUT_SIDES.items()}
+    nodes = {"query": "queries/train", "ad": "ads", **held_out}[side]
     return _pairs(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
 
 
@@ -270,6 +271,10 @@ def test_foldoc_tables(tmp_path: Path) -> None:
     published = {side: _edges(dataset, "links_published", side) for side in ("query", "ad")}
     leaks = {("alpha", "beta"), ("beta", "alpha")}
     assert published == {"query": links | {("alpha", "beta")}, "ad": links | leaks}
+    # beta's only link is to alpha, its answer, which no oracle may see
+    assert not dataset.has("edges/links/test_query")
+    assert not dataset.has("edges/links_published/test_query")
+    assert _edges(dataset, "categories", "test_query") == {("beta", "letter"), ("gamma", "letter")}
     assert _column(dataset, "anchors/categories") == ["letter"]
     assert _edges(dataset, "categories", "query") == {
         (q, "letter") for q in _clicks(dataset, "train")
@@ -493,6 +498,41 @@ def test_build_tables_drops_just_the_leaks(
         assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
 
 
+@given(
+    clicks=RELATION,
+    anchors=RELATION,
+    splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
+)
+def test_held_out_queries_have_their_edges_but_no_answers(
+    clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
+) -> None:
+    """Under both protocols, to anchors that training has; the other tables do not depend on it."""
+    split_of = dict(zip("abcdef", splits, strict=True))
+    texts = {name: name.upper() for name in "abcdef"}
+    corpus = Corpus(texts, texts, clicks, split_of, {"graph": AnchorSet(texts, anchors)})
+    tables = build_tables(corpus)
+    held_out = {
+        frozenset((query, ad))
+        for query, ads in clicks.items()
+        if split_of[query] != "train"
+        for ad in ads
+    }
+    for name in {table.split("/")[1] for table in tables if table.startswith("anchors/")}:
+        known = [text.lower() for text in tables[f"anchors/{name}"]["text"].to_pylist()]
+        for split, side in HELD_OUT_SIDES.items():
+            queries = tables[f"queries/{split}"]["text"].to_pylist()
+            expected = {
+                (query, anchor)
+                for query in map(str.lower, queries)
+                for anchor in anchors.get(query, ())
+                if frozenset((query, anchor)) not in held_out and anchor in known
+            }
+            table = tables.get(f"edges/{name}/{side}")
+            rows = [] if table is None else table.to_pylist()
+            pairs = {(queries[row["query_id"]].lower(), known[row["anchor_id"]]) for row in rows}
+            assert (pairs, len(rows)) == (expected, len(expected))
+
+
 def test_build_tables_knows_a_text_by_any_spelling() -> None:
     """An anchor that is spelt otherwise than the query that it names is a leak all the same."""
     texts = {"a": "Sort", "b": "Order", "c": "Rank"}
@@ -531,6 +571,22 @@ def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
                 published = _edges(shipped, f"{name}_published", side)
                 assert published - leaks(published) == edges
                 assert side == "ad" or not published & held_out
+
+
+def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None:
+    """An oracle is told neither an answer nor whose answer a query is, under either protocol."""
+    clicks = {split: _clicks(shipped, split) for split in HELD_OUT}
+    held_out = {
+        frozenset((query.casefold(), ad.casefold()))
+        for split in HELD_OUT
+        for query, ads in clicks[split].items()
+        for ad in ads
+    }
+    for name in set(shipped.anchor_sets) - {"similar"}:
+        for split in HELD_OUT:
+            edges = _edges(shipped, name, HELD_OUT_SIDES[split])
+            assert len({query for query, _ in edges}) > 0.2 * len(clicks[split])
+            assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
 
 
 def test_shipped_sets_as_published() -> None:

@@ -8,14 +8,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import MAX_LENGTH, prepare_in_process, query_table, rows_of
+from support import (
+    MAX_LENGTH,
+    errors_in,
+    node_edges,
+    prepare_in_process,
+    query_table,
+    rows_of,
+)
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import SPLITS, schema_of
 from ramen_ray.orchestration.training.checks import check_clicks
 from ramen_ray.presets import tiny
 
@@ -152,6 +159,31 @@ def test_edges_are_the_sorted_anchors_with_their_weights(
     else:
         weights = [weight for row in expected for weight in row.values()]
         np.testing.assert_allclose(found.cumulative_weights, np.cumsum([0, *weights]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5])
+def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+):
+    path = shutil.copytree(dataset_path, tmp_path / "with_oracle")
+    links = [[] if query % 3 == 1 else [query, (7 * query + 3) % 30] for query in range(12)]
+    for split, of_queries in (("validation", links), ("test", links[::-1])):
+        rows = node_edges("query_id", of_queries)
+        pq.write_table(
+            rows.cast(schema_of(f"edges/links/{split}_query")),
+            path / "edges" / "links" / f"{split}_query.parquet",
+        )
+    write_metadata(path, Dataset(path).metadata)
+    assert not errors_in(Dataset(path))
+    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    for split, of_queries in (("validation", links), ("test", links[::-1])):
+        assert rows_of(found.held_out_edges("links", split)) == [sorted(row) for row in of_queries]
+        assert found.held_out_edges("topics", split) is None
+        assert prepared.held_out_edges("links", split) is None
+    assert found.held_out_edges("links", "zero_shot") is None
+    for side in ("validation_query", "test_query"):
+        shutil.rmtree(found.path / "edges" / "links" / side)
+    assert _arrays(found) == _arrays(prepared)
 
 
 def test_filters_are_the_pairs_of_the_table_or_none(
