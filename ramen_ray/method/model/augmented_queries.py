@@ -36,8 +36,11 @@ class AugmentedQueries:
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
     ) -> Embeddings:
         """Return the enriched embeddings (n, D) of the split's queries ``rows`` (n,)."""
+        return self.enrich(self.model.embed_texts(texts, rows, use_bf16), rows)
+
+    def enrich(self, embedded: Embeddings, rows: NDArray[Any]) -> Embeddings:
+        """Enrich the embeddings (n, D) of the split's queries ``rows`` (n,)."""
         assert self.model.augmentation is not None, "the model has no bank of anchors"
-        embedded = self.model.embed_texts(texts, rows, use_bf16)
         return self.model.augmentation.enrich(embedded, self.links[rows])
 
     def embed_ads(

@@ -34,6 +34,7 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
+from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
@@ -129,6 +130,7 @@ def predict(
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
+    refuse_unserved(model_uri)
     retriever = registry.look_up(model_uri)
     num_ads = retriever.metadata["num_ads"]
     if not 1 <= top_k <= num_ads:

@@ -252,6 +252,8 @@ def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pre
     for split, count in (("train", 144), ("validation", 24), ("test", 36)):
         kinds = draw.integers(0, 12, size=count)
         texts = [" ".join(draw.choice(words[24:40], 3, replace=False)) for _ in range(count)]
+        if split == "test":
+            texts[:6] = words[12:18]  # the texts of anchors
         tables[f"queries/{split}"] = query_table(texts, [[kind] for kind in kinds])
         side = "query" if split == "train" else f"{split}_query"
         tables[f"edges/links/{side}"] = node_edges("query_id", [[kind] for kind in kinds])
@@ -262,11 +264,11 @@ def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pre
 
 def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
     """The oracle finds what no text tells; random links do not."""
-    changes = {"oak.anchor_sets": ("links",), "training.epochs": 12, "optimizer.lr": 0.01}
+    changes = {"oak.anchor_sets": ("links",), "training.epochs": 6, "optimizer.lr": 0.003}
     run = Run(overlay(config, changes), planted)
-    run.losses(12 * run.sampler.steps_per_epoch)
+    run.losses(6 * run.sampler.steps_per_epoch)
     oracle = held_out_links(planted, ["links"], "test")
-    assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.95
+    assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.9
     base = evaluate(run.model, planted, "test", Propensity())[0]["P@1"]
     chosen = np.random.default_rng(1).integers(0, 12, size=(36, 1))
     chance = run.metrics("test", chosen)["P@1"]
@@ -275,13 +277,15 @@ def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
 
 
 def test_nearest_anchors_are_those_of_most_alike_texts_but_never_the_own_one(
-    config: RunConfig, prepared_bag: Prepared
+    config: RunConfig, planted: Prepared
 ):
-    run = Run(config, prepared_bag)
-    model, texts = run.model, bank_texts(prepared_bag, SETS)
-    queries = prepared_bag.queries["test"]
-    scores = model.embed_texts(queries, np.arange(12)) @ model.embed_texts(texts, np.arange(36)).T
-    scores[queries.hashes[:, None] == texts.hashes[None]] = -2
-    found = nearest_anchors(model, prepared_bag, SETS, "test", 4)
+    model, texts = build_model(config), bank_texts(planted, ["links"])
+    queries = planted.queries["test"]
+    scores = model.embed_texts(queries, np.arange(36)) @ model.embed_texts(texts, np.arange(12)).T
+    is_own = queries.hashes[:, None] == texts.hashes[None]
+    assert is_own.sum() == 6
+    scores[is_own] = -2
+    found = nearest_anchors(model, planted, ["links"], "test", 4)
+    assert not is_own[np.arange(36)[:, None], found].any()
     expected = -np.sort(-scores, axis=1)[:, :4]
     np.testing.assert_allclose(np.take_along_axis(scores, found, axis=1), expected, atol=1e-6)
