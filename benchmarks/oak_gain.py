@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.common import CACHE, finish
 from benchmarks.graph_gain import dataset_of, header, judged, mean, row
 from benchmarks.in_process import TOKENS_FILE, train
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.method.metrics.evaluation import evaluate
@@ -59,6 +59,7 @@ LINKS = ("trained", "RAMEN's", "oracle")
 OAK_PRESET = PRESETS["foldoc-oak"]()
 
 Figures = dict[str, PerQuery]
+Ids = NDArray[Any]
 
 
 def main() -> None:
@@ -105,7 +106,7 @@ def measured(config: RunConfig, split: str) -> tuple[dict[str, Figures], dict[st
     is_known = np.zeros(sum(len(data.anchors(name)) for name in sets), dtype=bool)
     is_known[train_links(data, sets).indices] = True
     num_links = oak.oak.links_at_test
-    links = {kind: found[:, :num_links] for kind, found in anchors.items()}
+    links: dict[str, Ids] = {kind: found[:, :num_links] for kind, found in anchors.items()}
     links["oracle"] = first_links(edges, oak.oak.max_links)
     rows |= {f"OAK, {kind} links": answers(oak, split, links[kind]) for kind in LINKS}
     for title, changes in ABLATIONS.items():
@@ -139,10 +140,10 @@ def link_dataset(config: RunConfig) -> Path:
     return folder
 
 
-def answers(config: RunConfig, split: str, links: np.ndarray | None = None) -> Int64s:
+def answers(config: RunConfig, split: str, links: Ids | None = None) -> Ids:
     """Return the best ads of a split's queries, from a run that is made now or was earlier."""
 
-    def searched() -> Int64s:
+    def searched() -> Ids:
         model = model_of(config)
         answering = model if links is None else AugmentedQueries(model, links)
         data = dataset_of(config.dataset, config.encoder)
@@ -152,10 +153,10 @@ def answers(config: RunConfig, split: str, links: np.ndarray | None = None) -> I
     return stored([flatten(config), split, given], searched)
 
 
-def anchors_by(linker: RunConfig, config: RunConfig, sets: list[str], split: str) -> Int64s:
+def anchors_by(linker: RunConfig, config: RunConfig, sets: list[str], split: str) -> Ids:
     """Return the anchors that the model of ``linker`` gives a split's queries, best first."""
 
-    def searched() -> Int64s:
+    def searched() -> Ids:
         data = dataset_of(config.dataset, config.encoder)
         own = dataset_of(linker.dataset, linker.encoder)
         model = on_tokens_of(model_of(linker), linker, own, data)
@@ -192,14 +193,14 @@ def _trained(content: str) -> DualEncoder:
     return model
 
 
-def stored(content: list[Any], make: Callable[[], Int64s]) -> Int64s:
+def stored(content: list[Any], make: Callable[[], Ids]) -> Ids:
     """Return what ``make()`` returned when it was called for ``content``."""
     key = json.dumps([VERSION, *content], default=str).encode()
     file = STORE / f"{hashlib.blake2b(key, digest_size=8).hexdigest()}.npy"
     if not file.exists():
         STORE.mkdir(parents=True, exist_ok=True)
         np.save(file, make())
-    found: Int64s = np.load(file)
+    found: Ids = np.load(file)
     return found
 
 

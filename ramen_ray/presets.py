@@ -91,14 +91,8 @@ def foldoc_unidec() -> RunConfig:
     return _softmax_base(foldoc_ramen(), "unidec")
 
 
-def foldoc_linker() -> RunConfig:
-    """What finds the anchors of a query of the dictionary, for foldoc-oak (docs/oak.md)."""
-    changes = {"dataset": "foldoc-links", "name": "foldoc-linker", "base.kind": "ance"}
-    return overlay(foldoc_ramen(), {**WITHOUT_GRAPH, **changes})
-
-
 def foldoc_oak() -> RunConfig:
-    """The dictionary with OAK, a method to compare with, which foldoc-linker comes before."""
+    """The dictionary with OAK, a method to compare with; it needs a linker first (docs/oak.md)."""
     graph = dict.fromkeys(("links", *FOLDOC_OTHERS), 0.0)  # a flag for each anchor set
     changes = {
         "regularization.lambda_x": graph,
@@ -264,7 +258,6 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "debian-ramen": debian_ramen,
     "foldoc-depsl": foldoc_depsl,
     "foldoc-unidec": foldoc_unidec,
-    "foldoc-linker": foldoc_linker,
     "foldoc-oak": foldoc_oak,
     "debian-depsl": debian_depsl,
     "debian-unidec": debian_unidec,

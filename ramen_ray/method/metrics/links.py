@@ -1,6 +1,7 @@
 """How good a linker is: figures that stand beside every figure of OAK."""
 
-import numpy as np
+from typing import Any
+
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
@@ -11,7 +12,7 @@ LINKER_DEPTH = 10
 
 
 def link_figures(
-    anchors: NDArray[np.int32], num_links: int, edges: Csr | None, is_known: Booleans
+    anchors: NDArray[Any], num_links: int, edges: Csr | None, is_known: Booleans
 ) -> dict[str, float]:
     """Measure a linker's anchors of the queries of a split.
 
