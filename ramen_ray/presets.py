@@ -99,6 +99,7 @@ def foldoc_oak() -> RunConfig:
         "regularization.lambda_z": graph,
         "oak.anchor_sets": ("links",),
         "oak.linker": "outputs/runs/foldoc-linker",
+        "oak.bank_lr": 0.02,
     }
     return overlay(foldoc_ramen(), {**WITHOUT_GRAPH, **changes})
 
