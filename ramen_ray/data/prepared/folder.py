@@ -58,6 +58,11 @@ class Prepared:
         return TokenTable.open(self.path / "tokens" / "ads")
 
     @cached_property
+    def occurring_tokens(self) -> NDArray[np.int64]:
+        """(tokens,) int64, the tokens that any text has, of any table or split, ascending."""
+        return np.asarray(np.load(self.path / "occurring_tokens.npy"))
+
+    @cached_property
     def clicks(self) -> dict[str, Csr]:
         """Clicks by split, query rows x ads, all with the same weight."""
         opened = {split: Csr.open(self.path / "clicks" / split) for split in self.splits}

@@ -143,12 +143,11 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         parts: descriptions that :func:`write_parts` returned, in any order.
         folder: the folder to write into.
         num_rows: row counts of the dataset's tables.
-        vocab_size: number of token ids; decides between uint16 and int32.
+        vocab_size: number of token ids.
 
     Raises:
         DatasetError: an id or an edge occurs twice, or a split has no clicks.
     """
-    token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
         table: parts.filter(pc.equal(parts["table"], table)).sort_by(
             [("first_key", "ascending"), ("first_anchor", "ascending")]
@@ -156,7 +155,9 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         for table in pc.unique(parts["table"]).to_pylist()
     }
     texts = [table for table in by_table if not table.startswith("edges/")]
-    keys = {table: _join_texts(table, by_table[table], folder, token_type) for table in texts}
+    occurs = np.zeros(vocab_size, dtype=bool)
+    keys = {table: _join_texts(table, by_table[table], folder, occurs) for table in texts}
+    np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, by_table[table], folder, num_rows)
@@ -168,9 +169,13 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
 
 
 def _join_texts(
-    table: str, parts: pa.Table, folder: Path, token_type: type[np.generic]
+    table: str, parts: pa.Table, folder: Path, occurs: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Write a text table's tokens; returns its keys (rows,) in order."""
+    """Write a text table's tokens, and mark them in ``occurs``; returns its keys (rows,) in order.
+
+    Tokens are uint16 if the vocabulary (tokens,) of ``occurs`` permits it, or else int32.
+    """
+    token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
     target = folder / "tokens" / table
     target.mkdir(parents=True)
     num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
@@ -185,6 +190,7 @@ def _join_texts(
         lengths = part["lengths"]
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         token_ids[token : token + starts[-1]] = part["tokens"]
+        occurs[part["tokens"]] = True
         offsets[row + 1 : rows.stop + 1] = token + starts[1:]
         hashes[rows] = hash_texts(part["tokens"], starts)
         keys[rows] = part["key"]

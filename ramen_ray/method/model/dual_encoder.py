@@ -24,6 +24,7 @@ from ramen_ray.method.distributed import own_range
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Head, unit
+from ramen_ray.method.model.occurring_tokens import all_tokens
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
 
@@ -246,7 +247,8 @@ class DualEncoder(nn.Module):
         The subfolder ``encoder`` can be loaded by sentence-transformers as it is. Classifiers are
         saved by whoever holds them, into the subfolder ``classifiers``.
         """
-        self.encoder.save(folder / ENCODER_FOLDER, max_length)
+        with all_tokens(self.encoder):
+            self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:
             self.classifier_head.save(folder / HEAD_FOLDER)
             scoring = json.dumps(asdict(self.scoring)) + "\n"
