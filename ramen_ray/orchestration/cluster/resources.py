@@ -43,6 +43,7 @@ NO_METRICS = {
 }
 """Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
+TOO_SLOW = "timed out during startup"
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
 
@@ -60,7 +61,8 @@ def start_ray(show_workers: bool = True) -> None:
         show_workers: show the output of tasks and workers.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token; or Ray
+            does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -78,7 +80,7 @@ def start_ray(show_workers: bool = True) -> None:
                 joined = ray.init(
                     logging_level=logging.WARNING, log_to_driver=show_workers, dashboard_port=port
                 )
-        except (AuthenticationError, RuntimeError, ConnectionError, ValueError) as error:
+        except Exception as error:  # Ray has no class for its own start that takes too long
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
         _keep_private(Path(joined.address_info["session_dir"]))
@@ -140,6 +142,8 @@ def _keep_private(session: Path) -> None:
 def _advice(error: Exception) -> str:
     """Say why a cluster was not joined; it does not say that it wants a token."""
     said = first_line_of(error).rstrip(".")
+    if TOO_SLOW in said:
+        return "Ray has not started in time; is the machine too busy? Run the same command again"
     if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
         said += (
             "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
