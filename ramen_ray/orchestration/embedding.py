@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.bases.combination import Part
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
@@ -80,7 +81,7 @@ def embed_tables(
         (texts of all tables, D), mapped from ``file``.
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
-    embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+    embeddings = map_new_array(file, dtype, shape)
     batches, embed = _batches(tables), _Embed(model, tables, resources, dtype, part)
     is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
     for batch in map(embed, batches) if is_small else _stream(batches, embed):

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.schemas import WEIGHTS, ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
@@ -179,9 +179,9 @@ def _join_texts(
     target = folder / "tokens" / table
     target.mkdir(parents=True)
     num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
-    token_ids = open_memmap(target / "token_ids.npy", "w+", token_type, (num_tokens,))
-    offsets = open_memmap(target / "offsets.npy", "w+", np.int64, (num_texts + 1,))
-    hashes = open_memmap(target / "hashes.npy", "w+", np.uint64, (num_texts,))
+    token_ids = map_new_array(target / "token_ids.npy", token_type, (num_tokens,))
+    offsets = map_new_array(target / "offsets.npy", np.int64, (num_texts + 1,))
+    hashes = map_new_array(target / "hashes.npy", np.uint64, (num_texts,))
     ids = np.empty(num_texts, dtype=np.int64)
     keys = np.empty(num_texts, dtype=np.int64)
     row = token = 0
@@ -210,8 +210,8 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     num_clicks = pc.sum(parts["num_clicks"]).as_py()
     if not num_clicks:
         raise DatasetError(f"{table}: no query has a click")
-    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
-    indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
+    indptr = map_new_array(target / "indptr.npy", np.int64, (num_rows[table] + 1,))
+    indices = map_new_array(target / "indices.npy", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
     weigh = table == SHUFFLED  # only train clicks are drawn by weight
     cumulative = _new_cumulative(target, parts, num_clicks) if weigh else None
@@ -233,11 +233,11 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
     target = folder / table
     target.mkdir(parents=True)
     num_edges = pc.sum(parts["num_rows"]).as_py() or 0
-    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (len(node_keys) + 1,))
+    indptr = map_new_array(target / "indptr.npy", np.int64, (len(node_keys) + 1,))
     if not num_edges:  # a side without edges; an empty file cannot be mapped
         np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
         return
-    indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
+    indices = map_new_array(target / "indices.npy", np.int64, (num_edges,))
     cumulative = _new_cumulative(target, parts, num_edges)
     entry, last = 0, (-1, -1)
     for part in _open(parts):
@@ -261,7 +261,7 @@ def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[
     range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
     if range_of_all["min"] == range_of_all["max"]:
         return None
-    return open_memmap(target / "cumulative_weights.npy", "w+", np.float64, (num_entries + 1,))
+    return map_new_array(target / "cumulative_weights.npy", np.float64, (num_entries + 1,))
 
 
 def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, search_index
 
@@ -34,7 +35,7 @@ def write_shortlists(
     same_text = HashIndex.from_hashes(data.ads.hashes)
     ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
-    shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
+    shortlists = map_new_array(file, np.int32, shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
         embedded = model.embed_texts(queries, rows, use_bf16)
