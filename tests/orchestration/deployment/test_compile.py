@@ -140,7 +140,7 @@ def test_what_is_not_faster_does_not_take_the_place(
     code, said = job("--model", "models:/slow@champion")
     assert code == 2
     assert said.splitlines()[-1].endswith(
-        "does not take the place of models:/slow@champion: it is not faster"
+        "does not replace models:/slow@champion: it is not faster"
     )
     assert registry.chosen("slow", "champion").version == 1
 
