@@ -45,7 +45,7 @@ from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
 RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs tasks, which share only files, in any order; returns their results in the given order."""
+"""Runs tasks in any order (they share only files); returns the results in the given order."""
 
 
 def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:

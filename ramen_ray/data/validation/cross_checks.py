@@ -1,4 +1,4 @@
-"""Checks across rows and tables, and of what is only doubtful: leaks, repeats, damaged texts.
+"""Checks across rows and tables, and checks for doubtful things: leaks, repeats, damaged texts.
 
 Tables are streamed column by column; memory holds a bit or eight bytes for each row.
 """
@@ -41,7 +41,8 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
     """Check tables as a whole and against each other.
 
     Args:
-        dataset: the dataset directory; rows that :mod:`row_checks` refuses are skipped.
+        dataset: the dataset directory; rows that :mod:`~ramen_ray.data.validation.row_checks` finds
+            wrong are skipped.
         num_rows: row counts of the tables to check, which must be readable.
 
     Raises:
@@ -130,7 +131,7 @@ def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Ite
 
 
 def _queries_without_click(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Finding]:
-    """Count train queries that nobody clicked for, and those of them that have no edges either."""
+    """Count train queries without clicks, and those of them that have no edges either."""
     advice = "batches leave it out; it takes part in the graph by its edges"
     without_click = Tally("warning", "train query without a click", advice, "ad_ids")
     for batch, found in _unclicked(dataset):

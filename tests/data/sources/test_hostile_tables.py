@@ -145,7 +145,7 @@ def _undecodable_in(folder: Path) -> str:
 
 
 NO_FILES: dict[str, tuple[Callable[[Path], str], str]] = {
-    "a pipe": (_pipe, "is a pipe or a device; write what it gives to a file"),
+    "a pipe": (_pipe, "is a pipe or a device; save its content to a file"),
     "a device": (lambda _: "/dev/null", "is a pipe or a device"),
     "a link to a device": (_linked_device, "is a pipe or a device"),
     "a name of 300 letters": (lambda folder: f"{folder}/{'x' * 300}.csv", "File name too long"),

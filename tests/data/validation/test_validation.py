@@ -1008,7 +1008,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
         for r, text, ad in clicks
         if (plain(ads[ad]), plain(text)) in asked
     ]
-    expected += _expected("train click that is a held-out click turned around", turned, len(clicks))
+    expected += _expected("train click that is a held-out click reversed", turned, len(clicks))
     assert Counter(found) == Counter(expected)
 
 

@@ -77,7 +77,7 @@ def stage_nodes(
 def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) -> dict[str, int]:
     """Stage a piece of the table of clicks as part ``number``.
 
-    Where there is no table of queries (or ads), the texts that the clicks name become one.
+    If there is no table of queries (or ads), the texts that the clicks name become one.
 
     Returns:
         how many rows are ``kept`` and how many are ``left_out``.
