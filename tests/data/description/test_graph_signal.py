@@ -150,12 +150,15 @@ SIGNAL = GraphSignal(
     leaking_edges=0,
 )
 READINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "tied": ({}, "ties clicks that texts do not show (8.0 times chance, 8.0 beyond words)"),
+    "tied": (
+        {},
+        "ties clicks whose texts have no word in common (8.0 times chance, 8.0 beyond words)",
+    ),
     "one side": ({"shared": SharedAnchors(0, 0, 0.0)}, "joins only one side"),
-    "chance": ({"shared": SharedAnchors(1000, 60, 50.0)}, "says next to nothing of clicks"),
+    "chance": ({"shared": SharedAnchors(1000, 60, 50.0)}, "says little about clicks"),
     "texts": (
         {"shared_beyond_words": SharedAnchors(500, 30, 25.0)},
-        "only where their texts do already",
+        "only where their texts already do",
     ),
     "few": ({"shared_beyond_words": SharedAnchors(500, 9, 1.0)}, "only 1.8%"),
     "some": ({"shared_beyond_words": SharedAnchors(500, 75, 25.0)}, "let λ adapt"),

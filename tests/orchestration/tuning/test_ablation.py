@@ -146,8 +146,8 @@ def test_the_same_call_trains_only_what_is_missing(
 def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.variants) == VARIANTS
     base, whole = (result.variants[name] for name in VARIANTS[:2])
-    assert not base.less_base and base.seconds_ratio == 1
-    for name, (value, low, high) in whole.less_base.items():
+    assert not base.gains and base.seconds_ratio == 1
+    for name, (value, low, high) in whole.gains.items():
         assert value == pytest.approx(whole.means[name] - base.means[name])
         assert low <= value <= high
     assert set(base.deviations.values()) == {0}
