@@ -17,14 +17,14 @@ DROPOUT = 0.1
 class Combiner(nn.Module):
     """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
 
-    The result is the mean over an ad's text and its neighbours, of which a kind mixes each with the
-    others. An ad without neighbours is represented by its text.
+    The result is the mean over an ad's text and its neighbours; the kind says how these are mixed
+    with each other before. An ad without neighbours is represented by its text.
 
     ``mean`` mixes nothing and has no parameters: up to scale, it is the sum. ``attention`` is one
     layer of self-attention and a linear map (IRENE's draft). It starts as the mean, so that short
     trainings suffice. ``transformer`` is a layer of a transformer, normalised after each part
-    (IRENE's released code). Both add a vector to the text and another to the neighbours, by which
-    they tell them apart.
+    (IRENE's released code). Both add one vector to the text and another to the neighbours, to tell
+    them apart.
     """
 
     def __init__(self, kind: Kind, dim: int, heads: int = 4) -> None:
@@ -43,7 +43,7 @@ class Combiner(nn.Module):
             _to_identity(self.output)
 
     def forward(self, text_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
-        """Return the ads' vectors (N, D); neighbours that are not there have no influence."""
+        """Return the ads' vectors (N, D); masked neighbours have no influence."""
         neighbours_NKD = torch.where(is_there_NK[..., None], neighbours_NKD, 0.0)
         tokens_NTD = torch.cat(
             [(text_ND + self.text_type)[:, None], neighbours_NKD + self.neighbour_type], dim=1

@@ -74,6 +74,7 @@ class Stages:
         data: the clicks that are trained on.
         seen: the seen ads; their classifiers are those that are trained.
         device: where the steps are computed.
+        step: number of steps done, in both stages together.
     """
 
     settings: StageSettings
@@ -116,7 +117,7 @@ class Stages:
         return self.total_steps if self.settings.rates.loss == "triplet" else self.first_steps
 
     def run(self, stop: int) -> Iterator[Tensor]:
-        """Train up to step ``stop``; yields this worker's loss of each step, not yet summed."""
+        """Train up to step ``stop``; yields each step's loss of this worker, not yet summed."""
         if self.step < min(stop, self.first_steps):
             hinge = self.settings.hinge
             shortlists = nearest_unclicked(self.data, self.seen, hinge.hard_negatives)
@@ -132,7 +133,7 @@ class Stages:
                 yield loss
 
     def combined_ads(self) -> CombinedAds:
-        """Return what represents ads at this step, on the CPU."""
+        """Return the representation of ads at this step, on the CPU."""
         table = self._classifiers.classifiers.vectors.detach().cpu().numpy()
         self.seen.classifiers = table
         combiner = self._second_stage().combiner
