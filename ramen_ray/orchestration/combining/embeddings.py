@@ -1,4 +1,4 @@
-"""The frozen embeddings of a run's texts: computed once, then mapped by whoever needs them."""
+"""The frozen embeddings of a run's texts: computed once, then memory-mapped where needed."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ TRAIN_QUERIES = Path("tokens/queries/train")
 def embed_texts(
     model: Path, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
 ) -> None:
-    """Write the embeddings of all queries and ads into ``file``, unless it is there.
+    """Write the embeddings of all queries and ads into ``file``, unless it exists.
 
     A text that several tables have is embedded once.
 

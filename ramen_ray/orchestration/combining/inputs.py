@@ -60,7 +60,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
 
     Raises:
         RunError: there is no such run, or it is not finished.
-        CombinerError: its dataset has no novel ads, or reveals clicks on them; or it answers by
+        CombinerError: its dataset has no novel ads, or reveals clicks on them; or it finds ads by
             classifiers of its own.
         DatasetError: its dataset is missing or has changed since.
     """
@@ -87,8 +87,8 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     finished_model = path / str(directory.notes["best_checkpoint"])
     if (finished_model / HEAD_FOLDER).is_dir():
         raise CombinerError(
-            f"the run {directory.name} answers by classifiers of its own; a combiner can be "
-            f"trained only on a run that answers by its encoder alone"
+            f"the run {directory.name} finds ads by classifiers of its own; a combiner can be "
+            f"trained only on a run that finds ads by its encoder alone"
         )
     run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
     retriever = registry.look_up(f"{MODELS}{model_id}")
