@@ -145,6 +145,7 @@ class Sampler:
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         ads = self._draw_ads(rows, ids, key)
         anchors = {}
+        # numbered before any is left out, so that draws do not depend on which others are due
         for number, (regularizer, edges) in enumerate(sources.graphs.items()):
             if regularizer not in regularizers:
                 continue

@@ -208,7 +208,7 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            if any(output.glob("part-*.parquet")):
+            if any(output.glob("part-*.parquet")):  # parts without a plan are somebody else's
                 raise ConfigError(f"{output} has parts of another table; choose another folder")
             with whole_file(file) as aside:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")

@@ -131,6 +131,7 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
         _read, fn_args=(ray.put(work),), batch_size=1
     )
+    # each function needs all rows of its key, so the order of the three shuffles is fixed
     for key, function in (
         ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
         ("anchor", partial(supported_pairs, min_support=settings.min_support)),
