@@ -40,7 +40,7 @@ def _words(text: str) -> list[str]:
 
 
 def _named_by_loops(names: list[tuple[str, str]], text: str) -> set[tuple[str, str]]:
-    """The entities that ``text`` names: all spans of names, less those inside of longer spans."""
+    """The entities that ``text`` names: all spans of names except those inside longer spans."""
     words = _words(text)
     spans = {
         (start, start + len(_words(name)), kind, " ".join(_words(name)))

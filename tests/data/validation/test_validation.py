@@ -950,7 +950,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     def again(values):
         return [(row, value) for row, value in enumerate(values) if value in values[:row]]
 
-    def spelled_anew(values):
+    def in_another_spelling(values):
         rows = []
         for row, value in enumerate(values):
             earlier = {one for one in values[:row] if plain(one) == plain(value)}
@@ -976,7 +976,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     )
     expected += _expected(
         "text that an earlier ad has, up to case and white space",
-        [(r, repr(text)) for r, text in spelled_anew(ads)],
+        [(r, repr(text)) for r, text in in_another_spelling(ads)],
         12,
     )
     expected += _expected(

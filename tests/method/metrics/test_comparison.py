@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from support import csr_of
-from test_metrics import KS, counts_strategy, predictions_and_truths
+from test_metrics import KS, counts_strategy, predictions_and_clicks
 
 from ramen_ray.method.metrics.comparison import (
     mean_over_seeds,
@@ -82,7 +82,7 @@ def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one()
     assert high - low > 1.5 * (alone["m"].high - alone["m"].low)
 
 
-@given(predictions_and_truths(), counts_strategy)
+@given(predictions_and_clicks(), counts_strategy)
 def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts):
     topk, truth = case
     member = counts > np.median(counts)

@@ -63,7 +63,7 @@ class Run:
     """A run without Ray: its sampler, objective and state."""
 
     def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
-        """Begin anew, or with the model in ``folder``."""
+        """Begin with a new model, or with the one in ``folder``."""
         self.config, self.data = config, data
         if folder is None:
             self.model = build_model(config)

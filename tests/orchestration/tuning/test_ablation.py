@@ -44,7 +44,7 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
 
 
-def test_a_softmax_gets_half_of_the_rate_and_ten_times_the_weights() -> None:
+def test_a_softmax_gets_half_the_rate_and_ten_times_the_weights() -> None:
     config = PRESETS["foldoc-ramen"]()
     variants = variants_of(config, ("unidec", "ance"))
     ours = {name: overlay(config, variant.changes) for name, variant in variants.items()}
@@ -58,7 +58,7 @@ def test_a_softmax_gets_half_of_the_rate_and_ten_times_the_weights() -> None:
     assert not ours["unidec"].regularization.lambda_z
 
 
-def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
+def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
     assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(
         variants_of(foldoc(), ("in_batch",))
     )
