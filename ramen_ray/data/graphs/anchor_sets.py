@@ -93,8 +93,8 @@ def add_anchor_set(
         The row counts of the tables written, and how many nodes of each side have no edges.
 
     Raises:
-        DatasetError: the name is unusable or taken (perhaps meanwhile, by another process), or
-            there are no edges.
+        DatasetError: the name is unusable or taken (perhaps by another process during the call),
+            or there are no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)

@@ -125,7 +125,7 @@ def write_edge_list(
         edge_list: where the edges are.
         name: name of the anchor set.
         namings: find the nodes of the sides ``query`` and ``ad``.
-        writer: writer of the dataset directory; staged files are in its folder meanwhile.
+        writer: writer of the dataset directory; its folder holds the staged files during the call.
         run: runs the tasks.
 
     Raises:

@@ -95,7 +95,7 @@ def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
         if not cell[1]:
             line += data[: cell.start() + 1].count(b"\n")
             message = "a quote is not closed, or its cell is several megabytes long"
-            advice = "close it, or write such texts as parquet or JSON lines"
+            advice = "close it, or write these texts as parquet or JSON lines"
             raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
 
 

@@ -93,7 +93,7 @@ def with_checksum(content: Mapping[str, Any]) -> str:
 
 
 def parse_checked(text: str) -> dict[str, Any]:
-    """Read what :func:`with_checksum` wrote; JSON that has no checksum is taken as it is.
+    """Read what :func:`with_checksum` wrote; JSON without a checksum is accepted unchecked.
 
     Raises:
         ValueError: it is damaged.

@@ -82,7 +82,7 @@ def _repeats(dataset: Dataset, table: str, num_rows: dict[str, int]) -> Iterator
     tally_repeats(dataset, table, names[:1], id_keys, tally)
     yield from tally.findings()
     if "source_id" in dataset.schema(table).names:
-        advice = "predictions cannot tell such rows apart; give each its own"
+        advice = "predictions cannot tell these rows apart; give each its own"
         tally = Tally("warning", "source_id that an earlier row has", advice, "source_id")
         tally_repeats(dataset, table, ["source_id"], text_keys, tally)
         yield from tally.findings(out_of=num_rows[table])
@@ -104,7 +104,7 @@ def _damaged_texts(dataset: Dataset, table: str) -> list[Finding]:
 
 
 def _missing_source_ids(dataset: Dataset, table: str) -> list[Finding]:
-    advice = "predictions cannot name such rows; give each its own"
+    advice = "predictions cannot name these rows; give each its own"
     tally = Tally("warning", "no source_id", advice, "source_id")
     for batch in table_batches(dataset, table, ["source_id"]):
         found = positions(batch.rows.column(0).is_null())
@@ -186,7 +186,7 @@ def _ads_without_click(dataset: Dataset, novel: NDArray[np.bool_]) -> list[Findi
     known = novel.copy()  # novel ads have no clicks by design
     for batch in table_batches(dataset, TRAIN, ["ad_ids"]):
         _mark(known, ids(list_entries(batch.rows.column(0))[1]))
-    advice = "such an ad is found by its text alone; leave it out if it should not be"
+    advice = "this ad is found by its text alone; leave it out if it should not be"
     tally = Tally("warning", "ad without a train click", advice, "ad_id")
     for batch in table_batches(dataset, "ads", ["ad_id"]):
         ad_ids = ids(batch.rows.column(0))

@@ -132,8 +132,8 @@ def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Fin
         return
     leaks = Leaks.from_dataset(dataset, num_rows.keys())
     advice = (
-        "training sees the answer in the graph; leave such edges out (jobs/graph.py edges does), or"
-        " call the figures as published"
+        "training sees the answer in the graph; leave these edges out (jobs/graph.py edges does),"
+        " or call the figures as published"
     )
     strict = {name for name in dataset.strict_anchor_sets if f"anchors/{name}" in num_rows}
     for table in num_rows:
@@ -152,7 +152,7 @@ def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Fin
 
 
 def _reversed_clicks(dataset: Dataset, leaks: Leaks) -> list[Finding]:
-    advice = "the answer can be learnt from it; leave such clicks out of the train split"
+    advice = "the answer can be learnt from it; leave these clicks out of the train split"
     message = "train click that is a held-out click reversed"
     tally = Tally("warning", message, advice, "ad_ids")
     num_clicks = 0

@@ -40,7 +40,7 @@ def ads_in_several_spellings(dataset: Dataset, num_ads: int) -> list[Finding]:
     spellings = np.unique(spellings[:filled], axis=0)
     folded, counts = np.unique(spellings[:, 0], return_counts=True)
     several = folded[counts > 1]
-    advice = "users cannot tell such ads apart; merge them, or make their texts differ"
+    advice = "users cannot tell these ads apart; merge them, or make their texts differ"
     message = "text that an earlier ad has, up to case and white space"
     tally = Tally("warning", message, advice, "text")
     seen: dict[int, set[int]] = {}

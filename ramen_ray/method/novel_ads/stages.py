@@ -89,9 +89,9 @@ class Stages:
         settings = self.settings
         self._sampler = StepSampler(self.data, settings.batch_size, settings.seed, self.device)
         table = initial_classifiers(self.seen, self.device)
-        everyone = np.ones(len(table), dtype=bool)
+        all_trained = np.ones(len(table), dtype=bool)
         self._classifiers = ClassifierTraining(
-            Classifiers(table, 0, everyone),
+            Classifiers(table, 0, all_trained),
             settings.classifier_lr,
             lambda optimizer: build_schedule(optimizer, 0, max(self._trained_steps, 1)),
         )

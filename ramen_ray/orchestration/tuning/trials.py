@@ -43,7 +43,7 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
     Args:
         configs: configurations by trial name; paths are absolute, all have the same workers.
         parent: the parent of all runs in MLflow.
-        folder: where Tune keeps its own files meanwhile; all machines can reach it.
+        folder: where Tune keeps its own files while trials run; all machines can reach it.
 
     Returns:
         The errors, one line each, by the name of the failed trial.

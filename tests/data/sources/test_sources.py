@@ -299,7 +299,7 @@ def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
     "lists": (pa.array([["a"]]), "list"),
     "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
-    "ids that lost digits": (pa.array([2.0**63]), "write such ids as text"),
+    "ids that lost digits": (pa.array([2.0**63]), "write these ids as text"),
 }
 
 

@@ -114,7 +114,7 @@ def _check_text_row(made: Made, config: RunConfig, run_path: Path) -> None:
 
 
 def _check_resumed(made: Made, run_here: RunHere, run_path: Path, tmp_path: Path) -> None:
-    """Without its end, a run goes on from its last checkpoint, to the same result."""
+    """A run whose end is deleted continues from its last checkpoint, to the same result."""
     code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
     assert (code, printed.count("\n")) == (2, 1)
     assert f"the combiner {made.folder} is finished" in printed

@@ -58,7 +58,7 @@ def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run
 
 @pytest.fixture(scope="module")
 def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
-    """Two files with five row groups of queries, three rows of which are no queries."""
+    """Two files with five row groups; three of the rows are not queries."""
     folder = tmp_path_factory.mktemp("queries")
     texts: list[Any] = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
     texts[3], texts[17], texts[30] = "", None, "x" * 10_001

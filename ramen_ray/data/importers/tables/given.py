@@ -129,7 +129,7 @@ class _Names:
             what = "an ad" if kind == "ads" else "a query"
             listed = getattr(self.tables, kind) or self.tables.clicks
             message = f"{int(unknown.sum())} rows name {what} that is not in {listed}"
-            advice = "add what is missing, or leave such rows out with skip_bad_rows"
+            advice = "add what is missing, or leave these rows out with skip_bad_rows"
             self.findings.append(batch.finding(column, unknown, message, advice))
         return numbers
 
@@ -148,5 +148,5 @@ def _two_splits(folder: Path, in_two: Booleans) -> str:
     shown = ", ".join(map(repr, texts[:_MAX_SHOWN])) + (f" and {rest} more" if rest else "")
     return (
         f"{int(in_two.sum())} queries are given two splits, up to case and white space: {shown};"
-        " give each one, or leave such queries out with skip_bad_rows"
+        " give each one, or leave these queries out with skip_bad_rows"
     )

@@ -151,7 +151,7 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
         piece.path,
         f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
         f" {listed}, such as {example!r}",
-        "add what is missing, or leave such clicks out with skip_bad_rows",
+        "add what is missing, or leave these clicks out with skip_bad_rows",
         row=lines_before(piece) + int(rows[0]),
         column=column,
     )

@@ -142,7 +142,7 @@ class UserTables:
         }
         for name, fraction in fractions.items():
             if not 0 < fraction < 1:
-                raise DatasetError(f"{name} is {fraction:g}; it must lie between 0 and 1")
+                raise DatasetError(f"{name} is {fraction:g}; it must be between 0 and 1")
         validation, test = self.period_bounds or (0.0, 1.0)
         if np.isnan([validation, test]).any():
             raise DatasetError("splits.validation_from and splits.test_from must be times")

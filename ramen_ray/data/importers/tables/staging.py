@@ -173,7 +173,7 @@ def bad_cells(batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans
             names[role],
             rows,
             f"{int(rows.sum())} cells {_BAD_CELLS.get(role, 'are empty')}",
-            "correct them, or leave such rows out with skip_bad_rows",
+            "correct them, or leave these rows out with skip_bad_rows",
         )
         for role, rows in bad.items()
         if rows.any()
