@@ -17,7 +17,7 @@ DROPOUT = 0.1
 class Combiner(nn.Module):
     """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
 
-    A kind mixes an ad's text with its neighbours; the result is the mean of the mixed vectors.
+    A kind mixes an ad's text with its neighbours and averages the mixed vectors.
 
     ``mean`` mixes nothing and has no parameters: up to scale, it is the sum. ``attention`` is one
     layer of self-attention and a linear map (IRENE's draft), added to the text. The map starts at
