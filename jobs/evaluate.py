@@ -31,7 +31,7 @@ class EvaluateSettings(Section):
     dataset: str | None = None
     """A dataset directory other than the one trained on."""
     part: Part | None = None
-    """What a model with classifiers answers by: encoder, classifier, or both; by default what
+    """What a model with classifiers finds ads by: encoder, classifier, or both; by default what
     validation chose."""
     json_file: Path | None = None
     """Also write all metrics to this file, as JSON."""

@@ -55,7 +55,7 @@ def run_job(job: Callable[[], int | None]) -> int:
 
     def interrupt(number: int, _: object) -> None:
         ended_by.append(signal.Signals(number))
-        raise KeyboardInterrupt  # which Ray passes on from its own waiting
+        raise KeyboardInterrupt  # Ray's blocking calls let this one through
 
     signal.signal(signal.SIGTERM, interrupt)
     for stream in (sys.stdout, sys.stderr):
@@ -207,7 +207,7 @@ def _parse_changes(kind: Any, default: Any, arguments: list[str], description: s
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset with the fewest flags."""
+    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
     commands: list[list[str]] = []
     for name, preset in PRESETS.items():
         own = preset()
@@ -236,7 +236,7 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def train_command(dataset: Path, written: Iterable[str]) -> str:
+def command_with_edges(dataset: Path, written: Iterable[str]) -> str:
     """Return the command that trains on a dataset directory with its new edges.
 
     Args:

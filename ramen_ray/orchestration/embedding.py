@@ -19,7 +19,7 @@ from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
 
 TEXTS_PER_BATCH = 65_536
-FEW_TEXTS = 500  # embedding them on a CPU takes less than the start of a task's process
+FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process
 
 View = Literal["queries", "ads"]
 """Which method of the model embeds a text: ``embed_queries`` or ``embed_ads``."""

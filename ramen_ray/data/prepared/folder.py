@@ -88,7 +88,7 @@ class Prepared:
     def candidates(self, split: str) -> NDArray[np.int64]:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending.
 
-        ``zero_shot`` searches the novel ads only; ``validation`` leaves them out, as they do not
+        ``zero_shot`` searches only the novel ads; ``validation`` leaves them out, as they do not
         exist yet at that time; ``test`` searches all ads.
         """
         novel = np.load(self.path / "novel_ads.npy")[:, 0]

@@ -23,7 +23,7 @@ Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
-"""Tables without texts or edges, small enough to be read whole."""
+"""Tables without texts or edges, small enough to read whole."""
 
 _SIGN = np.uint64(1 << 63)
 
@@ -213,8 +213,8 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     indptr = map_new_array(target / "indptr.npy", np.int64, (num_rows[table] + 1,))
     indices = map_new_array(target / "indices.npy", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
-    weigh = table == SHUFFLED  # only train clicks are drawn by weight
-    cumulative = _new_cumulative(target, parts, num_clicks) if weigh else None
+    is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
+    cumulative = _new_cumulative(target, parts, num_clicks) if is_weighted else None
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
@@ -265,7 +265,7 @@ def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[
 
 
 def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:
-    """Write the running sum over ``weights`` (n,), the weights from ``entry`` on."""
+    """Continue the running sum with ``weights`` (n,), those of the entries from ``entry`` on."""
     stop = entry + len(weights)
     cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(weights, dtype=np.float64)
 

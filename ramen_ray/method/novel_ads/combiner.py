@@ -17,13 +17,13 @@ DROPOUT = 0.1
 class Combiner(nn.Module):
     """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
 
-    A kind mixes an ad's text and its neighbours, and takes the mean of what comes out.
+    A kind mixes an ad's text with its neighbours and averages the mixed vectors.
 
     ``mean`` mixes nothing and has no parameters: up to scale, it is the sum. ``attention`` is one
     layer of self-attention and a linear map (IRENE's draft), added to the text. The map starts at
     zero, so the combiner starts as the text alone, which a short training must not fall below.
     ``transformer`` is a layer of a transformer, normalised after each part (IRENE's released code).
-    Both add a vector to the text and another to the neighbours, by which they tell them apart.
+    Both add one vector to the text and another to the neighbours, to tell them apart.
     """
 
     def __init__(self, kind: Kind, dim: int, heads: int = 4) -> None:
@@ -43,7 +43,7 @@ class Combiner(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     def forward(self, text_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
-        """Return the ads' vectors (N, D); neighbours that are not there have no influence."""
+        """Return the ads' vectors (N, D); masked neighbours have no influence."""
         neighbours_NKD = torch.where(is_there_NK[..., None], neighbours_NKD, 0.0)
         tokens_NTD = torch.cat(
             [(text_ND + self.text_type)[:, None], neighbours_NKD + self.neighbour_type], dim=1

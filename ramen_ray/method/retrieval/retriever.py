@@ -3,7 +3,7 @@
 It is a folder with
 
     encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
-    classifier_head/  what turns queries into vectors that ask classifiers, if it has them
+    classifier_head/  turns queries into vectors to compare with classifiers, if there are any
     index.faiss       one vector per ad
     ads.parquet       ad_id (the user's) and text, in the order of the index
     retriever.json    how texts become vectors
@@ -114,7 +114,7 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
 def text_embedder(
     folder: Path, view: Literal["queries", "ads"] = "ads"
 ) -> Callable[[list[str]], Embeddings]:
-    """Load a retriever's model; returns what embeds texts, as queries or new ads: (texts, D)."""
+    """Load a retriever's model; returns a function that embeds queries or new ads (texts, D)."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,7 +1,7 @@
-"""Shortlists: the ads that an encoder ranks first for a query although it never led to them.
+"""Shortlists: of the ads that were never clicked for a query, those that an encoder ranks first.
 
-They are ANCE's hard negatives. Left out are ads with the query's own text, which training cannot
-push away because both have the same embedding, and ads that training must not see (novel ads).
+They are ANCE's hard negatives. Ads with the query's own text are left out, since training cannot
+push them away: both have the same embedding. So are ads that training must not see (novel ads).
 """
 
 from pathlib import Path
@@ -23,8 +23,8 @@ def write_shortlists(
 ) -> None:
     """Search the ads for every train query, a batch at a time; drop its ads and its own text.
 
-    Writes (train queries, size) int32 ads, best first, for ``np.load``: what is left of the
-    ``size`` nearest, then -1.
+    Writes (train queries, size) int32 ads for ``np.load``: what is left of the ``size`` nearest,
+    best first, then -1.
     """
     queries, clicks, ads = (
         data.queries["train"],

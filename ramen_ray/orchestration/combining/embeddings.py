@@ -1,4 +1,4 @@
-"""The frozen embeddings of a run's texts: computed once, then mapped by whoever needs them."""
+"""The frozen embeddings of a run's texts: computed once, then memory-mapped where needed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ TRAIN_QUERIES = Path("tokens/queries/train")
 def embed_texts(
     model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
 ) -> None:
-    """Write the embeddings of all queries and ads into ``file``, unless it is there.
+    """Write the embeddings of all queries and ads into ``file``, unless it exists.
 
     A text that several tables have is embedded once.
 

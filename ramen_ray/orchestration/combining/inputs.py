@@ -155,7 +155,7 @@ def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
         )
     if num_queries < own.batch_size:
         raise CombinerError(
-            f"{name} has {num_queries} train queries with clicks on such ads, fewer than "
+            f"{name} has {num_queries} train queries with clicks on these ads, fewer than "
             f"combiner.batch_size {own.batch_size}"
         )
     if own.batch_size % settings.workers.num_workers:

@@ -82,7 +82,7 @@ def build_stages(
 
 
 def train(stages: Stages, log: StepLogger | None) -> None:
-    """Train from the present step to the last, with checkpoints on the way."""
+    """Train from the current step to the last, with checkpoints on the way."""
     for stop in _stops(stages):
         first, losses = stages.step, list(stages.run(stop))
         values = sum_over_workers(torch.stack(losses)).float().cpu().numpy()[:, None]
@@ -96,7 +96,7 @@ def train(stages: Stages, log: StepLogger | None) -> None:
 
 
 def _stops(stages: Stages) -> Iterator[int]:
-    """Yield the steps after the present one at which a checkpoint is written: ends of epochs."""
+    """Yield the steps after the current one at which a checkpoint is written: ends of epochs."""
     num_epochs = stages.total_steps // stages.steps_per_epoch
     every = max(num_epochs // NUM_CHECKPOINTS, 1) * stages.steps_per_epoch
     stops = {*range(every, stages.total_steps, every), stages.first_steps, stages.total_steps}

@@ -127,7 +127,7 @@ def test_train_clicks_keep_their_weights(
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
 
 
-def test_equal_weights_of_clicks_are_not_stored(
+def test_equal_click_weights_are_not_stored(
     prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ):
     path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 2.5)

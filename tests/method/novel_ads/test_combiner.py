@@ -35,8 +35,8 @@ def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
     of_query, of_key, of_value = mix.in_proj_bias.split(DIM)
     mixed = []
     for token in tokens:
-        asked = query @ token + of_query
-        scores = torch.stack([asked @ (key @ other + of_key) for other in tokens])
+        projected = query @ token + of_query
+        scores = torch.stack([projected @ (key @ other + of_key) for other in tokens])
         weights = torch.softmax(scores / math.sqrt(DIM), 0)
         values = [value @ other + of_value for other in tokens]
         attended = sum(w * v for w, v in zip(weights, values, strict=True))
