@@ -19,8 +19,8 @@ test: lint
 test-all: test
 	$(VENV)/bin/pytest --durations 15 -m slow
 
-# torch first and by pip, so that a CPU build that pip finds is taken before anything asks for torch;
-# then uv, which takes seconds where pip takes minutes
+# torch first and by pip, so that a CPU build that pip finds is installed before anything requires
+# torch; then uv, which takes seconds where pip takes minutes
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch uv

@@ -19,6 +19,7 @@ from torch import Tensor
 from ramen_ray.config import read_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective
@@ -54,6 +55,7 @@ def main() -> None:
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")
     objective, model = build_objective(config), build_model(config)
+    keep_tokens(model.encoder, data.occurring_tokens)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = build_sampler(config, data, training_data)
     num_steps = sampler.steps_per_epoch * config.training.epochs

@@ -22,6 +22,7 @@ from transformers.utils.logging import set_verbosity_error
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.sampling.encoded import DistinctTexts
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
@@ -79,6 +80,7 @@ def compare(preset: str, rounds: int, seconds: float) -> dict[str, float]:
 def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, float]:
     """Train for some seconds from a new encoder; returns seconds, texts and tokens per step."""
     objective, model = build_objective(config), build_model(config)
+    keep_tokens(model.encoder, data.occurring_tokens)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = build_sampler(config, data, training_data)
     state = build_state(config, model, model, sampler)

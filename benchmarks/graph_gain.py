@@ -25,12 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import CACHE, finish, prepared
-from benchmarks.in_process import (
-    first_queries,
-    random_edges,
-    train,
-    with_occurring_tokens,
-)
+from benchmarks.in_process import first_queries, random_edges, train
 from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -199,9 +194,8 @@ def measured(
 
 @cache
 def dataset_of(dataset: str, encoder: EncoderConfig) -> Prepared:
-    """Return a dataset, prepared once, with the tokens that occur in it."""
-    data = prepared(dataset, encoder)
-    return with_occurring_tokens(data, CACHE / f"tokens_{data.path.name}")
+    """Return a dataset, prepared once."""
+    return prepared(dataset, encoder)
 
 
 def propagated(config: RunConfig) -> Path:

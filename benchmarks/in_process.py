@@ -1,14 +1,11 @@
 """A whole training in this process, without Ray: for benchmarks of many short runs."""
 
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.arrays import Int64s
@@ -18,6 +15,7 @@ from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Graphs
@@ -34,40 +32,17 @@ from ramen_ray.orchestration.training.components import (
 Change = Callable[[TrainingData], TrainingData]
 """Replaces a run's training data before it begins."""
 
-TOKENS_FILE = "occurring_tokens.npy"
-
-
-def with_occurring_tokens(data: Prepared, folder: Path) -> Prepared:
-    """Copy a dataset, with tokens numbered among those that occur; a bag trains faster on it.
-
-    The result is the same: rows of token embeddings that no text has change nothing.
-    """
-    if not folder.exists():
-        aside = Path(tempfile.mkdtemp(dir=folder.parent))
-        shutil.copytree(data.path, aside, dirs_exist_ok=True)
-        files = sorted(aside.rglob("token_ids.npy"))
-        occurring = np.unique(np.concatenate([np.unique(np.load(file)) for file in files]))
-        for file in files:
-            np.save(file, np.searchsorted(occurring, np.load(file)).astype(np.int32))
-        np.save(aside / TOKENS_FILE, occurring.astype(np.int64))
-        aside.rename(folder)
-    return Prepared(folder)
-
 
 def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
-    """Train a bag as ``jobs/train.py`` does with synchronous tasks; returns the last model.
+    """Train as ``jobs/train.py`` does with synchronous tasks; returns the last model.
 
     Args:
         config: of the run.
-        data: from :func:`with_occurring_tokens`.
+        data: the prepared dataset.
         changes: applied to the training data, in their order.
     """
     model = build_model(config)
-    whole = model.encoder.token_embeddings.detach()
-    occurring = torch.from_numpy(np.load(data.path / TOKENS_FILE))
-    model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
-        whole[occurring], freeze=False, mode="mean"
-    )
+    keep_tokens(model.encoder, data.occurring_tokens)
     add_free_vectors(config, model, data)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
@@ -84,6 +59,7 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
         state.sources = renewed(config, data, model, training_data.graphs, state.sources, epoch)
         list(train_steps(state, sampler, objective, sampler.steps_per_epoch * (epoch + 1)))
         state.advance_curriculum()
+    model.encoder.set_token_table(model.encoder.token_table.whole())
     return model
 
 

@@ -25,6 +25,7 @@ from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, pre
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.pool_figures import pool_figures
@@ -81,6 +82,7 @@ def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, floa
     model = build_model(config)
     if model.classifier_head is not None:
         model.classifiers = build_classifiers(config, model, data)
+    keep_tokens(model.encoder, data.occurring_tokens)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers)
     sampler = build_sampler(config, data, training_data)

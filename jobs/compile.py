@@ -37,9 +37,7 @@ def main() -> None:
     print(f"one query: {made.milliseconds:.2f} ms, before {made.milliseconds_before:.2f} ms")
     print(f"scores: differ by at most {made.score_difference:.1e}")
     if made.refusal:
-        raise RegistryError(
-            f"{made.model_uri} does not take the place of {settings.model}: {made.refusal}"
-        )
+        raise RegistryError(f"{made.model_uri} does not replace {settings.model}: {made.refusal}")
     print(f"retriever: {made.model_uri}")
 
 

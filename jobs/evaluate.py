@@ -36,7 +36,7 @@ class EvaluateSettings(Section):
     dataset: str | None = None
     """A dataset directory other than the one trained on."""
     part: Part | None = None
-    """What a model with classifiers answers by: encoder, classifier, or both; by default what
+    """What a model with classifiers finds ads by: encoder, classifier, or both; by default what
     validation chose."""
     links: LinkChoice | None = None
     """What enriches queries in a run of OAK: the anchors that its linker retrieved, by default, or

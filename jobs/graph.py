@@ -16,7 +16,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import parse_settings, run_job, train_command
+from ramen_ray.command_line import command_with_edges, parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.graphs.edge_import import add_edge_list
 from ramen_ray.data.graphs.edge_lists import EdgeList
@@ -84,7 +84,7 @@ def main() -> None:
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
     written = [what for what, count in counts.items() if count]
-    command = train_command(settings.dataset, written)
+    command = command_with_edges(settings.dataset, written)
     print(f"added to {settings.dataset}; train with it: {command}")
 
 

@@ -24,8 +24,8 @@ class IndexSettings(RetrieverSettings):
     ads: str
     """CSV, TSV, JSON lines or parquet with columns ad_id and text."""
     clicks: str | None = None
-    """Likewise, with columns ad_id and query: for some of the ads, a query that led to it. Only a
-    retriever with a combiner can use it."""
+    """First clicks on some of the ads, likewise a table, with columns ad_id and query. Only a
+    retriever with a combiner can use them."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Register a run's retriever and make it the champion if it beats the present one.
+"""Register a run's retriever and make it the champion if it beats the current one.
 
 Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc

@@ -29,7 +29,8 @@ from ramen_ray.orchestration.cluster.resources import start_ray
 if TYPE_CHECKING:
     from ramen_ray.orchestration.training.results import TrainResult
 
-# Two threads must not import what both need: Python stops at circular imports. Ray needs neither.
+# Imported in a thread while Ray starts. Only what Ray does not import: two threads that import the
+# same module at once can find it half initialised, which Python reports as a circular import.
 SLOW_IMPORTS = ("torch", "transformers")
 
 
@@ -52,7 +53,7 @@ def main() -> None:
         return
     print(f"command: {training_command(config)}")
     imports = Thread(target=_import_slow_ones)
-    imports.start()  # Ray takes as long to start
+    imports.start()  # takes about as long as starting Ray
     start_ray()
     imports.join()
     result = _train_beside_base(config) if job.with_base else _train(config)

@@ -3,10 +3,12 @@
 import argparse
 import io
 import json
+import os
 import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -18,6 +20,7 @@ from pydantic import ValidationError
 from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError, redacted
+from ramen_ray.full_disk import is_disk_full, no_room_message
 from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "rdocs"
@@ -25,6 +28,7 @@ DEFAULT_LAMBDA = 0.1
 Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
+SECONDS_TO_END = 20.0
 
 
 class StoreSettings(Section):
@@ -44,14 +48,14 @@ class RetrieverSettings(StoreSettings):
 def run_job(job: Callable[[], int | None]) -> int:
     """Run ``job``, which may return an exit code; a user's error is one message and code 2.
 
-    So is a file that the system refuses, such as one on a full disk or with an endless name. SIGINT
+    So is a full disk, or a file that the system refuses, such as one with an endless name. SIGINT
     ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
     """
     ended_by = [signal.SIGINT]
 
     def interrupt(number: int, _: object) -> None:
         ended_by.append(signal.Signals(number))
-        raise KeyboardInterrupt  # which Ray passes on from its own waiting
+        raise KeyboardInterrupt  # Ray's blocking calls let this one through
 
     signal.signal(signal.SIGTERM, interrupt)
     for stream in (sys.stdout, sys.stderr):
@@ -60,16 +64,35 @@ def run_job(job: Callable[[], int | None]) -> int:
     try:
         _refuse_undecodable(sys.argv[1:])
         return job() or 0
-    except UserError as error:
-        print(f"error: {redacted(str(error))}", file=sys.stderr)  # noqa: T201
-    except OSError as error:
-        if error.filename is None or error.strerror is None:
+    except Exception as error:
+        message = _what_to_do_about(error)
+        if message is None:
             raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        print(f"error: {message}", file=sys.stderr)  # noqa: T201
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
-        return 128 + ended_by[-1]
+        return _ending_soon(128 + ended_by[-1])
     return USER_ERROR_CODE
+
+
+def _ending_soon(code: int) -> int:
+    """Return ``code``, with which the process ends even if its threads, or Ray, do not end."""
+    sys.stdout.flush()
+    last = threading.Timer(SECONDS_TO_END, os._exit, [code])
+    last.daemon = True
+    last.start()
+    return code
+
+
+def _what_to_do_about(error: Exception) -> str | None:
+    """Return one line for the user; None if the error is a fault of this program."""
+    if isinstance(error, UserError):
+        return redacted(str(error))
+    if is_disk_full(error):
+        return no_room_message(sys.argv[1:])
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _refuse_undecodable(arguments: Iterable[str]) -> None:
@@ -184,7 +207,7 @@ def _parse_changes(kind: Any, default: Any, arguments: list[str], description: s
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset with the fewest flags."""
+    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
     commands: list[list[str]] = []
     for name, preset in PRESETS.items():
         own = preset()
@@ -213,7 +236,7 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def train_command(dataset: Path, written: Iterable[str]) -> str:
+def command_with_edges(dataset: Path, written: Iterable[str]) -> str:
     """Return the command that trains on a dataset directory with its new edges.
 
     Args:
@@ -253,7 +276,8 @@ def _in_one_line(box: str) -> str:
     parts = [" ".join(part.split()) for part in re.split(r"[─╰╯]+|-{5,}", text)]
     words = "; ".join(part.rstrip(".") for part in parts if part)
     noise = r"\d+ validation errors? for \w+ | \[type=.*?For further information visit [^\s;]+"
-    return re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
+    words = re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
+    return re.sub(r"Error parsing (?:\d+\.)?([\w.]+): (\w+) (?=Input )", r"\1.\2: ", words)
 
 
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:

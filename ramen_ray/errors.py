@@ -2,7 +2,7 @@
 
 import re
 
-_PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @: they may hold any letter
+_PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
 _SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
 
 
@@ -16,5 +16,5 @@ def first_line_of(error: Exception) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` without the passwords of the addresses in it, to be shown or kept."""
+    """Return ``text`` without the passwords in its addresses, fit to be shown or stored."""
     return _PASSWORD.sub(r"\1:***@", _SECRET.sub(r"\1***", text))

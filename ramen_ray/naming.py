@@ -49,6 +49,6 @@ def joined_name(*parts: str) -> str:
 
 
 def name_like(text: str, otherwise: str) -> str:
-    """Make a name from a text, such as a folder's name; ``otherwise`` if that gives none."""
+    """Make a name from a text, such as a folder's name; ``otherwise`` if nothing of it is left."""
     composed = unicodedata.normalize("NFC", text)
     return joined_name(re.sub(r"[^\w.-]+", "-", composed).strip(".-") or otherwise)

@@ -39,7 +39,7 @@ def rdocs() -> RunConfig:
 
 
 def foldoc() -> RunConfig:
-    """The built-in dictionary of computing: a transformer of one layer, two minutes or three."""
+    """The built-in dictionary of computing: a transformer of one layer, two to three minutes."""
     return RunConfig(
         dataset="datasets/foldoc",
         encoder=EncoderConfig(pretrained=MINILM, num_layers=1),
@@ -115,7 +115,7 @@ def debian_unidec() -> RunConfig:
 
 
 def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:
-    """Put another base in place, at half of the rate, without the graph."""
+    """Use another base, at half the learning rate and without the graph."""
     off = dict.fromkeys(config.regularization.lambda_x, 0.0)  # a flag for each anchor set
     graph = {"regularization.lambda_x": off, "regularization.lambda_z": off}
     changes = {"base.kind": kind, "optimizer.lr": config.optimizer.lr / 2}
@@ -127,8 +127,8 @@ def _on_ads(
 ) -> RegularizationConfig:
     """Regularise all ads that have edges in the ``used`` anchor sets, with adaptive λ.
 
-    On queries the graph gains little: what a query is linked to is mostly no answer of it. The
-    other sets of the dataset have a weight of 0, so that there is a flag for each.
+    On queries the graph gains little: what a query is linked to is mostly not an answer to it. The
+    other sets of the dataset get a weight of 0, so that each has a flag.
     """
     off = dict.fromkeys((*used, *others), 0.0)
     return RegularizationConfig(
@@ -157,7 +157,7 @@ def _whole_method(config: RunConfig) -> RunConfig:
 
 
 def tiny() -> RunConfig:
-    """A run of a minute on the dictionary, for tests and for looking around."""
+    """A one-minute run on the dictionary, for tests and a first look."""
     weights = {"links": 0.1, "categories": 0.1}
     return RunConfig(
         dataset="datasets/foldoc",
@@ -227,7 +227,7 @@ def unidec_320k() -> RunConfig:
 
     From the paper: batches of about 677 queries, each a cluster, new every 5 epochs with new
     shortlists of 30; 6 hard negatives; rates 1e-4, 2e-4 for heads, 1e-3 for classifiers; cosine;
-    heads of 384. It does not print temperatures, shares, epochs, warm-up, decay, pooling or the
+    heads of 384. It does not give temperatures, shares, epochs, warm-up, decay, pooling or the
     weight of the cross-entropy: those are ours, with the encoder's temperature and the epochs as in
     DEXML's code.
     """

@@ -307,6 +307,18 @@ def joining(cluster: None) -> dict[str, str]:
     return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own that holds 256 KB; ``mount -o remount,size=`` gives it more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
 @pytest.fixture(scope="session")
 def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose MLflow store several tests share."""

@@ -116,7 +116,7 @@ def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key: str, value: Any):
 
 
 @pytest.mark.parametrize("key", ["seed.x", "encoder.kind.x", "name.x"])
-def test_a_value_is_no_section(key: str):
+def test_a_value_cannot_take_the_place_of_a_section(key: str):
     with pytest.raises(ConfigError, match=rf"{re.escape(key)}: .* is a value, not a section"):
         overlay(PLAIN, {key: 1})
 
@@ -150,7 +150,7 @@ def test_a_configuration_cannot_be_changed_in_place():
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_presets_are_whole_and_their_sides_are_weighted_apart(preset: str):
+def test_presets_are_complete_and_weight_their_sides_separately(preset: str):
     config = PRESETS[preset]()
     assert overlay(config, {}) == config
     anchor_set = next(iter(config.regularization.lambda_x))
@@ -304,7 +304,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
-        (["tiny", "--optimizer.lr", "0"], "optimizer: lr Input should be greater than 0;"),
+        (["tiny", "--optimizer.lr", "0"], "optimizer.lr: Input should be greater than 0;"),
         (["tiny", "--encoder.kind", "forest"], "--encoder.kind"),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),

@@ -31,7 +31,7 @@ def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
 
 
 @given(st.text())
-def test_a_name_can_be_made_of_any_text(text: str) -> None:
+def test_a_name_can_be_made_from_any_text(text: str) -> None:
     assert checked_name(name_like(text, "other"))
 
 
@@ -48,10 +48,10 @@ def test_a_job_refuses_it_before_it_begins(
     job: object, flag: str, name: str, run_here: RunHere, tmp_path: Path
 ) -> None:
     output = tmp_path / "outputs" / "deep"
-    code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
+    code, printed = run_here(job, "tiny", f"--{flag}", name, "--output", output)
     assert code == 2
-    assert re.search(rf"{flag}: .* is not a valid name|is not UTF-8", said)
-    assert said.count("\n") == 1
+    assert re.search(rf"{flag}: .* is not a valid name|is not UTF-8", printed)
+    assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -77,7 +77,7 @@ def test_an_import_refuses_a_bad_name(
     clicks = tmp_path / "clicks.csv"
     clicks.write_text("query,ad\nrobin,bird\n")
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
-    code, said = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
+    code, printed = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
     assert code == 2
-    assert said.startswith(f"error: name: {name!r} is not a valid name")
+    assert printed.startswith(f"error: name: {name!r} is not a valid name")
     assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]

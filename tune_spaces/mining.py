@@ -8,7 +8,7 @@ from ramen_ray.config import RunConfig
 
 
 def mining(config: RunConfig) -> dict[str, Any]:
-    """The margin, how many negatives of a row count, and what the base adds to the batch."""
+    """The margin, how many negatives of a row count, and hard negatives if the base draws any."""
     space: dict[str, Any] = {
         "loss.margin": tune.uniform(0.1, 0.5),
         "loss.num_negatives": tune.choice([1, 3, 10, 30]),

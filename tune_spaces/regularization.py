@@ -10,7 +10,7 @@ from ramen_ray.config import RunConfig
 def regularization(config: RunConfig) -> dict[str, Any]:
     """λ_x and λ_z of the anchor sets in use, the margin, and how near walks stay to their start.
 
-    The paper prints no λ; OAK's weights of the same kind are 0.1 and 1. Below 0.01 a regulariser
+    The paper gives no λ; OAK's weights of the same kind are 0.1 and 1. Below 0.01 a regulariser
     has no visible effect on the built-in data. Where λ adapts, its highest value is tuned instead.
     Without a walk, its settings are not tuned.
     """

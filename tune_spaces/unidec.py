@@ -9,7 +9,7 @@ from tune_spaces.regularization import regularization
 
 
 def unidec(config: RunConfig) -> dict[str, Any]:
-    """Rates, temperatures, how many ads are drawn, shares; with a graph also its λ."""
+    """Learning rates, temperatures, shares, how many ads are drawn; with a graph also its λ."""
     space: dict[str, Any] = {
         "optimizer.lr": tune.loguniform(config.optimizer.lr / 4, config.optimizer.lr * 4),
         "base.num_positives": tune.choice([1, 2, 3]),

@@ -1,4 +1,4 @@
-"""ANCE (Xiong et al., ICLR 2021): hard negatives from an index that is refreshed now and then."""
+"""ANCE (Xiong et al., ICLR 2021): hard negatives from an index that is refreshed regularly."""
 
 from ramen_ray.bases.combination import Combination
 

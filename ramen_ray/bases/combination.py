@@ -8,7 +8,7 @@ HardNegatives = Literal["none", "shortlists"]
 TaskLoss = Literal["triplet", "decoupled", "supcon"]
 Heads = Literal["none", "classifier"]
 Part = Literal["both", "encoder", "classifier"]
-"""What a model with classifiers searches by: the cosines of both its vectors, or of one."""
+"""What a model with classifiers finds ads by: the cosines of both its vectors, or of one."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Combination:
             clusters that grow; or in clusters as large as a batch.
         hard_negatives: ads drawn for a query besides those of the batch: none, or from shortlists
             of its nearest ads.
-        loss: of the task: triplet, or a softmax over the pool, decoupled or not (supcon).
-        heads: what ads are found by: the encoder's embedding only, or also a classifier each.
-        num_positives: ads drawn for a query of those that it led to.
+        loss: loss of the task: triplet, or a softmax over the pool, decoupled or not (supcon).
+        heads: what ads are found by: the encoder's embedding only, or also each ad's classifier.
+        num_positives: clicked ads drawn for a query.
         num_hard_negatives: hard negatives drawn for a query.
         shortlist_size: ads of a shortlist.
     """

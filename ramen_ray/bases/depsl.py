@@ -1,6 +1,7 @@
 """DEPSL (UniDEC, section 3): a softmax over several ads of each query, in batches of similar ones.
 
-The paper's batch is one cluster of queries, with six hard negatives of each and up to three ads.
+As in the paper, a batch is one cluster of queries, each with up to three ads and six hard
+negatives.
 """
 
 from ramen_ray.bases.combination import Combination

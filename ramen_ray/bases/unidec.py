@@ -1,4 +1,4 @@
-"""UniDEC: DEPSL, and a classifier of each ad that is trained with the encoder."""
+"""UniDEC: DEPSL, plus a classifier of each ad that is trained with the encoder."""
 
 from dataclasses import replace
 

@@ -22,7 +22,7 @@ class Finding:
     """One thing that is wrong with a file.
 
     Attributes:
-        severity: training is refused with an ``error``, and goes on with a ``warning``.
+        severity: an ``error`` stops training, a ``warning`` does not.
         file: the file, or the folder where something is missing; relative in a dataset directory.
         message: what is wrong, with an example.
         advice: what to do about it.
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """Rows that break one rule, collected from a stream: all are counted, the first few shown.
+    """Rows of a stream that break one rule: all are counted, and the first few are shown.
 
     Attributes:
         severity, message, advice, column: see :class:`Finding`.
@@ -83,7 +83,7 @@ class Tally:
         """Return one finding, or none if nothing was counted.
 
         Args:
-            out_of: total number of values; the finding then gives the share.
+            out_of: total number of values; if given, the finding shows the share.
         """
         if self._first is None:
             return []

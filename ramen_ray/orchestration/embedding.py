@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from ramen_ray.bases.combination import Part
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
 
 TEXTS_PER_BATCH = 65_536
-FEW_TEXTS = 500  # embedding them on a CPU takes less than the start of a task's process
+FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process
 
-View = Literal["queries", "ads", "texts"]
-"""Which method of the model embeds a text: ``embed_queries``, ``embed_ads`` or ``embed_texts``."""
+View = Literal["queries", "ads"]
+"""Which method of the model embeds a text: ``embed_queries`` or ``embed_ads``."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,13 @@ def embed_tables(
         file: an ``.npy`` file to write.
         resources: resources of each task.
         dtype: type of the embeddings.
-        part: which of the model's vectors queries and ads get; None for all that it has. Texts of
-            view ``texts`` get the encoder's.
+        part: which of the model's vectors they get; None for all that it has.
 
     Returns:
         (texts of all tables, D), mapped from ``file``.
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
-    embeddings = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+    embeddings = map_new_array(file, dtype, shape)
     batches, embed = _batches(tables), _Embed(model, tables, resources, dtype, part)
     is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
     for batch in map(embed, batches) if is_small else _stream(batches, embed):
@@ -90,7 +90,12 @@ def embed_tables(
 
 
 def embed_distinct(
-    model: Path, tables: list[Path], file: Path, use_bf16: bool, num_threads: int
+    model: Path,
+    tables: list[Path],
+    file: Path,
+    use_bf16: bool,
+    num_threads: int,
+    part: Part = "encoder",
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` into ``file``, with the cluster's free resources.
 
@@ -102,15 +107,16 @@ def embed_distinct(
         file: an ``.npy`` file to write; the result maps it.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads of a task.
+        part: which of the model's vectors they get, as queries.
 
     Returns:
         One per table, all sharing one (U, D) float16 array.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
-    parts = [TableRows(table, some, "texts") for table, some in zip(tables, rows, strict=True)]
+    parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
     resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
-    embeddings = embed_tables(model, parts, file, resources, np.float16, part="encoder")
-    return [TextEmbeddings(embeddings, part) for part in positions]
+    embeddings = embed_tables(model, parts, file, resources, np.float16, part)
+    return [TextEmbeddings(embeddings, places) for places in positions]
 
 
 def _batches(tables: Sequence[TableRows]) -> list[dict[str, int]]:
@@ -158,9 +164,4 @@ def _stream(batches: list[dict[str, int]], embed: _Embed) -> Iterator[dict[str, 
 
 
 def _view(model: DualEncoder, view: View) -> Any:
-    views = {
-        "queries": model.embed_queries,
-        "ads": model.embed_ads,
-        "texts": model.embed_texts,
-    }
-    return views[view]
+    return {"queries": model.embed_queries, "ads": model.embed_ads}[view]

@@ -27,16 +27,16 @@ class VariantFigures:
     Attributes:
         means: means over the seeds.
         deviations: standard deviations over the seeds.
-        less_base: the differences to the variant's base, with the bounds of their intervals; empty
-            for a base.
-        seconds_ratio: seconds of training and of waiting for background results, divided by the
-            base's.
-        share_waited: share of its seconds that were spent waiting.
+        gains: the differences to the variant's base, with the bounds of their intervals; empty for
+            a base.
+        seconds_ratio: seconds of training and of waiting for background results, divided by those
+            of the base.
+        share_waited: share of these seconds that were spent waiting.
     """
 
     means: Mapping[str, float]
     deviations: Mapping[str, float]
-    less_base: Mapping[str, tuple[float, float, float]]
+    gains: Mapping[str, tuple[float, float, float]]
     seconds_ratio: float
     share_waited: float
 
@@ -89,8 +89,8 @@ def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
 def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
     table = _table("variant", *(name.removeprefix(TAIL) for name in names))
     for variant, figures in variants.items():
-        if figures.less_base:
-            table.add_row(variant, *(_difference(*figures.less_base[name]) for name in names))
+        if figures.gains:
+            table.add_row(variant, *(_difference(*figures.gains[name]) for name in names))
     return _markdown(table)
 
 
@@ -116,7 +116,7 @@ def _markdown(table: Table) -> str:
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
     """Plot each variant's differences to its base with their intervals, one panel per metric."""
-    compared = {variant: figures for variant, figures in variants.items() if figures.less_base}
+    compared = {variant: figures for variant, figures in variants.items() if figures.gains}
     places = range(len(compared))
     figure, panels = plt.subplots(
         1,
@@ -127,11 +127,11 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
     )
     for axes, name in zip(panels, PLOTTED, strict=True):
         for place, figures in zip(places, compared.values(), strict=True):
-            value, low, high = (100 * bound for bound in figures.less_base[name])
+            value, low, high = (100 * bound for bound in figures.gains[name])
             axes.plot([low, high], [place, place], color="C0", linewidth=2)
             axes.plot(value, place, "o", color="C0")
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel(f"test {name} less base (points)")
+        axes.set_xlabel(f"test {name} minus base (points)")
         axes.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(places, list(compared))
     panels[0].invert_yaxis()

@@ -1,4 +1,4 @@
-"""The table of a combiner: ad vectors of several kinds, beside texts alone."""
+"""A combiner's table: its ad vectors compared with texts alone."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def combiner_table(metrics: Metrics, differences: Differences) -> Table:
         metrics: by row, split and name.
         differences: by how much a row exceeds texts alone, with the bounds of an interval.
     """
-    table = Table("split", "ads by", *TABLE_METRICS, "R@10 less text alone")
+    table = Table("split", "ads by", *TABLE_METRICS, "R@10 minus text alone")
     splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
     for split in splits:
         for row, by_split in metrics.items():

@@ -32,7 +32,7 @@ def dataset_tables(description: Description) -> list[ReportTable]:
 
 
 def dataset_note(description: Description) -> str:
-    """Return where the data is from, as far as ``dataset.json`` says."""
+    """Return where the data is from, as far as ``dataset.json`` says so."""
     known = [str(description.metadata.get(key) or "") for key in ("source", "licence")]
     return " · ".join(text for text in known if text)
 
@@ -84,7 +84,7 @@ def _shares(description: Description) -> ReportTable:
             [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
             for share in description.shares.values()
         ],
-        note="Batches are drawn by clicks: what has no train click is learnt from its edges alone.",
+        note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )
 
 
@@ -142,7 +142,7 @@ def _degree_plots(description: Description) -> list[Plot]:
     return [
         Plot(
             x_label=label,
-            y_label="share with at least so many",
+            y_label="share with at least this many",
             lines={name: _tail(values) for name, values in by_name.items()},
         )
         for label, by_name in lines.items()
@@ -152,7 +152,7 @@ def _degree_plots(description: Description) -> list[Plot]:
 def _tail(values: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
     """Return some of the positive values, ascending, and the share of ``values`` at or above each.
 
-    These are all values up to ``PLOTTED_VALUES``, else about as many, evenly on a log scale.
+    All values if there are at most ``PLOTTED_VALUES``, else about as many, evenly on a log scale.
     """
     found, counts = np.unique(values, return_counts=True)
     share = np.cumsum(counts[::-1])[::-1] / len(values)
@@ -194,7 +194,7 @@ def _tokens(description: Description) -> ReportTable:
     lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
     plot = Plot(
         x_label="tokens per text",
-        y_label="share with at least so many",
+        y_label="share with at least this many",
         lines=lines,
         log_y=False,
         mark=(limit, f"{limit} tokens"),

@@ -1,4 +1,4 @@
-"""Will the graph help? What its figures say before training, in a table and in plain words."""
+"""Will the graph help? What its figures say before training, as a table and in plain words."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from ramen_ray.data.description.graph_signal import GraphSignal
 from ramen_ray.reports.page import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0
-"""Below the first a graph says next to nothing of clicks, above the second a good deal."""
+"""Below the first a graph says next to nothing about clicks, above the second a good deal."""
 MUCH_REACH = 0.05
 FEW_SHARED = 0.05
 MANY_LEAKS = 0.005
@@ -28,17 +28,18 @@ def signal_tables(signals: Mapping[str, GraphSignal]) -> list[ReportTable]:
             "leaking edges",
         ),
         [[name, *_cells(signal)] for name, signal in signals.items()],
-        note="Alone reached are ads without a train click but with edges. A shared anchor is one "
-        "that a train query and its clicked ad both have, where both have edges; chance shuffles "
-        "the ads; lift is the one over the other, and beyond words over clicks whose texts have no "
-        "word in common. Leaking edges join a held-out query to its answer.",
+        note="The graph alone reaches ads without a train click but with edges. A shared anchor is "
+        "one that a train query and its clicked ad both have, where both have edges; by chance is "
+        "the same with the ads shuffled, and lift the first over the second. Beyond words counts "
+        "clicks whose texts have no word in common. Leaking edges join a held-out query to its "
+        "answer.",
     )
     readings = ReportTable(
         "What the graph promises",
         ("anchor set", "reading"),
         [[name, reading(signal)] for name, signal in signals.items()],
         text_columns=2,
-        note="Judged before training; jobs/ablate.py measures it.",
+        note="A judgement before training; jobs/ablate.py measures what the graph brings.",
     )
     return [figures, readings]
 
@@ -59,13 +60,13 @@ def _cells(signal: GraphSignal) -> list[str]:
 
 def reading(signal: GraphSignal) -> str:
     """Say in plain words what an anchor set's figures promise."""
-    said = [_on_clicks(signal), _on_reach(signal)]
+    sentences = [_on_clicks(signal), _on_reach(signal)]
     if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
-        said.append(
+        sentences.append(
             f"{signal.leaking_edges:,} of its edges give a held-out answer away: what it gains may"
             " be due to them"
         )
-    return ". ".join(said) + "."
+    return ". ".join(sentences) + "."
 
 
 def _on_clicks(signal: GraphSignal) -> str:
@@ -74,17 +75,17 @@ def _on_clicks(signal: GraphSignal) -> str:
         return "It joins only one side, so that no query shares an anchor with an ad"
     lifts = f"({shared.lift:,.1f} times chance, {beyond.lift:,.1f} beyond words)"
     if shared.lift < NO_LIFT:
-        return f"It says next to nothing of clicks {lifts}: expect no gain, or a loss at a fixed λ"
+        return f"It says little about clicks {lifts}: expect no gain, or a loss at a fixed λ"
     if beyond.lift < NO_LIFT:
-        return f"It ties clicks {lifts}, but only where their texts do already: expect little"
+        return f"It ties clicks {lifts}, but only where their texts already do: expect little"
     if beyond.share < FEW_SHARED:
         return (
-            f"It ties clicks {lifts}, but of those that texts do not show only {beyond.share:.1%}: "
-            "expect a gain where texts are alike"
+            f"It ties clicks {lifts}, but only {beyond.share:.1%} of those whose texts have no word"
+            " in common: expect a gain where texts are alike"
         )
     if beyond.lift < STRONG_LIFT:
         return f"It ties some clicks {lifts}, along with much else: let λ adapt"
-    return f"It ties clicks that texts do not show {lifts}: expect a gain"
+    return f"It ties clicks whose texts have no word in common {lifts}: expect a gain"
 
 
 def _on_reach(signal: GraphSignal) -> str:

@@ -76,8 +76,8 @@ def _registry_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        said = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}")
-        raise TrackingError(said) from None  # the cause may hold a password
+        message = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}")
+        raise TrackingError(message) from None  # the cause may contain a password
 
 
 class Registry:
@@ -94,15 +94,15 @@ class Registry:
         try:
             self._client = MlflowClient(tracking_uri=uri)
         except (MlflowException, ImportError, OSError) as error:
-            raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
+            raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
 
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
 
         Args:
             run_id: a run, or the parent of runs.
-            metric: validation metric that decides which child is the best; None for the one by
-                which each child selected its best checkpoint.
+            metric: validation metric that decides which child is best; None for the metric by which
+                each child selected its best checkpoint.
 
         Raises:
             RegistryError: there is no retriever, as OAK is not served or the run did not finish.
@@ -123,7 +123,7 @@ class Registry:
         )
 
     def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
-        """Say which child :meth:`find_logged` took, and whether a better one has no retriever.
+        """Say which child :meth:`find_logged` chose, and whether a better one has no retriever.
 
         Args:
             run_id: the run that was given.
@@ -135,10 +135,10 @@ class Registry:
         with _registry_errors(self.uri):
             sweep, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
         reached, best = (100 * _validated(run, metric) for run in (chosen, sweep))
-        said = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
+        choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
-            return said
-        return f"{said}; the sweep's best, {best:.2f}, ended without a retriever"
+            return choice
+        return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"
 
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []
@@ -175,7 +175,7 @@ class Registry:
                 raise
 
     def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
-        """Return the version of ``name`` for a logged model; made if there is none."""
+        """Return the version of ``name`` for a logged model; register it if there is none."""
         with _registry_errors(self.uri):
             if self._registered(name) is None:
                 self._client.create_registered_model(name)
@@ -218,7 +218,7 @@ class Registry:
         return number, known[-1]
 
     def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
-        """Return the versions that have had an alias, the present one last.
+        """Return the versions that have had an alias, the current one last.
 
         A version that was chosen by hand is not in the tag; it is added at the end.
         """
@@ -235,7 +235,7 @@ class Registry:
             self._client.set_registered_model_tag(name, tag, ",".join(history))
 
     def describe(self, version: ModelVersion, text: str) -> None:
-        """Set the description of a version that the MLflow UI shows."""
+        """Set the description of a version, which the MLflow UI shows."""
         with _registry_errors(self.uri):
             self._client.update_model_version(version.name, version.version, text)
 
@@ -259,7 +259,7 @@ class Registry:
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
-        """Load a retriever, to answer queries with it.
+        """Load a retriever that answers queries.
 
         Args:
             model_uri: see :meth:`look_up`.
@@ -297,7 +297,7 @@ class Registry:
 
 
 def _validated(run: Run, metric: str | None) -> float:
-    """Return the best validation metric of a run; a value below all others if it has none."""
+    """Return the best validation metric of a run, or a value below all others if it has none."""
     metric = metric or run.data.params.get("training.selection_metric", "")
     return float(run.data.metrics.get(metric_name(f"best/validation/{metric}"), float("-inf")))
 

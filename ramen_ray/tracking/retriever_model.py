@@ -30,7 +30,7 @@ MAX_CHARACTERS = 10_000
 MAX_QUERIES = 10_000  # of one request, which is answered whole and in memory
 MAX_ANSWERS = 10_000_000
 TEXTS_PER_PASS = 64
-FEW_QUERIES = 8  # for so few, one thread is fastest: several would wait for each other
+FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
 TokenIds = list[list[int]]
@@ -127,16 +127,16 @@ class Retriever(PythonModel):
 
 
 def _check_size(num_queries: int, top_k: int) -> None:
-    said = None
+    problem = None
     if num_queries > MAX_QUERIES:
-        said = f"the request has {num_queries} queries; send at most {MAX_QUERIES} at once"
+        problem = f"the request has {num_queries} queries; send at most {MAX_QUERIES} at once"
     elif num_queries * top_k > MAX_ANSWERS:
-        said = (
+        problem = (
             f"the request asks for {num_queries} times {top_k} ads; send at most "
             f"{MAX_ANSWERS // top_k} queries at once, or lower top_k"
         )
-    if said is not None:
-        raise MlflowException.invalid_parameter_value(said)
+    if problem is not None:
+        raise MlflowException.invalid_parameter_value(problem)
 
 
 def _find_error(query: object) -> str | None:
@@ -154,7 +154,7 @@ def _find_error(query: object) -> str | None:
 def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:
     """Load what turns pooled states (texts, width) into unit-norm vectors for search.
 
-    They are those of the encoder, those that ask classifiers, or one after the other.
+    The vectors are the encoder's, those compared with classifiers, or both concatenated.
     """
     part, weight = settings.get("part", "encoder"), settings.get("classifier_weight", 1.0)
     project = _load_head(next((folder / "encoder").glob("*_Dense"), None))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PARENT_TAG = "mlflow.parentRunId"
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
-"""In messages of MLflow about a server that is gone, or a database that cannot be used."""
+"""Found in MLflow's messages about a server that is gone or a database that cannot be used."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -42,7 +42,7 @@ def tracking_uri(output: Path) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in an MLflow store; plain values, as it is sent to Ray's workers.
+    """A run in an MLflow store; holds plain values only, as it is sent to Ray's workers.
 
     Attributes:
         uri: URI of the store.
@@ -71,7 +71,7 @@ class Run:
     def log_metrics(
         self, metrics: Mapping[str, float], step: int = 0, model_id: str | None = None
     ) -> None:
-        """Log ``metrics`` at one step, also as a model's if the run has logged one, ``model_id``.
+        """Log ``metrics`` at one step; also as those of the model ``model_id``, if it is given.
 
         Names may contain ``@``, which :func:`metric_name` replaces for MLflow.
         """
@@ -152,7 +152,7 @@ class Run:
             raise
 
     def _close_if_possible(self, status: str) -> None:
-        """End the run because of an error, which matters more than whether the store answers."""
+        """End the run because of an error, which must not be hidden by one of the store."""
         from mlflow.exceptions import MlflowException
 
         with few_retries(), suppress(MlflowException, OSError):
@@ -194,7 +194,7 @@ def open_run(
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
     except (MlflowException, OSError, ImportError) as error:
-        raise TrackingError(cannot_use(uri, error)) from None  # the cause may hold a password
+        raise TrackingError(cannot_use(uri, error)) from None  # the cause may contain a password
 
 
 def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
@@ -222,7 +222,7 @@ def _client(uri: str) -> "MlflowClient":
 def mlflow_metrics(
     points: Iterable[Point], at: float | None = None, model_id: str | None = None
 ) -> "list[Metric]":
-    """Convert points to MLflow's metrics, all of the time ``at`` in seconds, by default now."""
+    """Convert points to MLflow's metrics, all with the time ``at`` in seconds, by default now."""
     from mlflow.entities import Metric
 
     milliseconds = int((time.time() if at is None else at) * 1000)
@@ -234,7 +234,7 @@ def mlflow_metrics(
 
 @contextmanager
 def few_retries() -> Iterator[None]:
-    """Let requests to a server that is gone fail within seconds in the block, not minutes."""
+    """Let requests in the block fail within seconds, not minutes, if the server is gone."""
     before = {name: os.environ.pop(name, None) for name in FEW_RETRIES}
     os.environ.update(FEW_RETRIES)
     try:
@@ -253,12 +253,12 @@ def metric_name(name: str) -> str:
 
 def cannot_use(uri: str, error: Exception) -> str:
     """Say in one line why the store cannot be used, without its password."""
-    said = first_line_of(error)
+    reason = first_line_of(error)
     if of_database := re.search(r"^\(\S*Error\) (.+)$", str(error), re.MULTILINE):
-        said = of_database[1]  # SQLAlchemy's own advice comes first
+        reason = of_database[1]  # SQLAlchemy's own advice comes first
     if isinstance(error, ImportError) and error.name:
-        said = f"it needs the package {error.name!r}, which is not installed"
-    return f"cannot use the MLflow store {redacted(uri)}: {redacted(said)}"
+        reason = f"it needs the package {error.name!r}, which is not installed"
+    return f"cannot use the MLflow store {redacted(uri)}: {redacted(reason)}"
 
 
 def ui_command(uri: str) -> str:

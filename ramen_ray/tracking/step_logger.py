@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Figures(NamedTuple):
-    """Figures up to ``step``; ``tag`` of the run says up to which step the store has them."""
+    """Figures up to ``step``; the run's ``tag`` says up to which step the store has them."""
 
     tag: str
     step: int
@@ -51,8 +51,8 @@ class StepLogger:
     A run that resumes from a checkpoint repeats the steps after it. Steps that the store already
     has are skipped: they are the same, unless background results arrive at a different step now.
 
-    While the store does not answer, figures are kept in a file of the run's folder. They are sent
-    before the next ones, by this process or by one that resumes the run.
+    While the store does not answer, figures are kept in a file in the run's folder. They are sent
+    before any newer ones, by this process or by one that resumes the run.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -130,7 +130,7 @@ class StepLogger:
             self._keep(figures)
 
     def _keep(self, figures: _Figures) -> None:
-        """Write figures down, unless the server has been away for so long that there are many."""
+        """Write figures to the file, unless the server has been gone so long that it is too big."""
         with self._unsent.open("a", encoding="utf-8") as file:
             if file.tell() < MAX_UNSENT_BYTES:
                 file.write(json.dumps(figures) + "\n")

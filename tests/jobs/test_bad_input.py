@@ -134,8 +134,8 @@ def test_encoder_folders(
     arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
     arguments += ["--training.global-batch-size", 8]
     monkeypatch.setattr(train, "start_ray", lambda: None)
-    said = run_here(train, *arguments, "--encoder.pretrained", folder)
-    _expect(said, message)
+    printed = run_here(train, *arguments, "--encoder.pretrained", folder)
+    _expect(printed, message)
     assert not ran.exists()
     assert not (tmp_path / "out").exists()
 
@@ -151,9 +151,9 @@ def test_names_of_encoders(
 
 
 def _expect(ended: tuple[int, str], message: str) -> None:
-    code, said = ended
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert (code, len(errors)) == (2, 1), said
-    assert "Traceback" not in said
-    assert "s3cret" not in said
-    assert re.search(message, errors[0]), said
+    code, printed = ended
+    errors = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert (code, len(errors)) == (2, 1), printed
+    assert "Traceback" not in printed
+    assert "s3cret" not in printed
+    assert re.search(message, errors[0]), printed

@@ -55,9 +55,9 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None:
-    said = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
-    assert "wrote mine to" in said
-    assert "errors: 0" in said
+    printed = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
+    assert "wrote mine to" in printed
+    assert "errors: 0" in printed
     assert (project / "outputs" / "descriptions" / "mine.html").exists()
     assert {path.stem for path in (project / "mine" / "anchors").iterdir()} == {
         "co_click",
@@ -66,7 +66,7 @@ def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None
         "similar",
     }
     assert (project / "predictions.parquet").exists()
-    assert "| in_batch-ramen-only-links " in said
+    assert "| in_batch-ramen-only-links " in printed
     for dataset in ("mine", "shop", "mine-again", "mine-novel"):
         assert (project / dataset / "dataset.json").exists()
 
@@ -74,11 +74,11 @@ def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> None:
-    said = ""
+    printed = ""
     with ExitStack() as servers:
         for language, block in _blocks("sweep_to_service.md"):
             if not any(server in block for server in SERVERS):
-                said += _run(language, block, project, environment)
+                printed += _run(language, block, project, environment)
                 continue
             port, log = re.findall(r"--port (\d+)", block)[0], project / "server.log"
             with socket.socket() as probe:
@@ -91,8 +91,8 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
             if "mlflow ui" in block:
                 pictures = Path(os.environ.get("SCREENSHOTS", project))
                 take_screenshots(f"http://127.0.0.1:{port}", "first-search", pictures)
-    assert "python jobs/train.py tiny" in said
-    assert "dictionary@champion is version 1: the first of its name" in said
-    assert "is version 1 again, no longer version 2" in said
-    assert "2 of them new" in said
-    assert '"ads": ["large language model"' in said
+    assert "python jobs/train.py tiny" in printed
+    assert "dictionary@champion is version 1: the first of its name" in printed
+    assert "is version 1 again, no longer version 2" in printed
+    assert "2 of them new" in printed
+    assert '"ads": ["large language model"' in printed

@@ -45,16 +45,16 @@ def _validate(content: bytes, run_here: RunHere, folder: Path) -> None:
     (folder / "ads.parquet").write_bytes(content)
     assert run_here(validate, folder)[0] == 2
     (folder / "dataset.json").write_text('{"format_version": 1, "name": "mine"}')
-    code, said = run_here(validate, folder)
+    code, printed = run_here(validate, folder)
     assert code == 1
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
 
 
 def _train(content: bytes, run_here: RunHere, folder: Path) -> None:
     (folder / "config.json").write_bytes(content)
-    code, said = run_here(train, "--config", folder / "config.json", "--print-config")
+    code, printed = run_here(train, "--config", folder / "config.json", "--print-config")
     assert code == 2
-    assert said.startswith("error: ")
+    assert printed.startswith("error: ")
 
 
 def _check(name: str, content: bytes, run_here: RunHere, factory: pytest.TempPathFactory) -> None:

@@ -158,24 +158,24 @@ def test_bad_input_is_one_clear_line(
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     monkeypatch.setattr(train, "start_ray", lambda: None)  # none of these needs it
     assert run_job(train.main) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
 def test_too_few_cpus_are_reported_before_anything_is_prepared(
     cluster: None, run_here: RunHere, output: Path
 ) -> None:
-    code, said = run_here(
+    code, printed = run_here(
         train,
         *("tiny", "--output", output, "--workers.num-workers", "64"),
         *("--workers.startup-timeout-s", "1"),
     )
     assert code == 2
-    assert "needs 128 CPUs" in said
-    assert "Traceback" not in said
+    assert "needs 128 CPUs" in printed
+    assert "Traceback" not in printed
     assert not (output / "prepared").exists()
 
 

@@ -5,14 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
+from stores import Store
 from support import PATIENCE_S, ROOT, wait_until
 
 from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.orchestration.training.run_directory import RunDirectory
+from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.runs import tracking_uri
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -26,9 +35,18 @@ sys.exit(run_job(job))
 """
 
 
+HANGS = """
+import threading, time
+from ramen_ray import command_line
+command_line.SECONDS_TO_END = 1
+threading.Thread(target=time.sleep, args=[600]).start()
+"""
+
+
+@pytest.mark.parametrize("begins", ["", HANGS])
 @pytest.mark.parametrize("number", CODES)
-def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals) -> None:
-    command = [sys.executable, "-c", SLEEPS]
+def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals, begins: str) -> None:
+    command = [sys.executable, "-c", begins + SLEEPS]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as job:
@@ -39,24 +57,91 @@ def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals) -> None:
     assert (job.returncode, said) == (CODES[number], "interrupted\n")
 
 
+def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:
+    """End a job when it is ready; returns what it said. Nothing it started is left running."""
+    command = [sys.executable, str(ROOT / "jobs" / job), *map(str, flags)]
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        wait_until(lambda: process.poll() is not None or ready(), f"{job} does not begin")
+        below = psutil.Process(process.pid).children(recursive=True)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE_S)[0].decode()
+    assert process.returncode == CODES[number], said
+    assert said.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in said
+    assert "*** SIG" not in said
+    wait_until(lambda: not any(map(_runs, below)), f"{job} leaves processes")
+    return said
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _statuses(config: RunConfig) -> list[str]:
+    client = MlflowClient(tracking_uri(Path(config.output)))
+    known = client.get_experiment_by_name(config.experiment)
+    return [run.info.status for run in client.search_runs([known.experiment_id])]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
     number: signal.Signals, small_run: RunConfig, tmp_path: Path
 ) -> None:
-    config = overlay(small_run, {"name": f"ended-{number}", "training.epochs": 500})
-    file, log = tmp_path / "config.json", tmp_path / "log"
+    name = f"ended-{number}"
+    config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
+    file = tmp_path / "config.json"
     file.write_text(json.dumps(config.model_dump()))
-    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
-    run = RunDirectory.of(config.output, str(config.name))
-    with log.open("wb") as output:
-        job = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=os.environ)
-    wait_until(lambda: any(run.path.glob("checkpoint_0*")), "no checkpoint")
-    job.send_signal(number)
-    assert job.wait(timeout=PATIENCE_S) == CODES[number], log.read_text()
-    said = log.read_text()
-    assert "interrupted" in said
-    assert "Traceback" not in said
-    assert "*** SIG" not in said
-    client = MlflowClient(tracking_uri(Path(config.output)))
-    assert client.get_run(run.notes["mlflow_run_id"]).info.status == "KILLED"
+    run = RunDirectory.of(config.output, name)
+    _end(number, "train.py", ["--config", file], lambda: any(run.path.glob("checkpoint_0*")))
+    assert _statuses(config) == ["KILLED"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES)
+def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
+    number: signal.Signals, small_run: RunConfig, tmp_path: Path
+) -> None:
+    name = f"swept-{number}"
+    config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    flags = ["--config", file, "--space", "optimizer", "--num-samples", 2]
+    runs = Path(config.output) / "runs"
+    _end(number, "tune.py", flags, lambda: any(runs.glob(f"{name}-*/checkpoint_0*")))
+    assert set(_statuses(config)) == {"KILLED"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES)
+def test_a_prediction_ends_with_the_code_of_its_signal(
+    number: signal.Signals,
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    dataset_path: Path,
+    output: Path,
+    tmp_path: Path,
+) -> None:
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    texts = [f"robin {row}" for row in range(400_000)]
+    pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)
+    flags = ["--model", model, "--queries", queries, "--answers", answers, "--output", output]
+    _end(number, "predict.py", flags, lambda: any(answers.glob("part-*")))
+    whole = sorted(answers.glob("part-*"))
+    assert len(whole) < 200
+    assert {pq.read_metadata(part).num_rows for part in whole} == {2_000}

@@ -129,9 +129,9 @@ def test_figures_are_kept_while_the_server_is_gone(
     gone.log_losses(["loss/task"], losses[:5], known[:5], 5)
     gone.log_validation({"validation/P@1": 0.25}, 5)
     assert time.monotonic() - started < 30
-    said = [one for one in caplog.records if one.name.startswith("ramen_ray")]
-    assert len(said) == 1
-    assert f"figures are kept in {tmp_path / UNSENT_FILE} until it answers" in said[0].message
+    warnings = [one for one in caplog.records if one.name.startswith("ramen_ray")]
+    assert len(warnings) == 1
+    assert f"figures are kept in {tmp_path / UNSENT_FILE} until it answers" in warnings[0].message
     with pytest.raises(TrackingError, match="run the same command again when it answers"):
         gone.send_unsent()
     with (tmp_path / UNSENT_FILE).open("a") as file:

@@ -86,7 +86,7 @@ class Description:
         groups: (ads,) bool by popularity group: head, torso, tail.
         hubs: the anchors with most edges by anchor set, most first.
         tokens: token counts by table.
-        max_length: texts with more tokens are cut in training.
+        max_length: texts with more tokens are truncated in training.
         tokenizer: the encoder whose tokenizer counted the tokens.
         samples: a few train queries.
         signals: what each anchor set could bring.

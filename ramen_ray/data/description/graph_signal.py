@@ -1,6 +1,6 @@
-"""What an anchor set could bring, as far as it shows before training.
+"""What an anchor set could bring, as far as one can tell before training.
 
-A graph helps where it ties queries to the ads that are clicked for them. Held-out queries bring no
+A graph helps where it ties queries to the ads that are clicked for them. Held-out queries have no
 edges, so this is measured on train clicks: how often does a query share an anchor with its ad, and
 how often with an ad that was clicked for another query?
 
@@ -23,15 +23,15 @@ from ramen_ray.data.validation.leaks import Leaks
 
 NUM_SHUFFLES = 10
 MAX_CLICKS = 200_000
-"""Of more train clicks, so many are looked at, chosen by their hash."""
+"""If there are more train clicks, this many are used, chosen by their hash."""
 CLICKS_AT_ONCE = 1 << 16
 NODE_TABLES = {"query": "queries/train", "ad": "ads"}
-_SAMPLE = NUM_SHUFFLES
+_SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 
 @dataclass(frozen=True)
 class SharedAnchors:
-    """How many train clicks join a query and an ad that share an anchor, and how many would anyway.
+    """How many train clicks join a query and an ad that share an anchor, and how many by chance.
 
     Attributes:
         clicks: clicks whose query and ad both have edges.
@@ -55,7 +55,7 @@ class SharedAnchors:
 
     @property
     def lift(self) -> float:
-        """How many times as often as by chance; chance is at least what the shuffles can see."""
+        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
         return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
 
 
@@ -101,7 +101,7 @@ def graph_signals(dataset: Dataset) -> dict[str, GraphSignal]:
     if not dataset.anchor_sets:
         return {}
     queries, ads = _clicks(dataset, "train")
-    _, asked = _clicks(dataset, "test")
+    _, test_ads = _clicks(dataset, "test")
     unclicked = np.bincount(ads, minlength=dataset.num_rows("ads")) == 0
     if len(ads) > MAX_CLICKS:
         draws = keyed_hash((_SAMPLE,), np.arange(len(ads)))
@@ -116,8 +116,8 @@ def graph_signals(dataset: Dataset) -> dict[str, GraphSignal]:
         signals[name] = GraphSignal(
             of_query.nnz / of_query.shape[0],
             of_ad.nnz / of_ad.shape[0],
-            len(asked),
-            int(reached[asked].sum()),
+            len(test_ads),
+            int(reached[test_ads].sum()),
             shared_anchors(of_query, of_ad, queries, ads),
             shared_anchors(of_query, of_ad, queries[wordless], ads[wordless]),
             of_query.nnz + of_ad.nnz,

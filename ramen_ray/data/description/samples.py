@@ -13,7 +13,7 @@ from ramen_ray.data.store.dataset import Dataset
 
 @dataclass(frozen=True)
 class SampleQuery:
-    """A train query and what training knows of it, as text.
+    """A train query and what training knows about it, as text.
 
     Attributes:
         text: the query.

@@ -56,7 +56,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set ``name`` may be added; it is cheap, so call it before the work.
+    """Check that an anchor set ``name`` may be added. This is cheap: call it before the work.
 
     Raises:
         DatasetError: the name is unusable, or is taken and ``replace`` is not set.
@@ -79,7 +79,7 @@ def add_anchor_set(
     """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
 
     Anchors without edges are left out, and the others numbered in their order. If this is
-    interrupted, the dataset stays as it was; in the moment of replacing a set, it may lack the set.
+    interrupted, the dataset stays as it was, or lacks the set if this was just being replaced.
 
     Args:
         dataset_path: the dataset directory.
@@ -90,11 +90,11 @@ def add_anchor_set(
         replace: whether a set of this name may be replaced.
 
     Returns:
-        The row counts of the tables written, and of each side's nodes without edges.
+        The row counts of the tables written, and how many nodes of each side have no edges.
 
     Raises:
-        DatasetError: the name is unusable or taken, perhaps by another process meanwhile; or there
-            are no edges.
+        DatasetError: the name is unusable or taken (perhaps by another process during the call),
+            or there are no edges.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
@@ -113,8 +113,8 @@ def apply_protocol(
     """Leave out edges that join a held-out query to its answer, if the protocol is strict.
 
     Args:
-        protocol: of the anchor set.
-        dataset: what the edges are for.
+        protocol: that of the anchor set.
+        dataset: the dataset that the edges belong to.
         texts: (anchors,) strings.
         edges: by side.
 
@@ -207,7 +207,7 @@ def write_anchor_set(
 
 
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
-    """Count the nodes of each side without edges; ``linked`` counts those with edges."""
+    """Count each side's nodes without edges; ``linked`` has the numbers of those with edges."""
     nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
     return {
         f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
@@ -229,7 +229,7 @@ def _edge_table(side: str, edges: Edges, linked: NDArray[np.int64]) -> pa.Table:
 
 @contextmanager
 def _hidden(folder: Path, name: str) -> Iterator[None]:
-    """Hide the set from readers until all its tables are in place; one unlink then shows it."""
+    """Hide the set from readers until all its tables are in place; one unlink then reveals it."""
     marker = folder / f"{UNFINISHED}{name}"
     marker.touch()
     yield
@@ -237,7 +237,7 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
 
 
 def _check_room(folder: Path, name: str) -> None:
-    """Check that nothing would be overwritten but a half-written set of an interrupted call."""
+    """Check that nothing would be overwritten except what an interrupted call left half-written."""
     if (folder / f"{UNFINISHED}{name}").exists():
         return
     for path in _places(folder, name):

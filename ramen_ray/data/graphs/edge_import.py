@@ -45,7 +45,7 @@ from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
 RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs tasks, which share only files, in any order; returns their results in the given order."""
+"""Runs tasks in any order (they share only files); returns the results in the given order."""
 
 
 def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -125,7 +125,7 @@ def write_edge_list(
         edge_list: where the edges are.
         name: name of the anchor set.
         namings: find the nodes of the sides ``query`` and ``ad``.
-        writer: writer of the dataset directory; staged files are in its folder meanwhile.
+        writer: writer of the dataset directory; its folder holds the staged files during the call.
         run: runs the tasks.
 
     Raises:

@@ -26,7 +26,7 @@ from ramen_ray.data.store.texts import fold
 
 ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
-"""Rows of a parquet row group: what pyarrow takes by default for a whole table."""
+"""Rows of a parquet row group: pyarrow's default for a whole table."""
 
 _ANCHORS, _SUMMED = "numbered", "summed"
 

@@ -17,12 +17,12 @@ class EdgeList:
         query_edges: Edges of queries; those of validation and test queries are left out.
         ad_edges: Edges of ads.
         anchors: Table of the anchors' ids and texts; without it, edges name anchors by text.
-        query_column: Names a query by your id, its text, or, if the dataset does not have your ids,
+        query_column: The query: your id of it, its text, or, if the dataset does not have your ids,
             its number among the train queries.
-        ad_column: Names an ad by your id, its text, or, if the dataset does not have your ids, its
+        ad_column: The ad: your id of it, its text, or, if the dataset does not have your ids, its
             number.
-        anchor_column: Names an anchor by its text, or by its id in the table of anchors.
-        weight_column: An edge's weight, above 0; without it all edges weigh 1.
+        anchor_column: The anchor: its text, or its id in the table of anchors.
+        weight_column: An edge's weight, above 0; without it all edges have weight 1.
         anchor_id_column: Id of an anchor in the table of anchors.
         anchor_text_column: Text of an anchor in the table of anchors.
         skip_bad_rows: Leave out and count rows with empty cells, bad weights, or unknown queries,
@@ -62,7 +62,7 @@ class Named:
     Attributes:
         positions: (pairs,) positions of cells.
         nodes: (pairs,) the nodes that they name.
-        left_out: by kind of node, which cells (cells,) name a node that must have no edges.
+        left_out: by kind of node, which cells (cells,) name one that must not have edges.
         is_leak: given the hashes (pairs,) of the anchors' folded texts, flags the edges that join a
             held-out query to its answer; None keeps them.
     """

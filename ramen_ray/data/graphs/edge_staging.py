@@ -67,7 +67,7 @@ def stage_anchors(piece: Piece, number: int, edge_list: EdgeList, folder: Path) 
 def report_repeated_anchors(
     piece: Piece, number: int, edge_list: EdgeList, folder: Path, repeated: Booleans
 ) -> None:
-    """Report the anchors of part ``number`` whose id an earlier row has.
+    """Report the anchors of part ``number`` whose id is already taken by an earlier row.
 
     Args:
         piece: the piece that the part was read from.

@@ -43,7 +43,7 @@ class NodeIndex:
     def identify(self, cells: pa.StringArray, by_number: bool = False) -> tuple[UInt64s, Int64s]:
         """Return each cell's text hash (n,) and the first node (n,) that it names, or -1.
 
-        A cell that is not a node's id is read as a text and then, with ``by_number`` and if the
+        A cell that is not a node's id is taken as a text and then, with ``by_number`` and if the
         dataset has no user ids, as a node's number.
         """
         hashes = hash_strings(cells)

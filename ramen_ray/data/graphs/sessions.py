@@ -53,8 +53,8 @@ class SessionLog:
 
     Attributes:
         sessions: CSV, TSV, JSON lines or parquet; a file, a folder or a glob.
-        session_column: The session of each row.
-        time_column: Time of each row: timestamps, seconds, or ISO 8601 text.
+        session_column: The row's session.
+        time_column: The row's time: a timestamp, seconds, or ISO 8601 text.
         query_column: The query's text, or your id of it.
         ad_column: The clicked ad, or empty: your id, its text or, if the dataset does not have your
             ids, its number; None if the log has no ads.
@@ -79,8 +79,8 @@ class SessionSettings:
 
     Attributes:
         min_support: Smallest number of sessions in which a pair must occur.
-        max_session_length: Number of events of a session that count; later ones are dropped.
-        window_s: Largest number of seconds between the two of a pair.
+        max_session_length: Largest number of events of a session; later ones are dropped.
+        window_s: Largest number of seconds between the two events of a pair.
         top_k: Largest number of anchors of a node; the heaviest edges are kept.
         max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
         weight: With c sessions that have both, n and m that have the one and the other, and N in
@@ -127,7 +127,7 @@ def read_events(
 ) -> tuple[pa.Table, pa.Table, Counter[str]]:
     """Turn some rows of a log into events.
 
-    Rows of validation and test queries are left out entirely. Such a query must not become an
+    Rows of validation and test queries are left out entirely. A held-out query must not become an
     anchor, and its clicks must not link ads: otherwise the data that the model is measured on would
     shape the graph that it is trained with, and the measured gain would not hold in production.
 

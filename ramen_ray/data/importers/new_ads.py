@@ -46,7 +46,7 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
 
 
 def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
-    """Read the columns ``ad_id`` and ``query``: for some new ads, a query that led to it.
+    """Read the columns ``ad_id`` and ``query``: a first click on each of some new ads.
 
     Args:
         source: CSV, TSV, JSON lines or parquet.
@@ -70,7 +70,7 @@ def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
         found = index.first(hashes)
         problems = (
             ("ad_id", found < 0, "no new ad has this id", "give clicks of the ads that are added"),
-            ("query", no_text, "no query", "a click is known by the text of its query"),
+            ("query", no_text, "no query", "a click needs the text of its query"),
             ("ad_id", _repeats(hashes, taken), "a second click", "give one click of each ad"),
         )
         findings += batch.findings

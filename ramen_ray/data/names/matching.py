@@ -14,7 +14,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
 
-NO_PART_OF_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
+NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
 
@@ -127,7 +127,7 @@ def hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
 
 def _words(texts: pa.StringArray) -> tuple[UInt64s, Int64s]:
     """Return the hashes of all words (words,) and how many of them each text (n,) has."""
-    spaced = pc.replace_substring_regex(fold(texts), NO_PART_OF_A_WORD, " ")
+    spaced = pc.replace_substring_regex(fold(texts), NOT_IN_A_WORD, " ")
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEFORE_A_WORD, " ")
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEHIND_A_WORD, r"\0 ")
     lists = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(spaced))

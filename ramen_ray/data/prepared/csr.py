@@ -34,7 +34,7 @@ class Csr:
         num_rows: int,
         weights: NDArray[Any] | None = None,
     ) -> "Csr":
-        """Build from pairs in any order; equal weights are not stored."""
+        """Build from pairs in any order; weights are stored only if they differ."""
         order = np.lexsort((columns, rows))
         indptr = np.zeros(num_rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])

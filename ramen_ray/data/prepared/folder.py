@@ -58,6 +58,11 @@ class Prepared:
         return TokenTable.open(self.path / "tokens" / "ads")
 
     @cached_property
+    def occurring_tokens(self) -> NDArray[np.int64]:
+        """(tokens,) int64, the tokens that any text has, of any table or split, ascending."""
+        return np.asarray(np.load(self.path / "occurring_tokens.npy"))
+
+    @cached_property
     def clicks(self) -> dict[str, Csr]:
         """Clicks by split, query rows x ads, all with the same weight."""
         opened = {split: Csr.open(self.path / "clicks" / split) for split in self.splits}
@@ -83,7 +88,7 @@ class Prepared:
     def candidates(self, split: str) -> NDArray[np.int64]:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending.
 
-        ``zero_shot`` searches the novel ads only; ``validation`` leaves them out, as they do not
+        ``zero_shot`` searches only the novel ads; ``validation`` leaves them out, as they do not
         exist yet at that time; ``test`` searches all ads.
         """
         novel = np.load(self.path / "novel_ads.npy")[:, 0]

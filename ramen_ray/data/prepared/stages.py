@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
-"""Tables without texts or edges, small enough to be read whole."""
+"""Tables without texts or edges, small enough to read whole."""
 
 _SIGN = np.uint64(1 << 63)
 
@@ -143,12 +143,11 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         parts: descriptions that :func:`write_parts` returned, in any order.
         folder: the folder to write into.
         num_rows: row counts of the dataset's tables.
-        vocab_size: number of token ids; decides between uint16 and int32.
+        vocab_size: number of token ids.
 
     Raises:
         DatasetError: an id or an edge occurs twice, or a split has no clicks.
     """
-    token_type = np.uint16 if vocab_size <= 1 << 16 else np.int32
     by_table = {
         table: parts.filter(pc.equal(parts["table"], table)).sort_by(
             [("first_key", "ascending"), ("first_anchor", "ascending")]
@@ -156,7 +155,9 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
         for table in pc.unique(parts["table"]).to_pylist()
     }
     texts = [table for table in by_table if not table.startswith("edges/")]
-    keys = {table: _join_texts(table, by_table[table], folder, token_type) for table in texts}
+    occurs = np.zeros(vocab_size, dtype=bool)
+    keys = {table: _join_texts(table, by_table[table], folder, occurs) for table in texts}
+    np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, by_table[table], folder, num_rows)
@@ -170,15 +171,19 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
 
 
 def _join_texts(
-    table: str, parts: pa.Table, folder: Path, token_type: type[np.generic]
+    table: str, parts: pa.Table, folder: Path, occurs: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Write a text table's tokens; returns its keys (rows,) in order."""
+    """Write a text table's tokens, and mark them in ``occurs``; returns its keys (rows,) in order.
+
+    Tokens are uint16 if the vocabulary (tokens,) of ``occurs`` permits it, or else int32.
+    """
+    token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
     target = folder / "tokens" / table
     target.mkdir(parents=True)
     num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
-    token_ids = open_memmap(target / "token_ids.npy", "w+", token_type, (num_tokens,))
-    offsets = open_memmap(target / "offsets.npy", "w+", np.int64, (num_texts + 1,))
-    hashes = open_memmap(target / "hashes.npy", "w+", np.uint64, (num_texts,))
+    token_ids = map_new_array(target / "token_ids.npy", token_type, (num_tokens,))
+    offsets = map_new_array(target / "offsets.npy", np.int64, (num_texts + 1,))
+    hashes = map_new_array(target / "hashes.npy", np.uint64, (num_texts,))
     ids = np.empty(num_texts, dtype=np.int64)
     keys = np.empty(num_texts, dtype=np.int64)
     row = token = 0
@@ -187,6 +192,7 @@ def _join_texts(
         lengths = part["lengths"]
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         token_ids[token : token + starts[-1]] = part["tokens"]
+        occurs[part["tokens"]] = True
         offsets[row + 1 : rows.stop + 1] = token + starts[1:]
         hashes[rows] = hash_texts(part["tokens"], starts)
         keys[rows] = part["key"]
@@ -206,11 +212,11 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     num_clicks = pc.sum(parts["num_clicks"]).as_py()
     if not num_clicks:
         raise DatasetError(f"{table}: no query has a click")
-    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (num_rows[table] + 1,))
-    indices = open_memmap(target / "indices.npy", "w+", _id_type(num_rows["ads"]), (num_clicks,))
+    indptr = map_new_array(target / "indptr.npy", np.int64, (num_rows[table] + 1,))
+    indices = map_new_array(target / "indices.npy", _id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
-    weigh = table == SHUFFLED  # only train clicks are drawn by weight
-    cumulative = _new_cumulative(target, parts, num_clicks) if weigh else None
+    is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
+    cumulative = _new_cumulative(target, parts, num_clicks) if is_weighted else None
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
@@ -229,11 +235,11 @@ def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np
     target = folder / table
     target.mkdir(parents=True)
     num_edges = pc.sum(parts["num_rows"]).as_py() or 0
-    indptr = open_memmap(target / "indptr.npy", "w+", np.int64, (len(node_keys) + 1,))
+    indptr = map_new_array(target / "indptr.npy", np.int64, (len(node_keys) + 1,))
     if not num_edges:  # a side without edges; an empty file cannot be mapped
         np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
         return
-    indices = open_memmap(target / "indices.npy", "w+", np.int64, (num_edges,))
+    indices = map_new_array(target / "indices.npy", np.int64, (num_edges,))
     cumulative = _new_cumulative(target, parts, num_edges)
     entry, last = 0, (-1, -1)
     for part in _open(parts):
@@ -257,11 +263,11 @@ def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[
     range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
     if range_of_all["min"] == range_of_all["max"]:
         return None
-    return open_memmap(target / "cumulative_weights.npy", "w+", np.float64, (num_entries + 1,))
+    return map_new_array(target / "cumulative_weights.npy", np.float64, (num_entries + 1,))
 
 
 def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:
-    """Write the running sum over ``weights`` (n,), the weights from ``entry`` on."""
+    """Continue the running sum with ``weights`` (n,), those of the entries from ``entry`` on."""
     stop = entry + len(weights)
     cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(weights, dtype=np.float64)
 

@@ -25,7 +25,7 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     if pa.types.is_floating(values.type) and (
         pc.any(pc.greater(pc.abs(values.cast(pa.float64())), LARGEST_WHOLE_FLOAT)).as_py()
     ):
-        raise ValueError("numbers above 2**53 have lost digits; write such ids as text")
+        raise ValueError("numbers above 2**53 have lost digits; write these ids as text")
     strings = values.cast(pa.string())
     empty = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(strings)), 0), True)
     return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)

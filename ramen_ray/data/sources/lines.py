@@ -29,7 +29,7 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
     """Read the lines that start within a piece, a bounded number of bytes at a time.
 
     Raises:
-        TooLargeError: a line has more than ``MAX_LINE_BYTES``; its number is that in the piece.
+        TooLargeError: a line has more than ``MAX_LINE_BYTES``; its number is counted in the piece.
     """
     compressed = piece.stop < 0
     if compressed:
@@ -48,7 +48,7 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
 
 
 def lines_before(piece: Piece) -> int:
-    """Count the lines before a piece of a text file; needed only to report a bad one."""
+    """Count the lines before a piece of a text file; only reports of bad lines need this."""
     if piece.format == "parquet" or piece.start == 0:
         return 0
     count, data = 0, b""
@@ -95,7 +95,7 @@ def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
         if not cell[1]:
             line += data[: cell.start() + 1].count(b"\n")
             message = "a quote is not closed, or its cell is several megabytes long"
-            advice = "close it, or write such texts as parquet or JSON lines"
+            advice = "close it, or write these texts as parquet or JSON lines"
             raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
 
 

@@ -99,7 +99,7 @@ def _files(filesystem: FileSystem, path: str, source: str) -> list[tuple[str, in
     if info.type == FileType.File:
         return [(path, info.size)]
     if info.type == FileType.Unknown:
-        raise DatasetError(f"{source} is a pipe or a device; write what it gives to a file")
+        raise DatasetError(f"{source} is a pipe or a device; save its content to a file first")
     parts = PurePosixPath(path).parts
     wild = [row for row, part in enumerate(parts) if re.search(r"[*?\[]", part)]
     if info.type == FileType.NotFound and not wild:

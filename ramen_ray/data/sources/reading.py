@@ -36,6 +36,7 @@ class SourceBatch:
     """A batch of a piece's rows.
 
     Attributes:
+        piece: where the rows come from.
         rows: the requested columns; cells are strings in CSV and TSV, and of JSON's types in JSON.
         row_numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line
             of the piece, from 1.
@@ -105,7 +106,7 @@ def _without_huge_cells(batch: SourceBatch) -> SourceBatch:
             "error",
             batch.piece.path,
             f"a cell has more than {MAX_CELL_BYTES >> 20} MiB",
-            "cut it, or leave the row out",
+            "shorten it, or leave the row out",
             row=start + int(batch.row_numbers[row]),
             column=name,
         )
@@ -254,10 +255,10 @@ def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
 
 def _refused_json(piece: Piece, chunk: "Chunk", problem: pa.ArrowInvalid) -> DatasetError:
     """Say what Arrow alone finds wrong: a key twice, half of a surrogate pair."""
-    said = first_line_of(problem).removeprefix("JSON parse error: ")
-    message, _, row = said.rpartition(" in row ")
+    reason = first_line_of(problem).removeprefix("JSON parse error: ")
+    message, _, row = reason.rpartition(" in row ")
     if not row.isdecimal():
-        return _bad_line(piece, chunk.first_line, f"or a line below: {said}")
+        return _bad_line(piece, chunk.first_line, f"or a line below: {reason}")
     filled = [line for line, text in enumerate(chunk.data.split(b"\n")) if text.strip()]
     return _bad_line(piece, chunk.first_line + filled[int(row)], message)
 

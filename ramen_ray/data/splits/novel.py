@@ -18,7 +18,7 @@ from ramen_ray.data.validation import check
 from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
-"""Maps the query and the ad of each click, (clicks,) ids, to flags of the clicks to keep."""
+"""Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
 
 _NOVEL, _ONE_SHOT = range(2)
 
@@ -38,7 +38,7 @@ def make_novel_split(
     their edges and filters; a train query that had no click to lose stays.
     The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
     its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids. Novel
-    ads lose their edges, because they did not exist when the graph was made, unless these are kept:
+    ads lose their edges, because they did not exist when the graph was made; ``keep_ad_edges`` is
     for graphs that know an ad before it has clicks. Anchors without edges stay; an anchor set
     without edges is dropped.
 
@@ -129,7 +129,7 @@ class _Split:
     writer: DatasetWriter
 
     def copy(self, *tables: str) -> None:
-        """Copy those of the tables that the parent has."""
+        """Copy the tables, as far as the parent has them."""
         for table in tables:
             self._write_if_any(table, self._rows(table))
 
@@ -205,7 +205,7 @@ class _Split:
 
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
-    """Keep the flagged clicks, with their weights, and the queries that do not lose all."""
+    """Keep the flagged clicks, with their weights, and drop queries that lose all of theirs."""
     row_of_click, _ = list_entries(rows["ad_ids"])
     left = np.bincount(row_of_click[kept], minlength=len(rows))
     had_none = np.bincount(row_of_click, minlength=len(rows)) == 0

@@ -2,8 +2,8 @@
 
 The paper adds an edge between a train query and every ad that shares a neighbour (an anchor) with
 it in the metadata graph, and trains on these pairs as if they were clicks. It gives no more detail.
-Here a query gets the ads that it shares most with. Hubs, which connect everything, are left out,
-and no query gets the ad that has its own text.
+Here a query gets the ads with which it shares the most anchors. Hubs, which connect everything, are
+left out, and no query gets the ad that has its own text.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class NothingPropagatedError(DatasetError):
-    """No query shares an anchor with an ad that it does not have already."""
+    """No query shares an anchor with an ad that it does not already have."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class PropagationSettings:
     """Which ads are added to a query.
 
     Attributes:
-        via: What an anchor leads to: ad-edges, the ads that have an edge to it (the paper's words);
-            or clicks, the ads of the train queries that have an edge to it.
-        anchor_sets: Anchor sets whose anchors count; default all, of those with a second set as
-            published the strict one.
+        via: Which ads an anchor leads to: ad-edges, those with an edge to it (as in the paper); or
+            clicks, those clicked for the train queries with an edge to it.
+        anchor_sets: Anchor sets whose anchors count; default all, and only the strict one where
+            there is a second set as published.
         max_anchor_degree: Anchors with more edges, to train queries and ads together, are left out.
-        top_k: Largest number of ads that a query gets: those it shares most anchors with, each
-            weighted by the product of its two edges' weights (with clicks: summed over queries).
+        top_k: Largest number of ads that a query gets: those with which it shares most anchors,
+            each weighted by the product of its two edges' weights (clicks: summed over queries).
         seed: Seed of the draw among ads with equal scores.
     """
 

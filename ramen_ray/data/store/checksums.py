@@ -71,11 +71,11 @@ def check_intact(folder: Path) -> None:
 
 
 def is_intact(folder: Path, otherwise: str) -> bool:
-    """Say whether ``folder`` is there and whole; a damaged one is removed, with a warning.
+    """Return whether ``folder`` exists and is intact; a damaged one is removed, with a warning.
 
     Args:
-        folder: a folder that can be made again, or done without.
-        otherwise: what happens if it is damaged, to end the warning with.
+        folder: a folder that can be made again, or that one can do without.
+        otherwise: what happens if it is damaged, for the end of the warning.
     """
     if not folder.is_dir():
         return False
@@ -93,14 +93,14 @@ def with_checksum(content: Mapping[str, Any]) -> str:
 
 
 def parse_checked(text: str) -> dict[str, Any]:
-    """Read what :func:`with_checksum` wrote; JSON that has no checksum is taken as it is.
+    """Read what :func:`with_checksum` wrote; JSON without a checksum is accepted unchecked.
 
     Raises:
         ValueError: it is damaged.
     """
     content: dict[str, Any] = json.loads(text)
     if not isinstance(content, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     if content.pop(CHECKSUM, None) not in (None, _json_checksum(content)):
         raise ValueError("the checksum differs")
     return content

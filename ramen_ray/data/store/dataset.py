@@ -29,7 +29,7 @@ from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
-"""This and an anchor set's name: a file that hides the set until all its tables are there."""
+"""With an anchor set's name: the file that hides the set until all its tables are in place."""
 
 
 class DatasetError(UserError):
@@ -76,9 +76,9 @@ class Dataset:
 
     @property
     def strict_anchor_sets(self) -> list[str]:
-        """Names of the anchor sets without those that are a set as published beside a strict one.
+        """Names of the anchor sets, without those as published that have a strict one beside them.
 
-        They are what is used where nobody names sets.
+        These are the sets that are used by default.
         """
         published = {name + PUBLISHED for name in self.anchor_sets}
         return [name for name in self.anchor_sets if name not in published]
@@ -117,7 +117,7 @@ class Dataset:
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
     ) -> Iterator[pa.RecordBatch]:
-        """Stream a table in row order: some columns, by default all that the format knows."""
+        """Stream a table in row order: ``columns``, by default all that the format defines."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
             for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
@@ -133,7 +133,7 @@ class Dataset:
         return pa.Table.from_batches(chosen)
 
     def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
-        """Read the rows with some ids, in the order of their ids, as a stream."""
+        """Read the rows with these ids as a stream; they come in the order of their ids."""
         wanted = pa.array(ids, pa.int64())
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
         return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
@@ -164,7 +164,7 @@ class DatasetWriter:
     def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
         """Write a table as one file, from rows in memory or from batches as they come.
 
-        Columns are cast to the table's schema; columns that the format does not know are dropped.
+        Columns are cast to the table's schema; columns that the format does not define are dropped.
         """
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"

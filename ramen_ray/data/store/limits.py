@@ -1,4 +1,4 @@
-"""How large a cell or a line may be, and how deep: more would end the process that reads it."""
+"""Limits on the size of cells and lines and on nesting: more would kill the process that reads."""
 
 import re
 

@@ -30,7 +30,7 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
 
     Args:
         file: the file to write, replaced if it exists; its folder must exist.
-        dataset: has the queries' and ads' texts and perhaps the user's own ids.
+        dataset: has the texts of queries and ads, and the user's own ids if there are any.
         split: the split of the queries.
         topk: ad ids (queries, k), best first and padded with -1, and their scores, in the order of
             the query ids.
@@ -72,5 +72,5 @@ def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def users_ids(rows: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
-    """Return the ids for the user: ``source_id`` if there is one, else the row's id."""
+    """Return the ids that a user knows: ``source_id`` if there is one, else the row's id."""
     return rows["source_id"] if "source_id" in rows.column_names else rows[0].cast(pa.string())

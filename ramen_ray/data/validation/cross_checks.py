@@ -1,4 +1,4 @@
-"""Checks across rows and tables, and of what is only doubtful: leaks, repeats, damaged texts.
+"""Checks across rows and tables, and checks for doubtful things: leaks, repeats, damaged texts.
 
 Tables are streamed column by column; memory holds a bit or eight bytes for each row.
 """
@@ -41,7 +41,8 @@ def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
     """Check tables as a whole and against each other.
 
     Args:
-        dataset: the dataset directory; rows that :mod:`row_checks` refuses are skipped.
+        dataset: the dataset directory; rows that :mod:`~ramen_ray.data.validation.row_checks` finds
+            wrong are skipped.
         num_rows: row counts of the tables to check, which must be readable.
 
     Raises:
@@ -81,7 +82,7 @@ def _repeats(dataset: Dataset, table: str, num_rows: dict[str, int]) -> Iterator
     tally_repeats(dataset, table, names[:1], id_keys, tally)
     yield from tally.findings()
     if "source_id" in dataset.schema(table).names:
-        advice = "predictions cannot tell such rows apart; give each its own"
+        advice = "predictions cannot tell these rows apart; give each its own"
         tally = Tally("warning", "source_id that an earlier row has", advice, "source_id")
         tally_repeats(dataset, table, ["source_id"], text_keys, tally)
         yield from tally.findings(out_of=num_rows[table])
@@ -103,7 +104,7 @@ def _damaged_texts(dataset: Dataset, table: str) -> list[Finding]:
 
 
 def _missing_source_ids(dataset: Dataset, table: str) -> list[Finding]:
-    advice = "predictions cannot name such rows; give each its own"
+    advice = "predictions cannot name these rows; give each its own"
     tally = Tally("warning", "no source_id", advice, "source_id")
     for batch in table_batches(dataset, table, ["source_id"]):
         found = positions(batch.rows.column(0).is_null())
@@ -130,7 +131,7 @@ def _queries_seen_in_training(dataset: Dataset, num_rows: dict[str, int]) -> Ite
 
 
 def _queries_without_click(dataset: Dataset, num_rows: dict[str, int]) -> Iterator[Finding]:
-    """Count train queries that nobody clicked for, and those of them that have no edges either."""
+    """Count train queries without clicks, and those of them that have no edges either."""
     advice = "batches leave it out; it takes part in the graph by its edges"
     without_click = Tally("warning", "train query without a click", advice, "ad_ids")
     for batch, found in _unclicked(dataset):
@@ -185,7 +186,7 @@ def _ads_without_click(dataset: Dataset, novel: NDArray[np.bool_]) -> list[Findi
     known = novel.copy()  # novel ads have no clicks by design
     for batch in table_batches(dataset, TRAIN, ["ad_ids"]):
         _mark(known, ids(list_entries(batch.rows.column(0))[1]))
-    advice = "such an ad is found by its text alone; leave it out if it should not be"
+    advice = "this ad is found by its text alone; leave it out if it should not be"
     tally = Tally("warning", "ad without a train click", advice, "ad_id")
     for batch in table_batches(dataset, "ads", ["ad_id"]):
         ad_ids = ids(batch.rows.column(0))

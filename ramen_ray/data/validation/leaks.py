@@ -1,6 +1,6 @@
 """Edges and clicks that give the answers of held-out queries away, found by the texts they join.
 
-Two texts count as the same as :func:`~ramen_ray.data.store.texts.fold` leaves them. Tables are read
+Texts count as equal if :func:`~ramen_ray.data.store.texts.fold` makes them so. Tables are read
 as streams; memory holds eight bytes for each text and each held-out click.
 """
 
@@ -31,7 +31,7 @@ HELD_OUT_TABLES = [f"queries/{split}" for split in (*SPLITS[1:], ZERO_SHOT)]
 
 @dataclass(frozen=True)
 class Leaks:
-    """Tells which edges and train clicks join a held-out query's text to that of an answer of it.
+    """Finds the edges and train clicks that join a held-out query's text to an answer's text.
 
     Attributes:
         answers: (held-out clicks,) uint64, ascending, a key of each pair of query text and ad text.
@@ -63,7 +63,7 @@ class Leaks:
         return cls(np.unique(np.concatenate(answers)), texts)
 
     def among(self, side: str, nodes: Int64s, anchor_texts: UInt64s) -> Booleans:
-        """Flag the edges (n,) that join a query and an answer of it, whichever of them is the node.
+        """Flag the edges (n,) that join a held-out query and its answer; either can be the node.
 
         Args:
             side: of the nodes, ``query`` or ``ad``.
@@ -91,8 +91,8 @@ class Leaks:
     def clicks(self, dataset: Dataset) -> Iterator[tuple[RowBatch, Int64s, Int64s]]:
         """Stream the train queries in batches, with the row and the ad of each click that leaks.
 
-        Such a click is a held-out one turned around: the query has the text of an answer, the ad
-        that of the query.
+        Such a click is a held-out one reversed: its query has the text of an answer, and its ad has
+        the text of the held-out query.
         """
         for batch in table_batches(dataset, NODE_TABLES["query"], ["query_id", "text", "ad_ids"]):
             rows, ads = _clicks(batch, len(self.texts["ad"]))
@@ -119,7 +119,7 @@ def text_hashes(dataset: Dataset, table: str) -> UInt64s:
 
 
 def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Finding]:
-    """Warn of edges and of train clicks that leak; sets as published beside strict ones may.
+    """Warn about edges and train clicks that leak, but not in sets published beside strict ones.
 
     Args:
         dataset: the dataset directory.
@@ -132,8 +132,8 @@ def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Fin
         return
     leaks = Leaks.from_dataset(dataset, num_rows.keys())
     advice = (
-        "training sees the answer in the graph; leave such edges out (jobs/graph.py edges does), or"
-        " call the figures as published"
+        "training sees the answer in the graph; leave these edges out (jobs/graph.py edges does),"
+        " or call the figures as published"
     )
     strict = {name for name in dataset.strict_anchor_sets if f"anchors/{name}" in num_rows}
     for table in num_rows:
@@ -152,8 +152,8 @@ def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Fin
 
 
 def _reversed_clicks(dataset: Dataset, leaks: Leaks) -> list[Finding]:
-    advice = "the answer can be learnt from it; leave such clicks out of the train split"
-    message = "train click that is a held-out click turned around"
+    advice = "the answer can be learnt from it; leave these clicks out of the train split"
+    message = "train click that is a held-out click reversed"
     tally = Tally("warning", message, advice, "ad_ids")
     num_clicks = 0
     for batch, rows, ads in leaks.clicks(dataset):

@@ -166,7 +166,7 @@ def _not_positive(weights: pa.Array) -> pa.Array:
 
 
 _POSITIVE = "give it a positive number, or leave it out"
-_ANSWERED = Rule("ad_ids", "no ads for query_id", "leave such queries out", _without_ads)
+_ANSWERED = Rule("ad_ids", "no ads for query_id", "leave these queries out", _without_ads)
 _RULES = [
     Rule("text", "bytes that are not UTF-8", "convert the source to UTF-8", _broken_texts),
     Rule("text", "empty text", "give it a text, or leave it out", _empty_texts),

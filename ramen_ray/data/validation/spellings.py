@@ -1,4 +1,4 @@
-"""Texts that people cannot tell from others, or not see at all."""
+"""Texts that people cannot tell apart, or cannot see at all."""
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ def invisible_texts(dataset: Dataset, table: str) -> list[Finding]:
 def ads_in_several_spellings(dataset: Dataset, num_ads: int) -> list[Finding]:
     """Find ads whose texts are those of earlier ones but for case, white space or Unicode form.
 
-    Ads of equal text are another check's.
+    Ads of equal text are left to another check.
     """
     spellings = np.empty((num_ads, 2), dtype=np.uint64)  # of the folded text, of the text
     filled = 0
@@ -40,7 +40,7 @@ def ads_in_several_spellings(dataset: Dataset, num_ads: int) -> list[Finding]:
     spellings = np.unique(spellings[:filled], axis=0)
     folded, counts = np.unique(spellings[:, 0], return_counts=True)
     several = folded[counts > 1]
-    advice = "users cannot tell such ads apart; merge them, or make their texts differ"
+    advice = "users cannot tell these ads apart; merge them, or make their texts differ"
     message = "text that an earlier ad has, up to case and white space"
     tally = Tally("warning", message, advice, "text")
     seen: dict[int, set[int]] = {}

@@ -169,7 +169,7 @@ def _name_findings(dataset: Dataset) -> list[Finding]:
             "warning",
             f"{table}.parquet",
             f"the dataset directory has no table {table!r}; it is not read",
-            "is the name right?",
+            "check its name",
         )
         for table in tables
         if not _is_known(table)

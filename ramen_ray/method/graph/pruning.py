@@ -16,7 +16,7 @@ class Pruned:
 
     Attributes:
         edges: nodes x anchors, the kept edges with their weights.
-        share_kept: kept edges / edges; 1 if there were no edges.
+        share_kept: share of the edges that were kept; 1 if there were no edges.
         num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
     """
 

@@ -71,7 +71,7 @@ class SimilarSettings:
 def add_similar(
     dataset_path: Path, name: str, settings: SimilarSettings, replace: bool = False
 ) -> dict[str, int]:
-    """Add an anchor set of similar texts to a dataset directory; edges are weighted by it.
+    """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
 
     Returns:
         Counts of the rows written, of the nodes without edges, and of edges left out.

@@ -1,11 +1,11 @@
 """Random walks with restart over a bipartite graph of nodes and anchors (RAMEN, appendix A).
 
-A walk is a chain of hops, all from and to nodes. One hop goes node -> anchor -> node, each uniform
-among the neighbours, and *visits* a uniform anchor of the node that it reaches. Before each hop the
-walk goes back to its start with the restart probability. So at the k-th hop it leaves from the
-distribution p_k = r e + (1 - r) p_{k-1} N A, with e its start, p_0 = e, and N and A the transition
-matrices node -> anchor and anchor -> node; visits follow p_k N A N. A hop that meets a dead end
-visits nothing, and the next one leaves from the start.
+A walk is a chain of hops, all from and to nodes. One hop goes node -> anchor -> node, each drawn
+uniformly among the neighbours, and *visits* an anchor of the node that it reaches, also drawn
+uniformly. Before each hop the walk goes back to its start with the restart probability. So at the
+k-th hop it leaves from the distribution p_k = r e + (1 - r) p_{k-1} N A, with e its start, p_0 = e,
+and N and A the transition matrices node -> anchor and anchor -> node; visits follow p_k N A N. A
+hop that meets a dead end visits nothing, and the next one leaves from the start.
 
 Edge weights are ignored, and anchors with many edges are left out.
 """
@@ -36,7 +36,7 @@ class WalkSettings:
         num_hops: hops of each node's walk.
         restart_probability: probability of going back to the start before a hop.
         max_anchor_degree: anchors with more edges are left out.
-        top_k: how many anchors a node keeps, those that its walk visited most.
+        top_k: how many anchors a node keeps: those that its walk visited most.
     """
 
     num_hops: int
@@ -126,9 +126,10 @@ def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _compiled_once(function):  # type: ignore[no-untyped-def]
-    """Compile ``function``, which takes seconds, and keep the result for later processes.
+    """Compile ``function``, which takes seconds, and cache the result for later processes.
 
-    It is kept beside the source or in the user's cache folder; if neither can be written, nowhere.
+    The cache is beside the source or in the user's cache folder; if neither can be written, there
+    is none.
     """
     try:
         return njit(cache=True)(function)
@@ -138,7 +139,7 @@ def _compiled_once(function):  # type: ignore[no-untyped-def]
 
 @_compiled_once
 def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
-    """Walk from the nodes from ``start`` on, one for each row of ``kept``.
+    """Walk from consecutive nodes beginning with ``start``, one for each row of ``kept``.
 
     ``kept`` has the arrays degrees, anchors and counts, which are written.
     """

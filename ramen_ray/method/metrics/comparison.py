@@ -35,7 +35,7 @@ def paired_differences(
     """Return how much the metrics of ``ours`` exceed those of ``base`` on the same queries.
 
     The intervals come from a bootstrap over the queries (percentiles of 2,000 samples): all metrics
-    of both models are computed anew on each sample of queries.
+    of both models are computed again on each sample of queries.
     """
     return paired_differences_over_seeds([ours], [base], seed)
 

@@ -40,7 +40,7 @@ class HeldOutQueries:
 
     @property
     def num_searched(self) -> int:
-        """How many of the dataset's ads the metrics need for each query, if there are so many."""
+        """How many of the dataset's ads the metrics need for each query, if it has that many."""
         return max(KS) + most_filters(self._filters)
 
     def measure(self, topk: TopK) -> dict[str, PerQuery]:

@@ -73,7 +73,7 @@ def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Float64s) -> Float64s:
 def propensity_scored(
     hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Float64s, k: int
 ) -> dict[str, PerQuery]:
-    """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible ones."""
+    """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible gains."""
     gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
     best = _best_gains(truth, inverse, k)
     discounts = 1.0 / np.log2(np.arange(2, k + 2))

@@ -25,6 +25,7 @@ from ramen_ray.method.model.augmentation import Augmentation
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Head, unit
+from ramen_ray.method.model.occurring_tokens import all_tokens
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
 
@@ -163,6 +164,26 @@ class DualEncoder(nn.Module):
         project = self.encoder.projection or nn.Identity()
         return self._embed(texts, rows, False, lambda pooled, _: project(pooled))
 
+    @property
+    def text_scales(self) -> Embeddings:
+        """Return (D,): a query's vector times this is that of a new ad with the same text."""
+        of_encoder = np.ones(0 if self.part == "classifier" else self.encoder.dim)
+        of_classifier = np.full(self.dim - len(of_encoder), self.scoring.text_scale)
+        return np.concatenate([of_encoder, of_classifier]).astype(np.float32)
+
+    def with_classifiers(self, vectors: Embeddings, ads: Int64s) -> Embeddings:
+        """Return a copy of ``vectors`` (n, D) of ads by their texts, now by their classifiers.
+
+        It is the same where no classifiers answer.
+        """
+        vectors = vectors.copy()
+        if self.classifiers is not None and self.part != "encoder":
+            weight = self.scoring.weight
+            scale = 1.0 if self.part == "classifier" else (weight / (1 + weight)) ** 0.5
+            own = scale * unit(self.classifiers.take(ads))
+            vectors[:, -self.classifier_dim :] = own.cpu().numpy()
+        return vectors
+
     def own_share(self, ads: Int64s) -> Int64s:
         """Return those of ``ads`` (n,), ascending, that this worker embeds for all workers."""
         if self.classifiers is not None and self.classifiers.is_share:
@@ -236,7 +257,8 @@ class DualEncoder(nn.Module):
         The subfolder ``encoder`` can be loaded by sentence-transformers as it is. Classifiers are
         saved by whoever holds them, into the subfolder ``classifiers``.
         """
-        self.encoder.save(folder / ENCODER_FOLDER, max_length)
+        with all_tokens(self.encoder):
+            self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:
             self.classifier_head.save(folder / HEAD_FOLDER)
             scoring = json.dumps(asdict(self.scoring)) + "\n"

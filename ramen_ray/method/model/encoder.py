@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Pooling = Literal["mean", "cls"]
+EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 
 class PooledEncoder(nn.Module):
@@ -53,6 +54,21 @@ class PooledEncoder(nn.Module):
     def width(self) -> int:
         """Width of a pooled state."""
         raise NotImplementedError
+
+    @property
+    def token_table(self) -> Any:
+        """The module that looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
+        raise NotImplementedError
+
+    def set_token_table(self, table: nn.Module) -> None:
+        """Look token embeddings up in another table from now on."""
+        raise NotImplementedError
+
+    @property
+    def token_embeddings(self) -> nn.Parameter:
+        """The token embeddings (tokens, width)."""
+        weight: nn.Parameter = self.token_table.weight
+        return weight
 
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
@@ -96,19 +112,21 @@ class TransformerEncoder(PooledEncoder):
         return int(self.backbone.config.hidden_size)
 
     @property
-    def token_embeddings(self) -> Tensor:
-        """The token embeddings (vocabulary, width), a parameter."""
-        embeddings: Any = self.backbone.get_input_embeddings()
-        return embeddings.weight
+    def token_table(self) -> Any:
+        """The transformer's input embeddings."""
+        return self.backbone.get_input_embeddings()
+
+    def set_token_table(self, table: nn.Module) -> None:
+        """Replace the transformer's input embeddings."""
+        self.backbone.set_input_embeddings(table)
 
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, in the order of ``texts``."""
         device = next(self.parameters()).device
         padded, lengths_of = zip(*texts.buckets(), strict=True)
         all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
-        embed: Any = self.backbone.get_input_embeddings()
-        # One look-up for all buckets: each would have a gradient as large as the vocabulary.
-        embedded = embed(all_ids).split([ids.size for ids in padded])
+        # One look-up for all buckets: each would have a gradient as large as the table.
+        embedded = self.token_table(all_ids).split([ids.size for ids in padded])
         pooled = []
         for words_TD, lengths in zip(embedded, lengths_of, strict=True):
             words_NTD = words_TD.unflatten(0, (len(lengths), -1))
@@ -152,7 +170,7 @@ class BagEncoder(PooledEncoder):
     def __init__(self, weights: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
         """Start from token embeddings ``weights`` (vocabulary, D)."""
         super().__init__()
-        self.embedding = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
+        self.embedding: Any = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
         self.tokenizer = tokenizer
         self.eval()
 
@@ -162,9 +180,13 @@ class BagEncoder(PooledEncoder):
         return self.embedding.embedding_dim
 
     @property
-    def token_embeddings(self) -> Tensor:
-        """The token embeddings (vocabulary, D), a parameter."""
-        return self.embedding.weight
+    def token_table(self) -> Any:
+        """The bag."""
+        return self.embedding
+
+    def set_token_table(self, table: nn.Module) -> None:
+        """Replace the bag."""
+        self.embedding = table
 
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, in the order of ``texts``."""

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 MIN_TEXTS_PER_BUCKET = 64
 TEXTS_PER_COUNT = 1024
+PADDING = 0  # a token that masks hide, so any will do
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class TokenBatch:
         for start, stop in bucket_bounds(self.lengths):
             lengths = self.lengths[start:stop]
             first = ends[start] - lengths[0]
-            padded = np.zeros((stop - start, lengths[-1]), dtype=np.int64)
+            padded = np.full((stop - start, lengths[-1]), PADDING, dtype=np.int64)
             padded[np.arange(lengths[-1]) < lengths[:, None]] = self.token_ids[
                 first : ends[stop - 1]
             ]

@@ -36,7 +36,7 @@ class HingeSettings:
 
 
 def nearest_unclicked(data: SeenClicks, seen: SeenAds, count: int) -> NDArray[np.int32]:
-    """Find, for every train query, the nearest seen ads by text that it did not lead to.
+    """Find, for every train query, the nearest seen ads by text that were not clicked for it.
 
     Returns:
         (train queries, count) int32 rows of seen ads; -1 where there are fewer.
@@ -63,9 +63,9 @@ def train_classifiers(
     shortlists: NDArray[np.int32],
     steps: range,
 ) -> Iterator[Tensor]:
-    """Train the classifiers for ``steps``; yields this worker's loss of each, not yet summed.
+    """Train the classifiers for ``steps``; yields each step's loss of this worker, not yet summed.
 
-    Row r of the classifiers is that of seen ad r; they start at the ads' embeddings.
+    Row r of the classifiers is that of seen ad r.
     """
     loss = TripletLoss(settings.margin, settings.num_negatives)
     for number in steps:
@@ -82,5 +82,5 @@ def train_classifiers(
 
 
 def initial_classifiers(seen: SeenAds, device: torch.device) -> Tensor:
-    """Return a copy of the ads' embeddings (S, D), from which classifiers start."""
-    return torch.from_numpy(seen.embeddings.copy()).to(device)
+    """Return a copy of the ads' classifiers (S, D), from which their training starts."""
+    return torch.from_numpy(seen.classifiers.copy()).to(device)

@@ -61,13 +61,13 @@ class SeenClicks:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step is about.
+    """What a step trains on.
 
     Attributes:
         queries: (b,) rows of this worker's queries.
         pool: the distinct ads (L,) that the global batch drew, as rows of seen ads.
         positives: (b, 1) int64, the place in the pool of the ad that each query drew.
-        is_positive: (b, L) bool, all ads of the pool that a query led to.
+        is_positive: (b, L) bool, all ads of the pool that were clicked for a query.
     """
 
     queries: Int64s
@@ -141,7 +141,7 @@ class StepSampler:
 
 @contextmanager
 def seeded_dropout(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Let dropout depend on the seed, the step and the worker only."""
+    """Make dropout depend only on the seed, the step and the worker."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))

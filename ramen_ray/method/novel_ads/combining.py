@@ -1,8 +1,8 @@
 """Training of a combiner on frozen embeddings: its step, in IRENE's two ways.
 
-``bce`` is that of the released code: a query's scores of all ads of the step are told apart by
-binary cross-entropy; the classifiers stay as they are. ``triplet`` is the draft's: a hinge over the
-hardest negatives of the step; the classifiers are trained too, by a hinge of their own.
+``bce`` is that of the released code: binary cross-entropy between a query's scores of all ads of
+the step and its clicks; the classifiers stay as they are. ``triplet`` is the draft's: a hinge over
+the hardest negatives of the step; the classifiers are trained too, by a hinge of their own.
 
 Shapes: b queries of this worker, L ads of a step, K neighbours, D width of a vector, S seen ads.
 """
@@ -111,7 +111,7 @@ class CombinerTraining:
         self._schedule = build_schedule(self._optimizer, warmup, self.total_steps)
 
     def run(self, stop: int) -> Iterator[Tensor]:
-        """Train up to step ``stop``; yields this worker's loss of each step, not yet summed."""
+        """Train up to step ``stop``; yields each step's loss of this worker, not yet summed."""
         self.combiner.train()
         while self.step < stop:
             step = self.sampler.draw(self.step)
@@ -128,7 +128,7 @@ class CombinerTraining:
         self.combiner.eval()
 
     def _backward(self, step: Step) -> Tensor:
-        """Compute the gradients of a step, and let the classifiers take theirs."""
+        """Compute the gradients of a step, and update the classifiers if they are trained."""
         neighbours = self.neighbours[step.pool]
         needed = np.unique(np.concatenate([step.pool, neighbours[neighbours >= 0]]))
         trained = self.classifiers if isinstance(self.classifiers, ClassifierTraining) else None

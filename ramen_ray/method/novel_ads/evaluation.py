@@ -1,4 +1,4 @@
-"""Evaluation of ad vectors on the splits of a dataset with novel ads; queries stay plain."""
+"""Evaluation of ad vectors on the splits of a dataset with novel ads; queries are unchanged."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
 
 RevealedClicks = tuple[Int64s, Vectors]
-"""Ads (r,) of which a click is known, and the embeddings (r, D) of its queries."""
+"""Ads (r,) with a known click, and the embeddings (r, D) of the clicks' queries."""
 
 
 @dataclass(frozen=True)

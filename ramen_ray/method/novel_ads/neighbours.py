@@ -1,4 +1,4 @@
-"""Which seen ads help to represent an ad: near in text, and, if asked, named by their classifiers.
+"""Which seen ads help to represent an ad: those near in text, or chosen by their classifiers.
 
 Seen ads are those with a classifier. They are numbered by their rows in a table; -1 stands for no
 ad. An ad is never its own neighbour, as a new ad has no classifier of its own.
@@ -36,8 +36,8 @@ class Lookup:
     """How the neighbours of an ad are found.
 
     Attributes:
-        neighbours: K, at most so many are kept.
-        shortlist: so many of the nearest ads by text are looked at where classifiers choose.
+        neighbours: K, the largest number that is kept.
+        shortlist: how many of the nearest ads by text classifiers choose from.
         threshold: τ; a classifier w chooses the text z if w·z is above it. None takes the nearest
             by text.
     """
@@ -88,7 +88,7 @@ class SeenAds:
 def similarities(vectors: Vectors, table: Vectors, rows: Int64s) -> NDArray[np.float64]:
     """Return the products (n, K) of ``vectors`` (n, D) with their own rows of a table (S, D).
 
-    Each is the same in whatever block an ad comes; -inf for row -1.
+    Each is the same whatever block an ad is in; -inf for row -1.
     """
     products = np.empty(rows.shape)
     for start in range(0, len(rows), ADS_PER_BLOCK):
@@ -148,14 +148,14 @@ def find_neighbours(
     own: Int64s | None = None,
     revealed: tuple[Int64s, Vectors] | None = None,
 ) -> Int64s:
-    """Find the neighbours of ads that are to be represented as new ones.
+    """Find the neighbours of ads, which are represented as if they were new.
 
     Args:
         seen: the ads with classifiers.
         lookup: how to find them.
         embeddings: (n, D) embeddings of the ads' texts.
         own: as in :meth:`SeenAds.nearest`.
-        revealed: positions (r,) of ads of which a click is known, and the embeddings (r, D) of its
+        revealed: positions (r,) of ads with a known click, and the embeddings (r, D) of the clicks'
             queries. Classifiers that score the query above τ choose too, and both lists vote.
 
     Returns:
@@ -186,7 +186,7 @@ def _first(ranked: Ranked, count: int) -> Ranked:
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
-    """Find, for every seen ad, the most similar by text of those that share a train query with it.
+    """Find, among the ads that share a train query with a seen ad, the most similar by text.
 
     Args:
         clicks: train query rows x seen rows.

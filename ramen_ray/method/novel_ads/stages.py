@@ -72,8 +72,9 @@ class Stages:
     Attributes:
         settings: of both stages.
         data: the clicks that are trained on.
-        seen: the seen ads; their classifiers are those that are trained.
+        seen: the seen ads; training starts from their classifiers, and replaces them.
         device: where the steps are computed.
+        step: number of steps done, in both stages together.
     """
 
     settings: StageSettings
@@ -84,13 +85,13 @@ class Stages:
     _combiner: CombinerTraining | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Start the classifiers at the ads' embeddings."""
+        """Start the classifiers where the seen ads have them."""
         settings = self.settings
         self._sampler = StepSampler(self.data, settings.batch_size, settings.seed, self.device)
         table = initial_classifiers(self.seen, self.device)
-        everyone = np.ones(len(table), dtype=bool)
+        all_trained = np.ones(len(table), dtype=bool)
         self._classifiers = ClassifierTraining(
-            Classifiers(table, 0, everyone),
+            Classifiers(table, 0, all_trained),
             settings.classifier_lr,
             lambda optimizer: build_schedule(optimizer, 0, max(self._trained_steps, 1)),
         )
@@ -116,7 +117,7 @@ class Stages:
         return self.total_steps if self.settings.rates.loss == "triplet" else self.first_steps
 
     def run(self, stop: int) -> Iterator[Tensor]:
-        """Train up to step ``stop``; yields this worker's loss of each step, not yet summed."""
+        """Train up to step ``stop``; yields each step's loss of this worker, not yet summed."""
         if self.step < min(stop, self.first_steps):
             hinge = self.settings.hinge
             shortlists = nearest_unclicked(self.data, self.seen, hinge.hard_negatives)
@@ -132,7 +133,7 @@ class Stages:
                 yield loss
 
     def combined_ads(self) -> CombinedAds:
-        """Return what represents ads at this step, on the CPU."""
+        """Return the representation of ads at this step, on the CPU."""
         table = self._classifiers.classifiers.vectors.detach().cpu().numpy()
         self.seen.classifiers = table
         combiner = self._second_stage().combiner

@@ -5,20 +5,21 @@ RAMEN says that reliance on the graph is adjusted during training by the confide
 reading:
 
 - One weight per (side, anchor set), because a graph can be right for queries and wrong for ads.
-- The task ranks a query's own ad above its rival: the nearest ad of the step that the query never
-  led to. Seen from the ad, it ranks the ad's own query above the nearest query that never led to
-  it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much this
-  pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor is
-  projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
+- The task ranks a query's own ad above its rival: the nearest ad of the step without a click from
+  the query. Seen from the ad, it ranks the ad's own query above the nearest query without a click
+  on it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much
+  this pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor
+  is projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
   are the mean anchor on average, so a random graph gains nothing, whatever all texts share.
 - Only the nearest rival counts, not every negative of the loss: a pull towards the query's own
   topic helps against most ads, but it can hurt against the few that outrank the right one.
 - Each row is one pull of its bandits: a step adds the learning rate times the sum of its rows'
   gains to the logarithm of a weight. So the pace depends on the evidence and not on the number of
   steps. In runs of minutes 0.01 is too slow; we use 0.02.
-- Reliance is earned: a weight starts at a tenth of the highest one, whatever λ is. A graph that
-  serves the task has all of it within the first epochs, and one that does not never gets far enough
-  to do harm. A weight never falls below a hundredth of the highest, so it can recover.
+- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. The weight of
+  a graph that serves the task reaches the highest value within the first epochs; that of a graph
+  that does not never grows enough to do harm. A weight never falls below a hundredth of the highest
+  value, so it can recover.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
 regularisers.
@@ -53,7 +54,7 @@ class AdaptiveWeights:
         """Start all regularisers of the objective alike.
 
         Args:
-            objective: its terms; the weight of a regulariser does not count.
+            objective: its terms; the weights that it gives regularisers are ignored.
             max_weight: highest weight of a regulariser.
             step_size: how far a gain of 1 moves the logarithm of a weight.
             device: where the weights are.
@@ -139,7 +140,7 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
 
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
-    """Return the pulls (b, D) on rows (b,): the mean of a row's anchors less the mean anchor."""
+    """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
     batch, table = encoded.batch, node_table(regularizer)
     pool = encoded.anchor_pool(regularizer.anchor_set)
     if not len(pool.ids):

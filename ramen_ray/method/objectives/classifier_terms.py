@@ -1,4 +1,4 @@
-"""UniDEC's further terms of the task: from ads to queries, and by classifiers (section 3).
+"""UniDEC's other terms of the task: from ads to queries, and by classifiers (section 3).
 
 Shapes: b rows of this worker and B of the global batch, L ads of the pool, l this worker's share of
 them, D width of an embedding.
@@ -21,7 +21,7 @@ BCE = "classifier_bce"
 
 
 def reverse_term(loss: Loss, weight: float) -> Term:
-    """Build the term that ranks the queries that led to an ad above all others of the batch."""
+    """Build the term that ranks the queries with a click on an ad above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
         queries_BD = encoded.vectors(QUERIES, encoded.batch.queries)
@@ -37,7 +37,7 @@ def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
     Args:
         loss: the loss of the similarities of a query to the classifiers.
         weight: the term's weight.
-        by_cosine: compare by cosines, for losses with a margin, and not by inner products.
+        by_cosine: compare by cosines instead of inner products, for losses with a margin.
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
@@ -62,7 +62,7 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
 
 
 def bce_term(temperature: float, weight: float) -> Term:
-    """Build the binary cross-entropy of whether a query led to each ad of the pool."""
+    """Build the binary cross-entropy of whether each ad of the pool was clicked for a query."""
 
     def share(encoded: EncodedBatch) -> Tensor:
         logits_bL = _own_asking(encoded) @ _classifiers(encoded).T / temperature

@@ -1,7 +1,7 @@
 """Losses: how far rows are from ranking their positives above everything else in a pool.
 
 Each is called as ``loss(similarity_BL, positives_BP, is_positive_BL)`` and returns (B,) floats, so
-that one can stand in for another.
+they are interchangeable.
 
 Shapes: B rows (queries or nodes), L candidates in the pool (ads or anchors), P positives that a row
 drew, K hardest negatives.

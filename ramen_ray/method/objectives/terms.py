@@ -24,8 +24,8 @@ class Term:
         loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
             this worker's rows, divided by the number of rows of the global batch.
         regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
-        every_steps: the term is computed in one of every so many steps, and then counts that many
-            times. On average the objective is the same, with fewer texts to encode.
+        every_steps: N; the term is computed in every N-th step, and then counts N times. On average
+            the objective is the same, with fewer texts to encode.
     """
 
     name: str

@@ -17,7 +17,7 @@ IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 MOST_FLAT_ADS = 50_000
 MOST_HNSW_ADS = 2_000_000
 FEWEST_IVF_PQ_ADS = 10_000
-"""With at least this many, faiss can learn the 256 codes of a sub-quantiser."""
+"""With at least this many ads, faiss can learn the 256 codes of a sub-quantiser."""
 
 HNSW_LINKS = 32
 HNSW_CANDIDATES_BUILDING = 100

@@ -1,7 +1,7 @@
-"""Shortlists: the ads that an encoder ranks first for a query although it never led to them.
+"""Shortlists: of the ads that were never clicked for a query, those that an encoder ranks first.
 
-They are ANCE's hard negatives. Left out are ads with the query's own text, which training cannot
-push away because both have the same embedding, and ads that training must not see (novel ads).
+They are ANCE's hard negatives. Ads with the query's own text are left out, since training cannot
+push them away: both have the same embedding. So are ads that training must not see (novel ads).
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, drop_filtered, search_index
 
@@ -22,8 +23,8 @@ def write_shortlists(
 ) -> None:
     """Search the ads for every train query, a batch at a time; drop its ads and its own text.
 
-    Writes (train queries, size) int32 ads, best first, for ``np.load``: what is left of the
-    ``size`` nearest, then -1.
+    Writes (train queries, size) int32 ads for ``np.load``: what is left of the ``size`` nearest,
+    best first, then -1.
     """
     queries, clicks, ads = (
         data.queries["train"],
@@ -34,7 +35,7 @@ def write_shortlists(
     same_text = HashIndex.from_hashes(data.ads.hashes)
     ad_ids = np.append(ads, -1)  # search returns -1 for no ad
     shape = (len(queries), size)
-    shortlists = np.lib.format.open_memmap(file, mode="w+", dtype=np.int32, shape=shape)
+    shortlists = map_new_array(file, np.int32, shape)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
         embedded = model.embed_texts(queries, rows, use_bf16)

@@ -48,8 +48,8 @@ class Batch:
 
     Attributes:
         queries: (b,) rows of train queries.
-        ads: (b, P) ads that each query led to.
-        hard_negatives: (b, H) ads that each query never led to.
+        ads: (b, P) ads that were clicked for each query.
+        hard_negatives: (b, H) ads that were never clicked for each query.
         anchors: per regulariser that the step draws, its nodes and their anchors. The nodes need
             not be queries or ads of the batch.
         links: (b, m) anchors of a bank that each query is linked to (OAK); their texts are not
@@ -89,7 +89,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sources:
-    """What batches are drawn from at present; replaced as the run goes on.
+    """What batches are currently drawn from; replaced as the run goes on.
 
     Attributes:
         graphs: one graph per regulariser.
@@ -113,7 +113,7 @@ class Sampler:
         clicks: the graph that a query's ads are drawn from, by its weights; None for
             ``data.clicks``.
         num_positives: P; more than one for losses over several of a query's ads.
-        num_hard_negatives: H; it stays the same before there are shortlists.
+        num_hard_negatives: H; batches have as many columns before there are shortlists.
         nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
             uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
             ``clicked`` takes the batch's queries and ads, as the paper's training does (section
@@ -153,6 +153,7 @@ class Sampler:
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         ads = self._draw_ads(rows, ids, key)
         anchors = {}
+        # numbered before any is left out, so that draws do not depend on which others are due
         for number, (regularizer, edges) in enumerate(sources.graphs.items()):
             if regularizer not in regularizers:
                 continue
@@ -176,7 +177,7 @@ class Sampler:
         return Batch(rows, ads, hard_negatives, anchors, links)
 
     def _draw_ads(self, rows: Int64s, ids: Int64s, key: tuple[int, int]) -> Int64s:
-        """Draw the ads (b, P) of queries; the first is there for every query with clicks."""
+        """Draw the ads (b, P) of queries; every query with clicks has at least the first."""
         clicks = self.data.clicks if self.clicks is None else self.clicks
         if self.num_positives == 1:
             return draw_ads(clicks, rows, ids, key)[:, None]

@@ -1,7 +1,7 @@
 """Balanced clusters of similar queries, by halving: how NGAME gets hard negatives into batches.
 
-All clusters of a level are halved together. Shapes: N rows, D width of an
-embedding, C clusters, M rows of the largest, S rows of a cluster that its centres are found on.
+All clusters of a level are halved together. Shapes: N rows, D width of an embedding, C clusters, M
+rows of the largest cluster, S rows of a cluster from which its centres are found.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """NGAME's curriculum: random batches at first, then batches of ever larger clusters of queries.
 
 In the epoch before new clusters are made, the first worker keeps the query embeddings that the
-steps compute anyway: (train queries, D) float16 on its device. Queries that the epoch left out are
-put into clusters at random. The first worker sends the clusters to the others.
+steps compute anyway: (train queries, D) float16 on its device. Queries that were not in any batch
+of the epoch are put into clusters at random. The first worker sends the clusters to the others.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class ClusterSchedule:
 
     Attributes:
         first_epoch: the first epoch with clustered batches, at least 1.
-        refresh_every: clusters are made anew every so many epochs.
+        refresh_every: number of epochs after which clusters are made again.
         cluster_size: how many queries a cluster has at most, before any doubling.
         double_at: epochs from which on new clusters are twice as large.
         num_epochs: epochs of the whole run.
@@ -54,7 +54,7 @@ class Curriculum:
     """Makes the clusters that a run's batches are cut from.
 
     Attributes:
-        clusters: the present ones; None while the order is random.
+        clusters: the current ones; None while the order is random.
         seen: (train queries with clicks, D) float16, the embeddings of the queries that this epoch
             has seen so far. Only on the first worker, and only in an epoch before clusters are
             made; else None.

@@ -168,7 +168,7 @@ class EncodedBatch:
 
     @cached_property
     def clicked_in_pool(self) -> Tensor:
-        """Which ads of the ``ad_pool`` the batch's queries led to, (B, L) bool: P_i ∩ L_B."""
+        """(B, L) bool, which ads of the ``ad_pool`` the batch's queries clicked: P_i ∩ L_B."""
         return self.positive_ads(self.ad_pool, self.batch.queries)
 
     @cached_property
@@ -179,7 +179,7 @@ class EncodedBatch:
         return self.positive_ads(self.ad_pool, self.local.queries)
 
     def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
-        """Mark the ads of ``pool`` that ``queries`` (b,) led to; returns (b, L) bool."""
+        """Mark the ads of ``pool`` that were clicked for ``queries`` (b,); returns (b, L) bool."""
         return self._mask(pool.is_positive([self.data.clicks], queries))
 
     def positive_anchors(self, pool: Pool, regularizer: Regularizer, nodes: Int64s) -> Tensor:
@@ -211,12 +211,13 @@ def encode(
     batch = local.gathered(device)
     texts = DistinctTexts.from_batch(batch, data.tables)
     rank, num_workers = world()
-    mine = slice(rank, None, num_workers)
+    mine = slice(rank, None, num_workers)  # every n-th text, so that all workers get equal lengths
     tokens = gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values()))
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
         embeddings = model(tokens)
     share = -(-len(texts.rows) // num_workers)
     padded = nn.functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
+    # the transpose puts the workers' texts back into the order of ``texts``
     in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[: len(texts.rows)]
     encoded = EncodedBatch(data, batch, local, texts, in_order)
     if classifiers_of is None:

@@ -15,8 +15,8 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
         clicks: train query rows x ads.
 
     Returns:
-        ``ads``, the size of the pool; ``clicked_per_query``, the mean number of its ads that a
-        query led to; ``share_unclicked``, the share of its ads that no query of the batch led to.
+        ``ads``, the size of the pool; ``clicked_per_query``, the mean number of its ads that were
+        clicked for a query; ``share_unclicked``, the share of those clicked for none of the batch.
     """
     pool = Pool.of_ads(batch)
     clicked_BL = pool.is_positive([clicks], batch.queries)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from ramen_ray.data.prepared.csr import Csr
 
 NodeChoice = Literal["all", "clicked"]
-"""Which nodes regularisers draw: all that have edges, or the batch's own queries and ads."""
+"""Which nodes regularisers draw: all with edges, or the batch's queries and ads."""
 
 
 class Regularizer(NamedTuple):

@@ -27,6 +27,7 @@ import torch
 from ray.exceptions import RayError
 
 from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.full_disk import is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import Sources
@@ -286,6 +287,8 @@ class BackgroundTask:
         try:
             ray.get(self._task).rename(self.result(step))
         except RayError as error:
+            if is_disk_full(error):
+                raise  # the run stops, and makes this result when it goes on
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             again = "will be tried again after the next epoch"
             logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)

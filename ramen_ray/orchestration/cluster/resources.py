@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 
 GPU_SHARE = 0.25
+LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
+DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
 
 NO_METRICS = {
@@ -40,6 +43,7 @@ NO_METRICS = {
 }
 """Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
+TOO_SLOW = "timed out during startup"
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
 
@@ -57,7 +61,8 @@ def start_ray(show_workers: bool = True) -> None:
         show_workers: show the output of tasks and workers.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token.
+        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token; or Ray
+            does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -71,9 +76,11 @@ def start_ray(show_workers: bool = True) -> None:
     if not ray.is_initialized():
         keep_token_private()
         try:
-            with kept_handler(signal.SIGTERM):
-                joined = ray.init(logging_level=logging.WARNING, log_to_driver=show_workers)
-        except (AuthenticationError, RuntimeError, ConnectionError, ValueError) as error:
+            with kept_handler(signal.SIGTERM), _known_dashboard() as port:
+                joined = ray.init(
+                    logging_level=logging.WARNING, log_to_driver=show_workers, dashboard_port=port
+                )
+        except Exception as error:  # Ray has no class for its own start that takes too long
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
         _keep_private(Path(joined.address_info["session_dir"]))
@@ -89,6 +96,31 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and callable(handler):
             signal.signal(number, handler)
+
+
+@contextmanager
+def _known_dashboard() -> Iterator[int]:
+    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block.
+
+    Ray Train's actors ask the dashboard about each other. If they have to look for it, they fail
+    on a machine on which other jobs have started a Ray of their own.
+    """
+    before = os.environ.get(DASHBOARD_ADDRESS)
+    with socket.socket() as held:
+        try:
+            held.bind((LOOPBACK, DASHBOARD_PORT))
+        except OSError:  # another's
+            held.bind((LOOPBACK, 0))
+        # From now on the dashboard can have the port, but no other job can choose it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port: int = held.getsockname()[1]
+        os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
+        try:
+            yield port
+        finally:
+            del os.environ[DASHBOARD_ADDRESS]
+            if before is not None:
+                os.environ[DASHBOARD_ADDRESS] = before
 
 
 def keep_token_private() -> None:
@@ -110,6 +142,8 @@ def _keep_private(session: Path) -> None:
 def _advice(error: Exception) -> str:
     """Say why a cluster was not joined; it does not say that it wants a token."""
     said = first_line_of(error).rstrip(".")
+    if TOO_SLOW in said:
+        return "Ray has not started in time; is the machine too busy? Run the same command again"
     if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
         said += (
             "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "

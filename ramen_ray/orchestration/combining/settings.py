@@ -1,4 +1,4 @@
-"""What jobs/combine.py is asked for; it extends a finished run and is no part of its settings."""
+"""Settings of a combiner, which extends a finished run; they are not part of the run's own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +39,16 @@ class ClassifiersConfig(Section):
     lr: PositiveFloat = 1e-3
     """Peak learning rate, which falls linearly."""
     epochs: Annotated[int, Field(ge=0)] | None = None
-    """Epochs before the combiner's training. None takes the variant's; the draft trains both at
-    once."""
+    """Epochs before the combiner's training. None takes the variant's, or 0 if the run has
+    classifiers; the draft trains both at once."""
     margin: NotNegative = 0.2
     """Margin of their hinge."""
     hard_negatives: Positive = 4
-    """How many of the nearest ads that a query never led to are its negatives."""
+    """How many ads count as a query's hard negatives: the nearest of those not clicked for it."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of a query's dimensions that are dropped in training."""
     min_clicks: Positive = 1
-    """Ads with fewer train clicks have no classifier, and are no neighbours."""
+    """Ads with fewer train clicks have no classifier, and are never neighbours."""
 
 
 class CombinerConfig(Section):
@@ -60,12 +60,12 @@ class CombinerConfig(Section):
     """Cross-entropy with frozen classifiers (bce), or a hinge that trains them too (triplet). None
     takes the variant's."""
     neighbours_by: NeighboursBy | None = None
-    """In training, an ad's neighbours are the nearest by text, or of those clicked by a query that
-    led to it too (clicks). None takes the variant's."""
+    """In training, an ad's neighbours are the nearest by text of all seen ads, or of those that
+    share a train query with it (clicks). None takes the variant's."""
     neighbours: Positive = 3
     """Most neighbours of an ad."""
     shortlist: Positive = 200
-    """So many of the nearest ads by text are looked at, where classifiers choose among them."""
+    """How many of the nearest ads by text classifiers choose from, if they choose."""
     threshold: float | None = None
     """A classifier chooses a new ad if it scores its text above this. None takes the variant's;
     the release takes the nearest by text."""
@@ -103,10 +103,14 @@ class CombineSettings(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random draw."""
 
-    @property
-    def stages(self) -> StageSettings:
-        """The settings of the training, with the variant's where none are given."""
+    def stages(self, has_classifiers: bool = False) -> StageSettings:
+        """Return the settings of the training, with the variant's where none are given.
+
+        Args:
+            has_classifiers: the run has classifiers already, so none are trained before.
+        """
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
+        epochs = 0 if has_classifiers else variant.classifier_epochs
         threshold = variant.threshold if own.threshold is None else own.threshold
         return StageSettings(
             lookup=Lookup(own.neighbours, own.shortlist, threshold),
@@ -122,7 +126,7 @@ class CombineSettings(Section):
             ),
             epochs=own.epochs,
             classifier_lr=first.lr,
-            classifier_epochs=variant.classifier_epochs if first.epochs is None else first.epochs,
+            classifier_epochs=epochs if first.epochs is None else first.epochs,
             hinge=HingeSettings(
                 first.margin, hard_negatives=first.hard_negatives, dropout=first.dropout
             ),

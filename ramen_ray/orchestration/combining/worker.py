@@ -14,6 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.novel_ads.clicks import SeenClicks
 from ramen_ray.method.novel_ads.evaluation import (
     SPLITS,
@@ -45,8 +46,9 @@ def run_worker(task: CombineTask) -> Evaluation | None:
     device = ray.train.torch.get_device()
     data = Prepared(Path(task.prepared))
     sibling = None if task.sibling is None else Prepared(Path(task.sibling))
-    embedded, of_sibling = open_embedded(data, sibling, Path(task.embeddings))
-    stages = build_stages(task, embedded, device)
+    model = load_model(Path(task.model), part=task.part)
+    embedded, of_sibling = open_embedded(model, data, sibling, Path(task.embeddings))
+    stages = build_stages(task, model, embedded, device)
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
@@ -63,19 +65,24 @@ def run_worker(task: CombineTask) -> Evaluation | None:
     return evaluate(task, embedded, combined, revealed)
 
 
-def build_stages(task: CombineTask, embedded: Embedded, device: torch.device) -> Stages:
-    """Build the training of a task, before its first step."""
+def build_stages(
+    task: CombineTask, model: DualEncoder, embedded: Embedded, device: torch.device
+) -> Stages:
+    """Build the training of a task, before its first step.
+
+    If the model answers by classifiers, those are taken as they are.
+    """
     settings, data = task.settings, embedded.data
     is_seen = data.train_click_counts >= settings.classifiers.min_clicks
     ids = np.flatnonzero(is_seen)
     vectors = embedded.ads.take(ids)
-    seen = SeenAds(ids, vectors, vectors)
+    seen = SeenAds(ids, vectors, model.with_classifiers(vectors, ids))
     clicks = SeenClicks.from_prepared(data, embedded.queries["train"], ids)
-    return Stages(settings.stages, clicks, seen, device)
+    return Stages(settings.stages(has_classifiers=task.part != "encoder"), clicks, seen, device)
 
 
 def train(stages: Stages, log: StepLogger | None) -> None:
-    """Train from the present step to the last, with checkpoints on the way."""
+    """Train from the current step to the last, with checkpoints on the way."""
     for stop in _stops(stages):
         first, losses = stages.step, list(stages.run(stop))
         values = sum_over_workers(torch.stack(losses)).float().cpu().numpy()[:, None]
@@ -89,7 +96,7 @@ def train(stages: Stages, log: StepLogger | None) -> None:
 
 
 def _stops(stages: Stages) -> Iterator[int]:
-    """Yield the steps after the present one at which a checkpoint is written: ends of epochs."""
+    """Yield the steps after the current one at which a checkpoint is written: ends of epochs."""
     num_epochs = stages.total_steps // stages.steps_per_epoch
     every = max(num_epochs // NUM_CHECKPOINTS, 1) * stages.steps_per_epoch
     stops = {*range(every, stages.total_steps, every), stages.first_steps, stages.total_steps}

@@ -25,8 +25,8 @@ class Compiled:
     """A retriever with a compiled encoder.
 
     Attributes:
-        model_uri: its URI; with its version if the original was named by a version.
-        milliseconds: median time of one query alone.
+        model_uri: its URI, ``models:/NAME/VERSION`` if the original was given by a name.
+        milliseconds: median time of a single query.
         milliseconds_before: the same for the original.
         score_difference: the largest difference of scores over all answers to the test queries.
         metrics: its metrics on the test split.
@@ -48,8 +48,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     It must be faster than the original, both on the CPU, and as good: the scores must agree within
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
-    more than the noise of the choice of queries (see
-    :mod:`~ramen_ray.orchestration.deployment.promotion`).
+    more than noise (see :mod:`~ramen_ray.orchestration.deployment.promotion`).
 
     Args:
         registry: the registry of the retriever's store.

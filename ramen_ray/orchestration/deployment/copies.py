@@ -64,8 +64,8 @@ def take_place(
     if alias:
         if registry.look_up(model_uri).model_id != original.model_id:
             raise RegistryError(
-                f"{name}@{alias} was moved meanwhile, and {made} was made from the version before; "
-                f"run this again"
+                f"{name}@{alias} was moved meanwhile, and {made} was made from the earlier version;"
+                f" run this again"
             )
         registry.choose(version, alias)
     return made

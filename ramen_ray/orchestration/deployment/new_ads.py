@@ -23,7 +23,7 @@ EXAMPLE_ADS = 2
 
 
 class NewAdsError(UserError):
-    """New ads cannot be added in the way that was asked for."""
+    """New ads cannot be added with these clicks."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Extended:
     """A retriever with more ads.
 
     Attributes:
-        model_uri: its URI; with its version if the original was named by a version.
+        model_uri: its URI, ``models:/NAME/VERSION`` if the original was given by a name.
         num_ads: number of ads it has now.
         num_new: number of new ones among them.
     """
@@ -73,7 +73,7 @@ def extend_retriever(
 def _represent(
     folder: Path, new: pa.Table, clicks: str | None, uri: str
 ) -> Callable[[int, Embeddings], Embeddings] | None:
-    """Return what makes the new ads' vectors of their embeddings; None without a combiner."""
+    """Return a function that turns the new ads' embeddings into vectors; None without combiner."""
     combined = combiner_of(folder)
     if combined is None:
         if clicks is not None:
@@ -85,7 +85,7 @@ def _represent(
     if clicks is None:
         return lambda _, vectors: combined.represent(vectors)
     rows, texts = read_first_clicks(clicks, new)
-    queries = text_embedder(folder)(texts)
+    queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:
         inside = (rows >= first) & (rows < first + len(vectors))

@@ -205,12 +205,12 @@ def _content_hash(filesystem: FileSystem, path: str) -> str:
 
 
 def _claim(output: Path, plan: dict[str, Any]) -> None:
-    """Note in ``output`` what is written there, or refuse if it already has something else."""
+    """Note in ``output`` what will be written there; refuse if it already has something else."""
     file = output / PLAN_FILE
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            if any(output.glob("part-*.parquet")):
+            if any(output.glob("part-*.parquet")):  # parts without a plan are somebody else's
                 raise ConfigError(f"{output} has parts of another table; choose another folder")
             with whole_file(file) as aside:
                 aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
@@ -262,7 +262,7 @@ def _in_words(needs: dict[str, int]) -> str:
 
 
 def _wait_for_room(needs: dict[str, int], needed: str) -> None:
-    """Wait until a machine has the resources of an actor; logs if that is not at once."""
+    """Wait until a machine has the resources for an actor; log it if there is a wait."""
     bundle: dict[str, float] = {**needs}
     if has_room([bundle], MOMENT_S):
         return

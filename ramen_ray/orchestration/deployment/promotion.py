@@ -23,7 +23,7 @@ class IncomparableError(RegistryError):
 
 @dataclass(frozen=True)
 class Promotion:
-    """The outcome for a candidate.
+    """What was decided about a candidate, and why.
 
     Attributes:
         version: its registered version.
@@ -70,11 +70,11 @@ def promote(
     metric: str | None = None,
     force: bool = False,
 ) -> Promotion:
-    """Register a run's retriever, and give it ``alias`` if it beats the present champion.
+    """Register a run's retriever, and give it ``alias`` if it beats the current champion.
 
-    It does if its metric on the test split is higher by more than the noise of the choice of
-    queries: the 95 % interval of a paired bootstrap lies above zero. Both retrievers answer as
-    deployed, with their index. The first retriever of a name becomes champion without a comparison.
+    It does if its metric on the test split is higher by more than noise: the 95 % interval of a
+    paired bootstrap over the queries lies above zero. Both retrievers answer as deployed, with
+    their index. The first retriever of a name becomes champion without a comparison.
 
     Args:
         registry: the registry of the run's store.
@@ -145,7 +145,7 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
     if ours.metadata["dataset_fingerprint"] != base.metadata["dataset_fingerprint"]:
         raise RegistryError(
             f"{champion_uri} was made from another version of the dataset than this retriever; "
-            f"train it again on the present one"
+            f"train it again on the current one"
         )
     queries = open_test_queries(registry, ours)
     candidate, champion = (

@@ -27,7 +27,7 @@ def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> HeldOut
     dataset = Dataset(parameters["dataset"])
     if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
         raise DatasetError(
-            f"{dataset.path} has changed since {retriever.uri} was made from it; train again"
+            f"{dataset.path} has changed since {retriever.uri} was trained on it; train again"
         )
     constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
     return HeldOutQueries(dataset, Propensity(*constants))
@@ -57,7 +57,7 @@ def retrieve(model: Any, queries: HeldOutQueries) -> TopK:
 
 
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
-    """Return each model's median time for one query alone, in milliseconds.
+    """Return each model's median time for a single query, in milliseconds.
 
     The models take turns, so that a machine that is busy for a while slows all of them.
 

@@ -32,7 +32,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
 
     Args:
         dataset: the dataset directory.
-        encoder: its tokenizer counts the tokens (see ``method.pretrained.load_tokenizer``).
+        encoder: its tokenizer counts the tokens; a folder, package:MODULE/FOLDER or a hub id.
         max_length: texts with more tokens count as too long.
 
     Raises:

@@ -44,14 +44,14 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_er
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 5
+PREPARED_VERSION = 6
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
-    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and whole.
+    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings. If two
     processes need the same data at the same time, the second waits for the first. Warnings about
@@ -123,8 +123,8 @@ def _run(
 ) -> pa.Table:
     """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns a list of parts.
 
-    The unit of reading is a parquet row group of any table. So one execution serves all tables, as
-    starting one takes seconds.
+    The unit of reading is a parquet row group of any table. So one execution serves all tables,
+    which matters because starting one takes seconds.
     """
     groups = [
         {"table": table, "file": str(file), "row_group": row_group}

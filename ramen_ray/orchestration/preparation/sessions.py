@@ -116,7 +116,7 @@ def _find_pieces(log: SessionLog) -> list[Piece]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What tasks that read the log need; they write counts and new texts to ``aside``."""
+    """What the tasks that read the log need; they write counts and new texts to ``aside``."""
 
     pieces: list[Piece]
     log: SessionLog
@@ -131,6 +131,7 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
         _read, fn_args=(ray.put(work),), batch_size=1
     )
+    # each function needs all rows of its key, so the order of the three shuffles is fixed
     for key, function in (
         ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
         ("anchor", partial(supported_pairs, min_support=settings.min_support)),
@@ -147,7 +148,7 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
 def _of_whole_groups(
     rows: pa.Table, function: Callable[[pa.Table], pa.Table]
 ) -> Iterator[pa.Table]:
-    """Apply ``function`` to a partition, which has all rows of its keys, or no rows at all."""
+    """Apply ``function`` to a partition, which has all rows of its keys, or is empty."""
     if len(rows):
         yield function(rows)
 
@@ -179,7 +180,7 @@ def _count_pairs(events: pa.Table, settings: SessionSettings, aside: Path) -> pa
 
 
 def _note(aside: Path, name: str, counts: Counter[str]) -> None:
-    """Write counts to a file named after the task, so that a repeated task overwrites its own."""
+    """Write counts to a file named after the task, which overwrites it if it runs again."""
     (aside / f"{name}.json").write_text(json.dumps(counts))
 
 

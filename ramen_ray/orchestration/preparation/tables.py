@@ -68,7 +68,7 @@ def import_tables(tables: UserTables, output: Path, name: str | None = None) -> 
     pieces = {kind: find_pieces(*source) for kind, source in tables.sources.items()}
     for edge_list in tables.edge_lists.values():
         for source, names in edge_list.tables.values():
-            find_pieces(source, names)  # so that errors come before the work
+            find_pieces(source, names)  # to report errors before the work begins
     metadata = {
         "name": dataset_name(name, output),
         "source": redacted(tables.clicks),
@@ -174,7 +174,7 @@ _MEANT = {
     "queries_left_out": "queries left out",
     "unclicked_queries": "train queries kept without a click",
 }
-"""What the counts of the stages mean; each text follows its count."""
+"""What the stages' counts mean; each text is shown after its count."""
 
 
 def _log_counts(what: str, counts: Mapping[str, int]) -> None:
@@ -218,7 +218,7 @@ def _stage_given(
     tables: UserTables,
     folder: Path,
 ) -> None:
-    """Stage a table that names queries and ads by what is numbered by then."""
+    """Stage a table that names queries and ads, after these have been numbered."""
     if pieces:
         _run(
             [partial(stage, piece, part, tables, folder) for part, piece in enumerate(pieces)],

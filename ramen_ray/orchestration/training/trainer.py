@@ -8,10 +8,13 @@ from typing import Any
 from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, UserCallback
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2.api.exceptions import WorkerGroupError
 
 from ramen_ray.config import WorkersConfig
-from ramen_ray.errors import UserError
-from ramen_ray.orchestration.cluster.resources import kept_handler
+from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.orchestration.cluster.resources import ClusterError, kept_handler, user_errors
+from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
 from ramen_ray.orchestration.training.run_directory import RunDirectory
 
 
@@ -30,6 +33,7 @@ def run_in_workers(
     Raises:
         UserError: the first worker returned it; see
             :func:`~ramen_ray.orchestration.training.entry.train_loop_per_worker`.
+        ClusterError: workers have died too often, or Ray Train's controller has.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
     """
     gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
@@ -43,7 +47,7 @@ def run_in_workers(
         ),
         run_config=RayRunConfig(
             name=directory.name,
-            callbacks=list(callbacks),
+            callbacks=[EndOnFullDisk(), *callbacks],
             logging_config=LoggingConfig(log_level="WARNING"),
             storage_path=str(directory.path.parent),
             failure_config=FailureConfig(
@@ -53,8 +57,11 @@ def run_in_workers(
         ),
     )
     try:
-        with kept_handler(signal.SIGINT):
+        with kept_handler(signal.SIGINT), user_errors():
             result = trainer.fit().return_value
+    except WorkerGroupError as error:
+        _raise_deaths(error, workers.max_failures)
+        raise
     except SystemExit:
         if threading.current_thread() is not threading.main_thread():
             raise
@@ -62,3 +69,14 @@ def run_in_workers(
     if isinstance(result, UserError):
         raise result
     return result
+
+
+def _raise_deaths(error: WorkerGroupError, max_failures: int) -> None:
+    """Say in one line that workers have died too often, if that is why Ray Train gave up."""
+    for failure in error.worker_failures.values():
+        if isinstance(failure, WorkerHealthCheckFailedError):
+            raise ClusterError(
+                f"workers have died {max_failures + 1} times, once more than "
+                f"workers.max_failures allows; see whether their machines have enough memory, and "
+                f"run the same command again to go on ({first_line_of(failure)})"
+            ) from error

@@ -23,6 +23,7 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.batches import Sampler
@@ -195,10 +196,10 @@ def _untrained_model(setup: Setup) -> DualEncoder:
 
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:
+    keep_tokens(model.encoder, setup.data.occurring_tokens)
     trained = ray.train.torch.prepare_model(model)
-    return Training(
-        setup, model, build_state(setup.config, model, trained, setup.sampler), Progress()
-    )
+    state = build_state(setup.config, model, trained, setup.sampler)
+    return Training(setup, model, state, Progress())
 
 
 def train(run: Training) -> None:

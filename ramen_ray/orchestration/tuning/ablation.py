@@ -118,7 +118,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     """Return the dataset of AugGT for the graphs of ``config``; made if it does not exist.
 
-    None if these graphs lead from no query to a further ad, such as graphs of one side.
+    None if these graphs lead from no query to a new ad, as graphs of one side do.
     """
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
     key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
@@ -181,7 +181,7 @@ def _compare(
         figures[name] = VariantFigures(
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={metric: _deviation(values) for metric, values in by_seed.items()},
-            less_base=(
+            gains=(
                 {}
                 if variant.base == name
                 else paired_differences_over_seeds(scores[name], scores[variant.base])

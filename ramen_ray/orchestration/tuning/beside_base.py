@@ -1,4 +1,4 @@
-"""A run beside its base: trained once more without the graph, and what the graph brings."""
+"""A run beside its base: the same training without the graph, and what the graph brings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

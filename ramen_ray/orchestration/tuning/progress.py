@@ -1,4 +1,4 @@
-"""A sweep's progress: its trials, best first, and what they show, reported in MLflow."""
+"""A sweep's progress, reported in MLflow: its trials, best first, and what they show."""
 
 import json
 import logging
@@ -96,7 +96,7 @@ class SweepProgress:
         return directory.notes.get("mlflow_run_id")
 
     def command_of(self, trial: SweepTrial) -> str:
-        """Return the command that trains with the settings of a trial."""
+        """Return the command that trains with a trial's settings."""
         return self.command(overlay(self.config, {**trial.params, "name": None}))
 
     def show(self, trials: list[SweepTrial]) -> None:
@@ -114,7 +114,7 @@ class SweepProgress:
             self.run.log_metrics(named, ended)
 
     def close(self, name: str, status: str) -> None:
-        """End the MLflow run of a trial that was ended from outside."""
+        """End the MLflow run of a trial that was stopped from outside."""
         run_id = self._mlflow_run_of(name)
         if run_id is not None:
             Run(self.run.uri, run_id).close_if_open(status)

@@ -51,7 +51,7 @@ def _distribution(key: str, domain: Domain) -> BaseDistribution:
 
 
 def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return as few complete settings as possible that together use every value of each key."""
+    """Return the fewest complete settings that together use every value of each key."""
     size = max(map(len, values.values()))
     return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
 

@@ -71,7 +71,7 @@ class SweepConfig(Section):
     """Number of trials. The first takes the configuration's own values, if the space has them."""
     search: Literal["tpe", "random", "grid"] = "tpe"
     """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
-    combinations, however many num_samples."""
+    combinations, whatever num_samples is."""
     stop_early: bool = True
     """Stop trials that lag behind the others after the same number of epochs (ASHA)."""
     grace_epochs: Positive = 2
@@ -79,8 +79,8 @@ class SweepConfig(Section):
     time_budget: PositiveFloat | None = None
     """Seconds after which the sweep ends."""
     at_once: Positive | None = None
-    """Trials that train at once; None for as many as the present machines can hold, so set it if an
-    autoscaler adds more."""
+    """Trials that train at once; None for as many as the current machines have room for, so set it
+    if an autoscaler adds more."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _plan(
     distributions: Mapping[str, BaseDistribution],
     dataset: Dataset,
 ) -> dict[str, Any]:
-    """Return what must be equal to resume a sweep, as JSON values."""
+    """Return what must be the same to resume a sweep, as JSON values."""
     plan = {
         "sweep format": SWEEP_FORMAT,
         **deciding_settings(config),

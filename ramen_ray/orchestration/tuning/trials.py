@@ -1,4 +1,4 @@
-"""Runs as Ray Tune trials, as many at once as the cluster can hold."""
+"""Runs as Ray Tune trials, as many at once as the cluster has room for."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
     Args:
         configs: configurations by trial name; paths are absolute, all have the same workers.
         parent: the parent of all runs in MLflow.
-        folder: where Tune keeps its own files meanwhile; all machines can reach it.
+        folder: where Tune keeps its own files while trials run; all machines can reach it.
 
     Returns:
         The errors, one line each, by the name of the failed trial.
@@ -112,8 +112,8 @@ def trainable(train: Callable[..., None], at_once: int, **arguments: Any) -> Any
     """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
 
     A trial only waits for its workers, so it takes no CPU, only a part of the head node's own
-    resource. This also limits the trials that a restored search runs again, which the limits of
-    searchers do not. All trials share one copy of the arguments.
+    resource. This also limits the trials that a restored search runs again; a searcher's own limit
+    does not. All trials share one copy of the arguments.
     """
     # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
     head = next(node for node in ray.nodes() if HEAD in node["Resources"])

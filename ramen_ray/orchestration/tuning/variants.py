@@ -33,7 +33,7 @@ class Variant:
 
 
 def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Variant]:
-    """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and parts.
+    """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and more.
 
     Only parts that ``config`` uses are removed: without pruning there is no ``no-pruning``.
 
@@ -60,8 +60,8 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...]) -> dict[str, Var
 def softmax_changes(config: RunConfig, base: BaseName) -> dict[str, Any]:
     """Return the changes that put ``base`` in place of a base with the triplet loss.
 
-    A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge: it wants
-    half of the learning rate, and ten times the λ.
+    A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge: it needs
+    half the learning rate, and ten times the λ.
     """
     changes: dict[str, Any] = {"base.kind": base}
     is_triplet = config.base.parts.loss == "triplet"

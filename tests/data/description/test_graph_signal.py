@@ -1,4 +1,4 @@
-"""What an anchor set could bring, against plain loops, and what is said of it."""
+"""What an anchor set could bring, against plain loops, and how its figures are read."""
 
 import re
 import tempfile
@@ -129,7 +129,7 @@ def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Pa
     assert graph_signals(dataset)["links"].shared == found
 
 
-def test_of_many_clicks_a_part_is_looked_at(
+def test_a_sample_is_measured_if_there_are_many_clicks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
@@ -150,12 +150,15 @@ SIGNAL = GraphSignal(
     leaking_edges=0,
 )
 READINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "tied": ({}, "ties clicks that texts do not show (8.0 times chance, 8.0 beyond words)"),
+    "tied": (
+        {},
+        "ties clicks whose texts have no word in common (8.0 times chance, 8.0 beyond words)",
+    ),
     "one side": ({"shared": SharedAnchors(0, 0, 0.0)}, "joins only one side"),
-    "chance": ({"shared": SharedAnchors(1000, 60, 50.0)}, "says next to nothing of clicks"),
+    "chance": ({"shared": SharedAnchors(1000, 60, 50.0)}, "says little about clicks"),
     "texts": (
         {"shared_beyond_words": SharedAnchors(500, 30, 25.0)},
-        "only where their texts do already",
+        "only where their texts already do",
     ),
     "few": ({"shared_beyond_words": SharedAnchors(500, 9, 1.0)}, "only 1.8%"),
     "some": ({"shared_beyond_words": SharedAnchors(500, 75, 25.0)}, "let λ adapt"),
@@ -165,6 +168,6 @@ READINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", READINGS)
-def test_what_a_graph_promises_is_said_in_words(case: str) -> None:
+def test_a_reading_puts_the_figures_into_words(case: str) -> None:
     changes, words = READINGS[case]
     assert words in reading(replace(SIGNAL, **changes))

@@ -1,4 +1,4 @@
-"""A user's own edges, from every format; all errors in them are reported at once."""
+"""A user's own edges, in every format; all errors in them are reported at once."""
 
 import shutil
 from collections import defaultdict
@@ -146,7 +146,7 @@ def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path
     assert _edges(path, "ad") == {(1, "felt"): 1.0}
 
 
-def test_ids_of_the_user_go_first(path_with_ids: Path, tmp_path: Path) -> None:
+def test_the_users_ids_take_precedence(path_with_ids: Path, tmp_path: Path) -> None:
     links = pd.DataFrame({"q": ["7", "red shoes"], "to": ["numbers", "footwear"]})
     source = _write(links, tmp_path / "links.csv")
     _add(path_with_ids, query_edges=source, query_column="q", anchor_column="to")
@@ -262,7 +262,7 @@ def test_held_out_queries_bring_no_edges(path: Path, tmp_path: Path) -> None:
     assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
 
 
-def test_the_id_of_a_held_out_query_goes_before_the_text_of_a_train_query(
+def test_the_id_of_a_held_out_query_takes_precedence_over_the_text_of_a_train_query(
     path_with_ids: Path, tmp_path: Path
 ) -> None:
     links = pd.DataFrame({"query": ["blue hat", "8"], "anchor": ["of the test query", "mine"]})

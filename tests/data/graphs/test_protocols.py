@@ -1,4 +1,4 @@
-"""Edges that join a held-out query to its answer, left out of graphs or kept, against loops."""
+"""Edges that join a held-out query to its answer are left out of graphs or kept, as loops find."""
 
 import shutil
 from collections.abc import Collection
@@ -89,7 +89,7 @@ EDGE_ROWS = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, listed=st.booleans())
-def test_edges_of_ones_own_are_strict_unless_told_otherwise(
+def test_a_users_edges_are_strict_by_default(
     rows: list[tuple[str, int, str]], listed: bool, shop: Path, tmp_path: Path
 ) -> None:
     rows = [*rows, ("query", 0, "felt")]
@@ -121,7 +121,7 @@ def test_edges_of_ones_own_are_strict_unless_told_otherwise(
     assert made["settings"]["protocol"] == "as-published"
 
 
-def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_tied(
+def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(
     dataset_path: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
@@ -135,7 +135,7 @@ def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_tied(
     assert _warnings(Dataset(path), "as-published")
 
 
-def test_ads_clicked_in_one_session_are_not_tied_where_one_asks_for_the_other(
+def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(
     cluster: None, shop: Path, tmp_path: Path
 ) -> None:
     visits = [("red shoes", ad) for ad in ADS] + [("gloves", "hat shop")]
@@ -151,6 +151,6 @@ def test_ads_clicked_in_one_session_are_not_tied_where_one_asks_for_the_other(
     leaking = _leaking(found["as-published"], _held_out_pairs(Dataset(shop)))
     assert len(leaking) == 6
     assert found["strict"] == found["as-published"] - leaking
-    told = "ad edges that join a held-out query to its answer"
-    assert counts["strict"][told] == 6
-    assert told not in counts["as-published"]
+    count = "ad edges that join a held-out query to its answer"
+    assert counts["strict"][count] == 6
+    assert count not in counts["as-published"]

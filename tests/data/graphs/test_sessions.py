@@ -259,7 +259,7 @@ def test_what_is_left_out_is_counted(known: KnownNodes) -> None:
     }
 
 
-def test_one_huge_session_is_cut_not_squared(known: KnownNodes) -> None:
+def test_a_huge_session_is_truncated_not_squared(known: KnownNodes) -> None:
     draw = np.random.default_rng(0)
     num_events = 200_000
     events = pa.table(
@@ -278,7 +278,7 @@ def test_one_huge_session_is_cut_not_squared(known: KnownNodes) -> None:
     assert set(pairs["node"].to_pylist()) == first
 
 
-def test_many_pairs_are_counted_in_several_goes(
+def test_many_pairs_are_counted_in_several_batches(
     known: KnownNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = np.random.default_rng(1)

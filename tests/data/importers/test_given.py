@@ -100,7 +100,7 @@ def _contents(dataset: Dataset) -> tuple[Any, Any]:
     drop_own=st.booleans(),
     own_table=st.booleans(),
 )
-def test_what_is_given_is_imported_as_plain_loops_would(
+def test_given_splits_and_filters_are_imported_as_plain_loops_would(
     tmp_path_factory: pytest.TempPathFactory,
     splits: list[str],
     clicks: list[tuple[int, int]],
@@ -148,7 +148,7 @@ def test_ray_imports_the_same(
     assert "filters: " in caplog.text
 
 
-def test_edges_keep_listed_queries_that_nobody_clicked_for(tmp_path: Path) -> None:
+def test_edges_keep_listed_queries_without_clicks(tmp_path: Path) -> None:
     tables = SHOP.write(tmp_path, own_table=False)
     clicks = pd.read_csv(tables.clicks)
     clicks[clicks["query_id"] != "q2"].to_csv(tables.clicks, index=False)
@@ -220,14 +220,14 @@ def test_bad_rows_are_named_and_left_out(case: str, tmp_path: Path) -> None:
     expected, pairs = SHOP.by_loops(1, drop_own=False)
     lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
     dataset, findings = import_in_process(lenient, tmp_path / "out")
-    said = " ".join(map(str, findings))
+    message = " ".join(map(str, findings))
     if case == "two splits":
         expected["test"] = {q: ads for q, ads in expected["test"].items() if _folded(q) != "hat"}
         with pytest.raises(DatasetError) as error:
             import_in_process(tables, tmp_path / "strict")
-        said = str(error.value)
+        message = str(error.value)
     for fragment in fragments:
-        assert fragment in said
+        assert fragment in message
     assert _contents(dataset) == (expected, pairs)
 
 
@@ -266,7 +266,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_splits_are_given_once(case: str) -> None:
+def test_splits_given_twice_are_refused(case: str) -> None:
     changes, message = BAD_SETTINGS[case]
     with pytest.raises(DatasetError, match=message):
         UserTables("clicks.csv", **changes)

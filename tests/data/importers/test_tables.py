@@ -281,7 +281,7 @@ def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
     }
 
 
-def test_edges_name_texts_where_the_clicks_do(tmp_path: Path) -> None:
+def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
     _write_log(tmp_path)
     links = pd.DataFrame({"query": [f"query \u00a0{n}" for n in range(400)], "anchor": "anything"})
     links.to_csv(tmp_path / "links.csv", index=False)
@@ -399,7 +399,7 @@ def test_bad_rows_can_be_left_out(
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
 
 
-def test_of_many_findings_the_first_are_shown(
+def test_only_the_first_of_many_findings_are_shown(
     cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _write_shop(tmp_path, [(0, 0, 1, 1)])
@@ -489,7 +489,7 @@ def test_a_killed_import_leaves_no_dataset_directory(
     importing.wait(timeout=PATIENCE_S)
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
-    code, said = run_here(ingest, *words)
-    assert code == 0, said
-    assert f"wrote out to {tmp_path / 'out'}" in said
+    code, printed = run_here(ingest, *words)
+    assert code == 0, printed
+    assert f"wrote out to {tmp_path / 'out'}" in printed
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000

@@ -681,7 +681,7 @@ def test_round_trip(tables: dict[str, pa.Table], tmp_path_factory: pytest.TempPa
 
 
 def test_export_of_unordered_rows(tmp_path: Path) -> None:
-    """Rows in the order of their ids and ads in ascending order are what XC can say."""
+    """XC files keep rows in the order of their ids, and ads ascending, so other orders are lost."""
     ads = text_table("ad_id", ["a", "b", "c"])
     queries = query_table(["x", "y", "z"], [[2, 0], [1], [2, 1, 0]])
     shuffled = {"ads": ads.take([1, 2, 0])}
@@ -765,15 +765,15 @@ def test_jobs(
         return code, "".join(capsys.readouterr())
 
     imported, exported = tmp_path / "a", tmp_path / "b"
-    code, said = run(ingest.main, "xc", "--source", tmp_path / "xc", "--output", imported)
-    assert (code, said) == (0, f"wrote xc to {imported}\n")
+    code, printed = run(ingest.main, "xc", "--source", tmp_path / "xc", "--output", imported)
+    assert (code, printed) == (0, f"wrote xc to {imported}\n")
     assert "label.raw.txt, row 1: the line is not UTF-8" in caplog.text
-    code, said = run(export.main, imported, "--output", exported)
-    assert (code, said) == (0, f"wrote {exported}\n")
+    code, printed = run(export.main, imported, "--output", exported)
+    assert (code, printed) == (0, f"wrote {exported}\n")
     _same(Dataset(imported), import_xc(exported, tmp_path / "c"))
-    code, said = run(export.main, tmp_path / "none", "--output", tmp_path / "d")
+    code, printed = run(export.main, tmp_path / "none", "--output", tmp_path / "d")
     assert code == 2
-    assert said.startswith("error: there is no dataset directory")
+    assert printed.startswith("error: there is no dataset directory")
 
 
 @HARMLESS

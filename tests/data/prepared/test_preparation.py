@@ -64,6 +64,13 @@ def test_token_tables_hold_every_text(
     assert found == [by_id[query] for query in prepared.query_ids.tolist()]
 
 
+def test_occurring_tokens_are_those_of_all_texts(prepared_bag: Prepared):
+    queries = [prepared_bag.queries[split] for split in SPLITS]
+    tables = [*queries, prepared_bag.ads, *map(prepared_bag.anchors, SETS)]
+    tokens = {token for table in tables for text in _texts_of(table) for token in text}
+    assert prepared_bag.occurring_tokens.tolist() == sorted(tokens)
+
+
 def test_texts_hash_equally_across_tables_exactly_when_they_are_equal(prepared: Prepared):
     tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
     texts = [tuple(text) for table in tables for text in _texts_of(table)]
@@ -127,7 +134,7 @@ def test_train_clicks_keep_their_weights(
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
 
 
-def test_equal_weights_of_clicks_are_not_stored(
+def test_equal_click_weights_are_not_stored(
     prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ):
     path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 2.5)

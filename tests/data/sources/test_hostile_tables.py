@@ -1,4 +1,4 @@
-"""Tables that no one meant to write, or that someone meant to do harm with: one error, no crash."""
+"""Tables written by accident or with bad intent: one error, no crash."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_end_a_reader_is_an_error_with_file_and_row(case: str, tmp_path: Path) -> None:
+def test_what_would_kill_a_reader_is_an_error_with_file_and_row(case: str, tmp_path: Path) -> None:
     name, content, message = REFUSED[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError, match=message) as error:
@@ -68,7 +68,7 @@ def test_what_would_end_a_reader_is_an_error_with_file_and_row(case: str, tmp_pa
     assert len(str(error.value)) < 1000
 
 
-def test_a_line_without_end_is_refused_in_its_piece(
+def test_an_endless_line_is_refused_in_its_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a.csv"
@@ -79,7 +79,7 @@ def test_a_line_without_end_is_refused_in_its_piece(
         list(read_piece(found[1]))
 
 
-def test_brackets_in_texts_and_beside_each_other_are_no_depth(tmp_path: Path) -> None:
+def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Path) -> None:
     texts = ["[{" * DEEP, '\\"' + "[" * DEEP, "a"]
     lines = [json.dumps({"query": text, "x": [[]] * 1000}) for text in texts]
     lines.append(json.dumps({"query": "b"})[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}")
@@ -145,7 +145,7 @@ def _undecodable_in(folder: Path) -> str:
 
 
 NO_FILES: dict[str, tuple[Callable[[Path], str], str]] = {
-    "a pipe": (_pipe, "is a pipe or a device; write what it gives to a file"),
+    "a pipe": (_pipe, "is a pipe or a device; save its content to a file"),
     "a device": (lambda _: "/dev/null", "is a pipe or a device"),
     "a link to a device": (_linked_device, "is a pipe or a device"),
     "a name of 300 letters": (lambda folder: f"{folder}/{'x' * 300}.csv", "File name too long"),
@@ -156,7 +156,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("case", NO_FILES)
-def test_what_is_no_file_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
     source, message = NO_FILES[case]
     with pytest.raises(DatasetError, match=message):
         find_pieces(source(tmp_path), ["query"])

@@ -160,8 +160,8 @@ def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
         for block in read_piece(piece):
             bad = block.rows["query"].to_numpy() == "q23"
             if bad.any():
-                said = str(block.finding("query", bad, "bad", "mend it"))
-                assert said.endswith("a.parquet, row 23, column 'query': bad: 'q23'; mend it")
+                message = str(block.finding("query", bad, "bad", "mend it"))
+                assert message.endswith("a.parquet, row 23, column 'query': bad: 'q23'; mend it")
 
 
 def test_latin_1_is_read_and_reported(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
     "lists": (pa.array([["a"]]), "list"),
     "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
-    "ids that lost digits": (pa.array([2.0**63]), "write such ids as text"),
+    "ids that lost digits": (pa.array([2.0**63]), "write these ids as text"),
 }
 
 

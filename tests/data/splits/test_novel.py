@@ -211,7 +211,7 @@ def test_the_order_of_the_rows_decides_nothing(tmp_path: Path):
         assert _clicks(one, split) == _clicks(other, split)
 
 
-def test_all_ads_and_all_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Path):
+def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Path):
     draws = 150
     ads = text_table("ad_id", [f"ad {a}" for a in range(4)])
     every = [[0, 1, 2, 3]] * 5
@@ -235,7 +235,7 @@ def test_all_ads_and_all_queries_of_an_ad_are_drawn_about_equally_often(tmp_path
     assert 0.5 * draws / 5 < together < 1.5 * draws / 5
 
 
-def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
+def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
     queries = {f"queries/{s}": query_table([f"{s} 0", f"{s} 1"], [[0], [1]]) for s in SPLIT_SIZES}
     tables = {
         **queries,
@@ -262,7 +262,7 @@ def test_a_graph_whose_edges_all_go_goes_too(tmp_path: Path):
         (["--dataset", "no/such/folder"], "there is no dataset directory at"),
     ],
 )
-def test_what_makes_no_split_is_one_clear_line(
+def test_an_impossible_split_is_one_clear_line(
     flags: list[str],
     message: str,
     dataset_path: Path,
@@ -275,10 +275,10 @@ def test_what_makes_no_split_is_one_clear_line(
     arguments = [word for pair in known.items() for word in pair]
     monkeypatch.setattr(sys, "argv", ["ingest.py", "novel", *arguments])
     assert run_job(ingest.main) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -288,7 +288,7 @@ def test_a_split_is_not_split_again(dataset_path: Path, tmp_path: Path):
         make_novel_split(split.path, tmp_path / "again", 0.3)
 
 
-def test_novel_ads_keep_their_edges_if_asked(dataset_path: Path, tmp_path: Path) -> None:
+def test_novel_ads_keep_their_edges_on_request(dataset_path: Path, tmp_path: Path) -> None:
     split = make_novel_split(dataset_path, tmp_path / "split", 0.3, keep_ad_edges=True)
     without = make_novel_split(dataset_path, tmp_path / "without", 0.3)
     parent = Dataset(dataset_path)
@@ -302,11 +302,11 @@ def test_novel_ads_keep_their_edges_if_asked(dataset_path: Path, tmp_path: Path)
     assert "keep_ad_edges" not in without.metadata["novel_split"]
 
 
-def test_novel_ads_and_their_queries_go_together(dataset_path: Path, tmp_path: Path):
+def test_a_zero_shot_split_needs_its_table_of_novel_ads(dataset_path: Path, tmp_path: Path):
     split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
     pq.write_table(pa.table({"ad_id": [3, 40]}), split.path / "novel_ads.parquet")
-    said = "\n".join(map(str, validate(split)))
-    assert "novel_ads.parquet, row 1, column 'ad_id'" in said
+    found = "\n".join(map(str, validate(split)))
+    assert "novel_ads.parquet, row 1, column 'ad_id'" in found
     (split.path / "novel_ads.parquet").unlink()
     with pytest.raises(DatasetError, match="it exists without novel_ads"):
         check_structure(Dataset(split.path))

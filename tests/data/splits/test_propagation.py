@@ -156,7 +156,7 @@ def test_a_dataset_records_how_it_was_made(tmp_path: Path):
     }
 
 
-def test_sets_as_published_take_part_only_if_they_are_named(tmp_path: Path):
+def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
     parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
     tables = {name: parent.read(name) for name in parent.tables}
     strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
@@ -248,10 +248,10 @@ def test_what_cannot_be_propagated_is_one_clear_line(
     known = ["--dataset", str(dataset_path), "--output", str(tmp_path / "output")]
     monkeypatch.setattr(sys, "argv", ["ingest.py", "propagate", *known, *flags])
     assert run_job(ingest.main) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
     assert list(tmp_path.iterdir()) == []
 
 
@@ -270,7 +270,7 @@ def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
     assert made.tables == [table for table in Dataset(star).tables if table != "edges/hub/banner"]
 
 
-def test_the_job_writes_what_is_sound(
+def test_the_job_writes_a_sound_dataset(
     dataset_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

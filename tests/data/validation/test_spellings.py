@@ -1,4 +1,4 @@
-"""Texts that people cannot see, or not tell apart."""
+"""Texts that people cannot see, or cannot tell apart."""
 
 import shutil
 from pathlib import Path

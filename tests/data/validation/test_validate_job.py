@@ -39,11 +39,11 @@ def _run(
 ) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["validate.py", *arguments])
     code = run_job(job.main)
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
-def test_warnings_alone_end_well(copied: Path, monkeypatch, capsys):
+def test_warnings_alone_end_in_exit_code_0(copied: Path, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(copied))
     *_, closing = out.splitlines()
     assert code == 0
@@ -118,22 +118,22 @@ def test_a_job_logs_the_warnings_each_time(
     _change(copied, "queries/test", "text", 0, "an old\ufffd heron")
     (copied / "spare.parquet").write_bytes(b"")
     monkeypatch.setattr(pipeline, "MAX_WARNINGS_SHOWN", 5)
-    said = []
+    logged = []
     for _ in range(2):
         with caplog.at_level(logging.WARNING, pipeline.__name__):
             _prepare(copied, encoder_path)
-        said.append([record.getMessage() for record in caplog.records])
+        logged.append([record.getMessage() for record in caplog.records])
         caplog.clear()
-    assert said[0] == said[1]
-    assert len(said[0]) == 6
-    assert "spare.parquet: the dataset directory has no table 'spare'" in said[0][0]
-    assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in said[0][1]
-    assert said[0][-1] == f"and 2 more; validate {copied} to see all"
+    assert logged[0] == logged[1]
+    assert len(logged[0]) == 6
+    assert "spare.parquet: the dataset directory has no table 'spare'" in logged[0][0]
+    assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in logged[0][1]
+    assert logged[0][-1] == f"and 2 more; validate {copied} to see all"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)
     found = [record.getMessage() for record in caplog.records]
-    assert found == [line.replace(str(copied), str(moved)) for line in said[0]]
+    assert found == [line.replace(str(copied), str(moved)) for line in logged[0]]
     assert len(list((copied.parent / "cache").glob("[!.]*"))) == 1
 
 
@@ -159,7 +159,7 @@ def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
     assert list((copied.parent / "cache").glob("[!.]*")) == []
 
 
-def test_damaged_pages_are_refused_as_such(cluster: None, copied: Path, encoder_path: Path):
+def test_damaged_pages_are_reported_as_damage(cluster: None, copied: Path, encoder_path: Path):
     file = copied / "anchors" / "links.parquet"
     content = bytearray(file.read_bytes())
     content[4:60] = b"\xff" * 56

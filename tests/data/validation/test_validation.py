@@ -950,7 +950,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     def again(values):
         return [(row, value) for row, value in enumerate(values) if value in values[:row]]
 
-    def spelled_anew(values):
+    def in_another_spelling(values):
         rows = []
         for row, value in enumerate(values):
             earlier = {one for one in values[:row] if plain(one) == plain(value)}
@@ -976,7 +976,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     )
     expected += _expected(
         "text that an earlier ad has, up to case and white space",
-        [(r, repr(text)) for r, text in spelled_anew(ads)],
+        [(r, repr(text)) for r, text in in_another_spelling(ads)],
         12,
     )
     expected += _expected(
@@ -1008,7 +1008,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
         for r, text, ad in clicks
         if (plain(ads[ad]), plain(text)) in asked
     ]
-    expected += _expected("train click that is a held-out click turned around", turned, len(clicks))
+    expected += _expected("train click that is a held-out click reversed", turned, len(clicks))
     assert Counter(found) == Counter(expected)
 
 

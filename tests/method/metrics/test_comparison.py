@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from support import csr_of
-from test_metrics import KS, counts_strategy, predictions_and_truths
+from test_metrics import KS, counts_strategy, predictions_and_clicks
 
 from ramen_ray.method.metrics.comparison import (
     mean_over_seeds,
@@ -82,18 +82,20 @@ def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one()
     assert high - low > 1.5 * (alone["m"].high - alone["m"].low)
 
 
-@given(predictions_and_truths(), counts_strategy)
+@given(predictions_and_clicks(), counts_strategy)
 def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts):
     topk, truth = case
     member = counts > np.median(counts)
     on_group = [[ad for ad in ads if member[ad]] for ads in truth]
-    asked = [query for query, ads in enumerate(on_group) if ads]
+    with_clicks = [query for query, ads in enumerate(on_group) if ads]
     inverse = 1.0 + counts
     found = query_metrics(topk, clicks_on(csr_of(truth), member), inverse, KS)
-    if not asked:
+    if not with_clicks:
         assert all(ratio(values) == 0 for values in found.values())
         return
-    alone = ratios(query_metrics(topk[asked], csr_of([on_group[q] for q in asked]), inverse, KS))
+    alone = ratios(
+        query_metrics(topk[with_clicks], csr_of([on_group[q] for q in with_clicks]), inverse, KS)
+    )
     for name, expected in alone.items():
-        share = len(asked) / len(truth) if name.startswith("P@") else 1
+        share = len(with_clicks) / len(truth) if name.startswith("P@") else 1
         assert ratio(found[name]) == pytest.approx(expected * share)

@@ -27,7 +27,7 @@ KS = (1, 3, 5, 10)
 
 
 @st.composite
-def predictions_and_truths(draw):
+def predictions_and_clicks(draw):
     """Rankings of one length, cut off by -1 at different depths, and each query's clicks."""
     num_queries = draw(st.integers(1, 6))
     orders = [draw(st.permutations(range(NUM_ADS)))[:DEPTH] for _ in range(num_queries)]
@@ -69,7 +69,7 @@ def test_inverse_propensities_follow_jain_et_al():
 
 
 @settings(max_examples=60)
-@given(predictions_and_truths())
+@given(predictions_and_clicks())
 def test_precision_recall_and_ndcg_equal_trec_eval(case):
     topk, truth = case
     cuts = ",".join(map(str, KS))
@@ -97,7 +97,7 @@ def test_precision_recall_and_ndcg_equal_trec_eval(case):
 _OF_TREC = {"P": "P", "R": "recall", "N": "ndcg_cut"}
 
 
-@given(predictions_and_truths(), counts_strategy)
+@given(predictions_and_clicks(), counts_strategy)
 def test_propensity_scores_equal_a_loop(case, counts):
     topk, truth = case
     inverse = inverse_propensities(counts, 100, 0.55, 1.5)
@@ -118,7 +118,7 @@ def test_propensity_scores_equal_a_loop(case, counts):
         assert found[f"PSP@{k}"] <= 1 + 1e-12
 
 
-@given(predictions_and_truths())
+@given(predictions_and_clicks())
 def test_equal_propensities_turn_psn_into_n(case):
     topk, truth = case
     found = _over_all(topk, csr_of(truth), np.full(NUM_ADS, 3.0), KS)
@@ -126,7 +126,7 @@ def test_equal_propensities_turn_psn_into_n(case):
         assert found[f"PSN@{k}"] == pytest.approx(found[f"N@{k}"])
 
 
-@given(predictions_and_truths(), counts_strategy)
+@given(predictions_and_clicks(), counts_strategy)
 def test_a_ranking_by_propensity_of_all_clicks_scores_one(case, counts):
     _, truth = case
     inverse = inverse_propensities(counts, 100, 0.55, 1.5)
@@ -143,7 +143,7 @@ def test_cut_offs_beyond_the_predictions_count_as_misses():
     assert found["N@5"] == pytest.approx(1 / (1 + 1 / log2(3)))
 
 
-@given(predictions_and_truths(), counts_strategy)
+@given(predictions_and_clicks(), counts_strategy)
 def test_group_metrics_add_up_to_precision_and_equal_a_loop(case, counts):
     topk, truth = case
     groups = popularity_groups(counts)

@@ -50,7 +50,7 @@ def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(
     assert {7, 20, 21}.issubset(seen.nearest(seen.embeddings[[3]], 3, own[[3]]).rows[0])
 
 
-def test_an_ad_of_many_equal_ones_is_still_no_neighbour_of_itself() -> None:
+def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour() -> None:
     embeddings = np.repeat(_unit(np.random.default_rng(0), 1), 40, axis=0)
     seen = SeenAds(np.arange(40), embeddings, embeddings.copy())
     found = seen.nearest(embeddings, 3, np.arange(40)).rows
@@ -69,7 +69,7 @@ def test_rows_of_ads_that_are_not_seen_are_missing(seen: SeenAds) -> None:
     assert seen.rows_of(np.array([0, 1, 3, 177, 178, 500])).tolist() == [0, -1, 1, 59, -1, -1]
 
 
-def test_refinement_keeps_whom_their_classifiers_choose(seen: SeenAds) -> None:
+def test_refinement_keeps_ads_whose_classifiers_choose(seen: SeenAds) -> None:
     new = _unit(np.random.default_rng(6), 30)
     near = seen.nearest(new, 20)
     found = refine(near, new, seen.classifiers, 0.2)

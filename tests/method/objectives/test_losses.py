@@ -72,7 +72,7 @@ def test_values_and_gradients_equal_a_double_loop(case):
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_a_known_positive_is_no_negative_however_similar():
+def test_a_known_positive_is_never_a_negative_however_similar():
     similarity = torch.tensor([[0.5, 0.9, 0.4]])
     known = torch.tensor([[True, True, False]])
     loss = TripletLoss(MARGIN, num_negatives=1)(similarity, torch.tensor([[0]]), known)
@@ -123,7 +123,7 @@ def _softmax_loss(similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: T
 
 
 @pytest.mark.parametrize("loss", [TripletLoss(MARGIN, 3), _softmax_loss])
-def test_losses_stand_in_for_one_another(loss: Loss):
+def test_losses_are_interchangeable(loss: Loss):
     similarity = torch.tensor([[0.5, 0.9, 0.4]], requires_grad=True)
     rows = loss(similarity, torch.tensor([[0]]), torch.tensor([[True, False, False]]))
     rows.sum().backward()

@@ -148,7 +148,7 @@ def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: 
     assert sorted(one.tolist()) == sorted(other.tolist())
 
 
-def test_only_regularisers_that_are_asked_for_are_drawn(prepared: Prepared):
+def test_only_requested_regularisers_are_drawn(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     sampler = Sampler(data, 16, seed=0)
     full = sampler.draw(0, Sources(data.graphs), REGULARIZERS)
@@ -273,7 +273,7 @@ def test_nodes_without_edges_draw_minus_one():
     assert sorted(drawn.tolist()) == [[0, 1, -1, -1], [1, 0, 4, 2]]
 
 
-def test_without_shortlists_there_is_room_for_hard_negatives_but_none(prepared: Prepared):
+def test_without_shortlists_the_columns_of_hard_negatives_are_empty(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, [])
     batch = _one_batch(data, num_hard_negatives=3)
     assert batch.hard_negatives.shape == (len(data.query_ids), 3)

@@ -13,12 +13,13 @@ from support import run_in_two_processes
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.encoded import encode
@@ -63,7 +64,7 @@ class Run:
     """A run without Ray: its sampler, objective and state."""
 
     def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
-        """Begin anew, or with the model in ``folder``."""
+        """Begin with a new model, or with the one in ``folder``."""
         self.config, self.data = config, data
         if folder is None:
             self.model = build_model(config)
@@ -113,9 +114,9 @@ def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag
         norm(torch.tanh(model.encoder.projection.linear(pooled[QUERIES])))
         @ norm(torch.tanh(model.encoder.projection.linear(pooled[ADS]))).T
     )
-    asked = model.classifier_head.linear(pooled[QUERIES]) @ model.classifiers.vectors[pool].T / 0.1
+    logits = model.classifier_head.linear(pooled[QUERIES]) @ model.classifiers.vectors[pool].T / 0.1
     expected = {}
-    for name, scores in (("task", cosines / 0.05), ("classifier", asked)):
+    for name, scores in (("task", cosines / 0.05), ("classifier", logits)):
         positives = [[place for place, ad in enumerate(pool) if ad in ads] for ads in clicked]
         reverse = [[i for i, ads in enumerate(clicked) if ad in ads] for ad in pool]
         rows = [_decoupled(row, own) for row, own in zip(scores, positives, strict=True)]
@@ -123,7 +124,7 @@ def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag
         columns = [_decoupled(column, own) for column, own in zip(scores.T, reverse, strict=True)]
         expected[f"{name}_reverse"] = sum(columns) / sum(map(bool, reverse))
     truth = torch.tensor([[float(ad in ads) for ad in pool] for ads in clicked])
-    expected["classifier_bce"] = functional.binary_cross_entropy_with_logits(asked, truth).item()
+    expected["classifier_bce"] = functional.binary_cross_entropy_with_logits(logits, truth).item()
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-4), name
     assert set(found) == {*expected, "R_z/links"}
@@ -281,6 +282,22 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
     np.testing.assert_allclose(model.embed_ads(prepared_bag.ads, unclicked), by_text, atol=1e-6)
     own = Run(overlay(config, {"classifier.unclicked": "own"}), prepared_bag)
     assert own.model.classifiers.is_trained.all()
+
+
+@pytest.mark.parametrize("part", ["encoder", "classifier", "both"])
+def test_vectors_of_ads_follow_from_those_of_queries(
+    config: RunConfig, prepared_bag: Prepared, part: Part
+):
+    run = Run(config, prepared_bag)
+    run.losses(4)
+    model, ads = run.model, np.flatnonzero(prepared_bag.train_click_counts)
+    model.part, model.scoring = part, Scoring(weight=0.5, text_scale=0.6)
+    as_queries = model.embed_queries(prepared_bag.ads, ads)
+    by_text = as_queries * model.text_scales
+    np.testing.assert_allclose(by_text, model.embed_new_ads(prepared_bag.ads, ads), atol=1e-6)
+    by_classifier = model.with_classifiers(by_text, ads)
+    np.testing.assert_allclose(by_classifier, model.embed_ads(prepared_bag.ads, ads), atol=1e-6)
+    assert (by_classifier == by_text).all() == (part == "encoder")
 
 
 def test_sentence_transformers_loads_the_encoder_with_its_projection(

@@ -2,7 +2,7 @@
 
 The record holds losses, gradients and final metrics to the bit. They repeat on the kind of CPU that
 the record was made on, which it names; on other kinds they are compared within rounding. After a
-change that is meant to change the numbers, make the record anew:
+change that is meant to change the numbers, record them again:
 
     pytest tests/method/training/test_record.py --record
 """
@@ -227,7 +227,7 @@ def found(
     encoder_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """The present results of every run; ``--record`` makes them the record."""
+    """The current results of every run; ``--record`` makes them the record."""
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
     runs = _found(tmp_path_factory.mktemp("record"), encoder_path, paths)
     if request.config.getoption("--record"):

@@ -1,4 +1,4 @@
-"""Work that ends its process is not begun for ever."""
+"""Work that kills its process is not retried without end."""
 
 import os
 import signal

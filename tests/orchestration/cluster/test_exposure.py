@@ -1,4 +1,4 @@
-"""What a Ray that a job starts lets others on the machine and in the network have."""
+"""What the Ray that a job starts exposes to others on the machine and in the network."""
 
 import json
 import os
@@ -114,11 +114,11 @@ def test_a_job_without_the_clusters_token_is_told_in_one_line(
     done = subprocess.run(
         [sys.executable, "-c", JOIN], env=environment, capture_output=True, text=True, timeout=300
     )
-    said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert len(said) == 1
-    assert "RAY_AUTH_MODE" in said[0]
+    assert len(errors) == 1
+    assert "RAY_AUTH_MODE" in errors[0]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Made:
     output: Path
     folder: Path
     model_uri: str
-    said: str
+    printed: str
 
     @property
     def client(self) -> MlflowClient:
@@ -77,18 +77,20 @@ def _combine(run_here: RunHere, run: Path, *more: object) -> tuple[int, str]:
 
 @pytest.fixture
 def made(run_path: Path, run_here: RunHere, split_path: Path, tmp_path: Path) -> Made:
-    code, said = _combine(run_here, run_path, "--revealed", _revealed(split_path, tmp_path / "os"))
-    assert code == 0, said
-    folder = Path(re.findall(r"combiner: +(.*)", said)[0])
-    uri = re.findall(r"retriever: (\S+)", said)[0]
-    return Made(run_path.parent.parent, folder, uri, said)
+    code, printed = _combine(
+        run_here, run_path, "--revealed", _revealed(split_path, tmp_path / "os")
+    )
+    assert code == 0, printed
+    folder = Path(re.findall(r"combiner: +(.*)", printed)[0])
+    uri = re.findall(r"retriever: (\S+)", printed)[0]
+    return Made(run_path.parent.parent, folder, uri, printed)
 
 
 def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     made: Made, config: RunConfig, run_path: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
     for row in ("text", "sum", "combiner", "combiner one-shot"):
-        assert len(re.findall(rf"│ {row} +│", made.said)) == 2, made.said
+        assert len(re.findall(rf"│ {row} +│", made.printed)) == 2, made.printed
     _check_text_row(made, config, run_path)
     parent = json.loads((run_path / "run.json").read_text())["mlflow_run_id"]
     own = json.loads((made.folder / "run.json").read_text())["mlflow_run_id"]
@@ -107,20 +109,20 @@ def _check_text_row(made: Made, config: RunConfig, run_path: Path) -> None:
     model = load_model(run_path / notes["best_checkpoint"])
     for split in ("zero_shot", "test"):
         expected = evaluate(model, data, split, Propensity())[0]["R@10"]
-        (cells,) = re.findall(rf"│ {split} +│ text +│(.*)", made.said)
+        (cells,) = re.findall(rf"│ {split} +│ text +│(.*)", made.printed)
         assert float(cells.split("│")[3]) == pytest.approx(100 * expected, abs=0.01)
 
 
 def _check_resumed(made: Made, run_here: RunHere, run_path: Path, tmp_path: Path) -> None:
-    """Without its end, a run goes on from its last checkpoint, to the same result."""
-    code, said = _combine(run_here, run_path, "--revealed", tmp_path / "os")
-    assert (code, said.count("\n")) == (2, 1)
-    assert f"the combiner {made.folder} is finished" in said
+    """A run whose end is deleted continues from its last checkpoint, to the same result."""
+    code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert f"the combiner {made.folder} is finished" in printed
     directory = RunDirectory(made.folder)
     directory.note(finished=False)
     before = load_file(made.folder / "combiner" / "combiner.safetensors")
-    code, said = _combine(run_here, run_path, "--revealed", tmp_path / "os")
-    assert code == 0, said
+    code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
+    assert code == 0, printed
     after = load_file(made.folder / "combiner" / "combiner.safetensors")
     for name, values in before.items():
         np.testing.assert_array_equal(values, after[name])
@@ -134,9 +136,9 @@ def _check_new_ads(made: Made, run_here: RunHere, tmp_path: Path) -> None:
     ads.write_text("ad_id,text\nn1,old robin heron\nn2,new sloop ketch\n")
     clicks.write_text("ad_id,query\nn2,great maple\n")
     job = ["--model", made.model_uri, "--output", made.output]
-    code, said = run_here(index_job, *job, "--ads", ads, "--clicks", clicks)
-    assert code == 0, said
-    folder = made.retriever(re.findall(r"models:/\S+", said)[0], tmp_path)
+    code, printed = run_here(index_job, *job, "--ads", ads, "--clicks", clicks)
+    assert code == 0, printed
+    folder = made.retriever(re.findall(r"models:/\S+", printed)[0], tmp_path)
     index = faiss.read_index(str(folder / "index.faiss"))
     combined, embed = open_combined_ads(folder / "combiner"), text_embedder(folder)
     texts = embed(["old robin heron", "new sloop ketch"])
@@ -150,16 +152,16 @@ def _check_new_ads(made: Made, run_here: RunHere, tmp_path: Path) -> None:
         ("ad_id,query\nn2,robin\nn2,heron\n", "a second click: 'n2'"),
     ):
         clicks.write_text(text)
-        code, said = run_here(index_job, *job, "--ads", ads, "--clicks", clicks)
+        code, printed = run_here(index_job, *job, "--ads", ads, "--clicks", clicks)
         assert code == 2
-        assert message in said
+        assert message in printed
 
 
 CASES: list[tuple[dict[str, object], str]] = [
     ({"--run": "nowhere"}, "nowhere is not the folder of a run"),
     ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
     ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
-    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the encoder's width 32"),
+    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the vectors' width 32"),
     ({"--revealed": "{split}"}, "is not a one-shot split"),
     ({"--revealed": "{other_seed}"}, "seed 1 there, 0 in"),
 ]
@@ -181,11 +183,11 @@ def test_bad_input_is_one_clear_line(
     run = Path(given.pop("--run", str(run_path)))
     words = [word for item in given.items() for word in item]
     output = run_path.parent.parent
-    code, said = run_here(combine_job, "--run", run, "--output", output, *QUICK, *words)
-    assert code == 2, said
-    assert message in said
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    code, printed = run_here(combine_job, "--run", run, "--output", output, *QUICK, *words)
+    assert code == 2, printed
+    assert message in printed
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
 
 
 def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
@@ -203,9 +205,9 @@ def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
     ):
         (other / "config.json").write_text(json.dumps({**settings, "dataset": str(dataset)}))
         output = run_path.parent.parent
-        code, said = run_here(combine_job, "--run", other, "--output", output, *QUICK)
-        assert code == 2, said
-        assert message in said
+        code, printed = run_here(combine_job, "--run", other, "--output", output, *QUICK)
+        assert code == 2, printed
+        assert message in printed
     RunDirectory(other).note(finished=False)
-    code, said = run_here(combine_job, "--run", other, "--output", run_path.parent.parent)
-    assert "is not finished" in said
+    code, printed = run_here(combine_job, "--run", other, "--output", run_path.parent.parent)
+    assert "is not finished" in printed

@@ -1,7 +1,7 @@
 """Compiled retrievers: they answer as the original does, faster, and without torch.
 
-The tests' encoder is too small for one way to be faster than the other every time, so that most
-tests say which was.
+The tests' encoder is too small for one way to be reliably faster than the other, so most tests set
+the measured times themselves.
 """
 
 import json
@@ -59,9 +59,9 @@ def registry(store: Store, dataset_path: Path) -> Registry:
 @pytest.fixture
 def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The logged milliseconds per query, compiled and original."""
-    said = [1.0, 2.0]
-    monkeypatch.setattr(compilation, "time_alone", lambda models, texts: said)
-    return said
+    figures = [1.0, 2.0]
+    monkeypatch.setattr(compilation, "time_alone", lambda models, texts: figures)
+    return figures
 
 
 @pytest.fixture
@@ -74,25 +74,25 @@ def queries(dataset_path: Path) -> list[str]:
     return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
 
 
-def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
+def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_torch(
     registry: Registry,
     job: Compile,
     queries: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, said = job("--model", "models:/eager@champion")
-    assert code == 0, said
-    assert said.splitlines()[-1] == "retriever: models:/eager/2"
+    code, printed = job("--model", "models:/eager@champion")
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "retriever: models:/eager/2"
     assert registry.chosen("eager", "champion").version == 2
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
     original = registry.load("models:/eager/1").predict(queries)
     script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
-    told = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    np.testing.assert_allclose(json.loads(told.stdout), original["scores"].tolist(), atol=1e-5)
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout), original["scores"].tolist(), atol=1e-5)
     folder = registry.download("models:/eager/2", tmp_path).parent.parent
     needed = (folder / "requirements.txt").read_text()
     assert "onnxruntime==" in needed
@@ -109,7 +109,7 @@ def test_a_compiled_retriever_takes_the_place_and_answers_alike_without_torch(
     assert registry.restore("eager", "champion") == ("2", "1")
 
 
-def test_a_retriever_answers_on_the_cpu_where_there_is_a_gpu_if_asked_to(
+def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
     registry: Registry, queries: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -119,11 +119,11 @@ def test_a_retriever_answers_on_the_cpu_where_there_is_a_gpu_if_asked_to(
 def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
     registry: Registry, job: Compile, queries: list[str]
 ) -> None:
-    code, said = job("--model", "models:/rounded@champion", "--int8")
-    assert code == 0, said
-    assert said.splitlines()[-1] == "retriever: models:/rounded/2"
-    shown = re.search(r"│ P@1 +│ ([\d.]+) +│ ([\d.]+) +│ ([-+][\d.]+) +│", said)
-    assert shown is not None, said
+    code, printed = job("--model", "models:/rounded@champion", "--int8")
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "retriever: models:/rounded/2"
+    shown = re.search(r"│ P@1 +│ ([\d.]+) +│ ([\d.]+) +│ ([-+][\d.]+) +│", printed)
+    assert shown is not None, printed
     compiled, original, difference = map(float, shown.groups())
     assert compiled - original == pytest.approx(difference, abs=0.011)
     scores = [
@@ -133,33 +133,33 @@ def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
 
 
-def test_what_is_not_faster_does_not_take_the_place(
+def test_what_is_not_faster_replaces_nothing(
     registry: Registry, job: Compile, milliseconds: list[float]
 ) -> None:
     milliseconds.reverse()
-    code, said = job("--model", "models:/slow@champion")
+    code, printed = job("--model", "models:/slow@champion")
     assert code == 2
-    assert said.splitlines()[-1].endswith(
-        "does not take the place of models:/slow@champion: it is not faster"
+    assert printed.splitlines()[-1].endswith(
+        "does not replace models:/slow@champion: it is not faster"
     )
     assert registry.chosen("slow", "champion").version == 1
 
 
 def test_models_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = [0.0], []
+    now, turns = [0.0], []
 
     class Takes:
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds
 
         def predict(self, texts: list[str]) -> None:
-            asked.append(self.seconds)
+            turns.append(self.seconds)
             now[0] += 30.0 if texts == ["stalls"] else self.seconds
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     milliseconds = time_alone([Takes(0.2), Takes(0.1)], ["robin", "stalls", "finch"])
     assert milliseconds == pytest.approx([200.0, 100.0])
-    assert asked == [0.2, 0.1] * 6
+    assert turns == [0.2, 0.1] * 6
 
 
 def test_a_bag_has_nothing_to_compile(
@@ -167,8 +167,8 @@ def test_a_bag_has_nothing_to_compile(
 ) -> None:
     bags = Store(store.uri, store.output, prepared_bag, store.encoder_path)
     _, model_id = Registry(store.uri).find_logged(bags.run(0.0, dataset_path), None)
-    code, said = job("--model", f"models:/{model_id}")
-    assert (code, said) == (
+    code, printed = job("--model", f"models:/{model_id}")
+    assert (code, printed) == (
         2,
         "error: a bag of embeddings has nothing to compile: it looks up and adds\n",
     )

@@ -39,7 +39,7 @@ def store(
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
-    registry.choose(registry.register("asked", run_id, model_id), "champion")
+    registry.choose(registry.register("shop", run_id, model_id), "champion")
     yield store
     mlflow.set_tracking_uri(None)
 
@@ -57,9 +57,9 @@ def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
-    """Two files with five row groups of queries, three rows of which are no queries."""
-    folder = tmp_path_factory.mktemp("asked")
+def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
+    """Two files with five row groups; three of the rows are not queries."""
+    folder = tmp_path_factory.mktemp("queries")
     texts: list[Any] = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
     texts[3], texts[17], texts[30] = "", None, "x" * 10_001
     table = pa.table({"day": range(42), "text": texts})
@@ -72,16 +72,20 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     cluster: None,
     store: Store,
     run: Run,
-    asked: Path,
+    queries: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
     answers = tmp_path / "answers"
-    flags: dict[str, Any] = {"model": "models:/asked@champion", "queries": asked, "top-k": 3}
-    code, said = run(predict, answers=answers, **flags)
-    assert code == 0, said
-    assert said.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
+    flags: dict[str, Any] = {
+        "model": "models:/shop@champion",
+        "queries": queries,
+        "top-k": 3,
+    }
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
+    assert printed.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
     parts = sorted(answers.glob("*.parquet"))
     assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
     found = pq.read_table(parts)
@@ -89,7 +93,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     assert found["day"].to_pylist() == list(range(42))
     expected: Any = (
         Registry(store.uri)
-        .load("models:/asked@champion")
+        .load("models:/shop@champion")
         .predict(found["text"].to_pandas().astype(object), params={"top_k": 3})
     )
     for name in ("ad_ids", "ads"):
@@ -102,16 +106,16 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     before = {part.name: part.read_bytes() for part in parts}
     stamps = {part.name: part.stat().st_mtime_ns for part in parts}
     parts[2].unlink()
-    code, said = run(predict, answers=answers, **flags)
-    assert code == 0, said
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
     again = sorted(answers.glob("*.parquet"))
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
 
-    code, said = run(predict, answers=answers, **(flags | {"top-k": 4}))
+    code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
-    assert f"{answers} has predictions of a different call (top_k differ)" in said
+    assert f"{answers} has predictions of a different call (top_k differ)" in printed
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
@@ -119,17 +123,17 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     cluster: None, store: Store, run: Run, tmp_path: Path
 ) -> None:
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/asked/1", "queries": queries, "answers": answers}
+    flags = {"model": "models:/shop/1", "queries": queries, "answers": answers}
 
     def write(*texts: str) -> int:
         pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
         return queries.stat().st_size
 
     def assert_refused(differs: str) -> None:
-        code, said = run(predict, **flags)
+        code, printed = run(predict, **flags)
         assert code == 2
         other = f"has predictions of a different call ({differs} differ); choose another folder"
-        assert other in said
+        assert other in printed
 
     def set_time() -> None:
         os.utime(queries, ns=(10**18, 10**18))
@@ -138,8 +142,8 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     set_time()
     assert run(predict, **flags)[0] == 0
     os.utime(queries)
-    code, said = run(predict, **flags)  # another time, the same queries
-    assert code == 0, said
+    code, printed = run(predict, **flags)  # another time, the same queries
+    assert code == 0, printed
     write("tango", "waltz", "polka")
     assert_refused("queries")
     assert write("tango", "waltz") == size
@@ -147,7 +151,7 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     assert_refused("queries")
 
     write("robin", "heron")
-    retriever = Registry(store.uri).look_up("models:/asked/1")
+    retriever = Registry(store.uri).look_up("models:/shop/1")
     location = store.client.get_logged_model(retriever.model_id).artifact_location
     weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     before, stamp = weights.read_bytes(), weights.stat()
@@ -160,34 +164,38 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(
-    run: Run, asked: Path, tmp_path: Path
+    run: Run, queries: Path, tmp_path: Path
 ) -> None:
     theirs = tmp_path / "part-000000.parquet"
     pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
     before = theirs.read_bytes()
-    code, said = run(predict, model="models:/asked/1", queries=asked, answers=tmp_path)
-    assert (code, "has parts of another table; choose another folder" in said) == (2, True)
+    code, printed = run(predict, model="models:/shop/1", queries=queries, answers=tmp_path)
+    assert (code, "has parts of another table; choose another folder" in printed) == (2, True)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
 
 
 def test_a_cluster_without_room_is_reported(
-    cluster: None, run: Run, asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answering, "MOMENT_S", 0.1)
     monkeypatch.setattr(answering, "PATIENCE_S", 0.1)
     busy = ray.remote(num_cpus=1)(Counter).remote()
     ray.get(busy.total.remote())
-    flags = {"model": "models:/asked@champion", "queries": asked, "answers": tmp_path / "answers"}
-    code, said = run(predict, **flags)
+    flags = {
+        "model": "models:/shop@champion",
+        "queries": queries,
+        "answers": tmp_path / "answers",
+    }
+    code, printed = run(predict, **flags)
     ray.kill(busy)
     assert code == 2
     room = "no machine has had {} CPU{} of memory free for 0.1 s; run this again when one has"
-    assert room.format(NUM_CPUS, " and 1.1 GB") in said
+    assert room.format(NUM_CPUS, " and 1.1 GB") in printed
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
     monkeypatch.setattr(answering, "BYTES_PER_ACTOR", 10**15)
-    code, said = run(predict, **flags, **{"use-gpu": ""})
+    code, printed = run(predict, **flags, **{"use-gpu": ""})
     assert code == 2
-    assert room.format(NUM_CPUS, ", 1 GPU and 1000000.0 GB") in said
+    assert room.format(NUM_CPUS, ", 1 GPU and 1000000.0 GB") in printed
 
 
 @pytest.mark.parametrize(
@@ -199,25 +207,25 @@ def test_a_cluster_without_room_is_reported(
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
         ({"queries": "{csv}"}, "queries can be read from parquet only"),
         ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
-        ({"model": "models:/asked@nobody"}, "Registered model alias nobody not found"),
+        ({"model": "models:/shop@nobody"}, "Registered model alias nobody not found"),
         ({"model": "models:/nonesuch/1"}, "nonesuch"),
         ({"answers": "{csv}"}, "{csv}: File exists"),
     ],
 )
 def test_bad_input_is_one_clear_line(
-    changes: dict[str, str], message: str, run: Run, asked: Path, tmp_path: Path
+    changes: dict[str, str], message: str, run: Run, queries: Path, tmp_path: Path
 ) -> None:
     csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
     csv.write_text("text\nrobin\n")
     pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
     named = {"csv": csv, "taken": taken}
-    flags: dict[str, object] = {"model": "models:/asked@champion", "queries": asked}
+    flags: dict[str, object] = {"model": "models:/shop@champion", "queries": queries}
     flags |= {"answers": tmp_path / "answers"}
     flags |= {name: str(value).format(**named) for name, value in changes.items()}
-    code, said = run(predict, **flags)
+    code, printed = run(predict, **flags)
     assert code == 2
-    assert said.startswith("error: ")
-    assert message.format(**named) in said
+    assert printed.startswith("error: ")
+    assert message.format(**named) in printed
     assert not list(tmp_path.glob("answers/*.parquet"))
 
 
@@ -227,34 +235,34 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     ads = tmp_path / "ads.csv"
     ads.write_text(NEW_ADS)
     registry = Registry(store.uri)
-    before: Any = registry.load("models:/asked@champion")
-    code, said = run(index, model="models:/asked@champion", ads=ads)
-    assert (code, said) == (0, "models:/asked/2 has 42 ads, 2 of them new\n")
-    after: Any = registry.load("models:/asked@champion")
+    before: Any = registry.load("models:/shop@champion")
+    code, printed = run(index, model="models:/shop@champion", ads=ads)
+    assert (code, printed) == (0, "models:/shop/2 has 42 ads, 2 of them new\n")
+    after: Any = registry.load("models:/shop@champion")
     (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
     assert ids == ["new-1"]
-    asked = ["flint basalt", "waltz"]
-    old = before.predict(asked, params={"top_k": 40})
-    new = after.predict(asked, params={"top_k": 42})
+    texts = ["flint basalt", "waltz"]
+    old = before.predict(texts, params={"top_k": 40})
+    new = after.predict(texts, params={"top_k": 42})
     for row in range(2):
         scores = dict(zip(new["ad_ids"][row], new["scores"][row], strict=True))
         assert scores.keys() - set(old["ad_ids"][row]) == {"new-1", "new-2"}
         kept = [scores[ad] for ad in old["ad_ids"][row]]
         np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
-    retriever = registry.look_up("models:/asked@champion")
+    retriever = registry.look_up("models:/shop@champion")
     assert retriever.metadata["num_ads"] == 42
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
-    code, said = run(index, model="models:/asked@champion", ads=ads)
+    code, printed = run(index, model="models:/shop@champion", ads=ads)
     assert code == 2
-    assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in said
-    assert registry.restore("asked", "champion") == ("2", "1")
+    assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in printed
+    assert registry.restore("shop", "champion") == ("2", "1")
 
 
 def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
     store: Store, tmp_path: Path
 ) -> None:
     registry = Registry(store.uri)
-    original = registry.look_up("models:/asked/1")
+    original = registry.look_up("models:/shop/1")
     with pytest.raises(MlflowException, match="absent"):
         log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
     experiment = store.client.get_experiment_by_name("tests")
@@ -262,7 +270,7 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
     assert (newest.info.run_name, newest.info.status) == ("copy", "FAILED")
 
 
-def test_an_alias_that_has_moved_on_meanwhile_is_left(store: Store, dataset_path: Path) -> None:
+def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_path: Path) -> None:
     registry = Registry(store.uri)
     made = [
         registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
@@ -292,8 +300,8 @@ def test_bad_ads_are_named(
 ) -> None:
     ads = tmp_path / "ads.csv"
     ads.write_text(content)
-    versions = len(store.client.search_model_versions("name = 'asked'"))
-    code, said = run(index, model="models:/asked/1", ads=ads)
+    versions = len(store.client.search_model_versions("name = 'shop'"))
+    code, printed = run(index, model="models:/shop/1", ads=ads)
     assert code == 2
-    assert message in said
-    assert len(store.client.search_model_versions("name = 'asked'")) == versions
+    assert message in printed
+    assert len(store.client.search_model_versions("name = 'shop'")) == versions

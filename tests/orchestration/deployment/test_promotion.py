@@ -54,25 +54,25 @@ def _champion(store: Store, name: str) -> str:
 def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     store: Store, job: Promote, good: str, bad: str
 ) -> None:
-    code, said = job(bad, "--name", "shop")
-    assert (code, said) == (0, "shop@champion is version 1: the first of its name\n")
-    code, said = job(good, "--name", "shop")
-    assert code == 0, said
-    assert "against version 1 on the test split" in said.splitlines()[-1]
-    assert "R@100" in said
+    code, printed = job(bad, "--name", "shop")
+    assert (code, printed) == (0, "shop@champion is version 1: the first of its name\n")
+    code, printed = job(good, "--name", "shop")
+    assert code == 0, printed
+    assert "against version 1 on the test split" in printed.splitlines()[-1]
+    assert "R@100" in printed
     assert _champion(store, "shop") == good
     for metric in ("P@1", "tail/R@10"):
-        code, said = job(bad, "--name", "shop", "--metric", metric)
+        code, printed = job(bad, "--name", "shop", "--metric", metric)
         assert code == 2
-        assert said.splitlines()[-1].startswith(f"error: version 1 is not promoted: {metric} -")
+        assert printed.splitlines()[-1].startswith(f"error: version 1 is not promoted: {metric} -")
     assert _champion(store, "shop") == good
-    code, said = job(good, "--name", "shop")
-    assert (code, said) == (2, "error: this retriever is the champion already: version 2\n")
-    code, said = job(bad, "--name", "shop", "--force")
-    assert code == 0, said
+    code, printed = job(good, "--name", "shop")
+    assert (code, printed) == (2, "error: this retriever is the champion already: version 2\n")
+    code, printed = job(bad, "--name", "shop", "--force")
+    assert code == 0, printed
     assert _champion(store, "shop") == bad
-    code, said = job("--restore", "--name", "shop")
-    assert (code, said) == (0, "shop@champion is version 2 again, no longer version 1\n")
+    code, printed = job("--restore", "--name", "shop")
+    assert (code, printed) == (0, "shop@champion is version 2 again, no longer version 1\n")
     assert _champion(store, "shop") == good
     described = store.client.get_model_version("shop", "2").description
     assert described.startswith("R@10 +")
@@ -82,8 +82,10 @@ def test_what_is_compared_is_what_evaluation_measures(
     store: Store, job: Promote, good: str, dataset_path: Path
 ) -> None:
     job(store.run(4.0, dataset_path), "--name", "measured")
-    _, said = job(good, "--name", "measured")
-    rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in said.splitlines()[3:11]}
+    _, printed = job(good, "--name", "measured")
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2:-1] for line in printed.splitlines()[3:11]
+    }
     for column, noise in ((0, 0.0), (1, 4.0)):
         measured, _ = evaluate(store.model(noise), store.data, "test", Propensity())
         for name, cells in rows.items():
@@ -92,10 +94,10 @@ def test_what_is_compared_is_what_evaluation_measures(
 
 
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    asked = HeldOutQueries(Dataset(dataset_path), Propensity())
+    test_queries = HeldOutQueries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
         expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
+        measured = {name: ratio(values) for name, values in test_queries.measure(topk).items()}
         assert measured == pytest.approx(expected)
 
 
@@ -110,14 +112,14 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
     assert challenger.run_id == good
     store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
-    code, said = job(bad, "--name", "by-hand")
+    code, printed = job(bad, "--name", "by-hand")
     assert code == 2
-    assert "is not promoted" in said
-    code, said = job("--restore", "--name", "by-hand")
-    assert (code, said) == (0, "by-hand@champion is version 1 again, no longer version 2\n")
-    code, said = job("--restore", "--name", "by-hand")
+    assert "is not promoted" in printed
+    code, printed = job("--restore", "--name", "by-hand")
+    assert (code, printed) == (0, "by-hand@champion is version 1 again, no longer version 2\n")
+    code, printed = job("--restore", "--name", "by-hand")
     assert code == 2
-    assert "'champion' before version 1" in said
+    assert "'champion' before version 1" in printed
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
         ([], 2, []),
     ],
 )
-def test_restoring_gives_back_what_was_chosen_before_by_whomever(
+def test_restoring_gives_back_the_version_before_whoever_chose_it(
     chosen: list[int], by_hand: int | None, restored: list[int], store: Store, good: str
 ) -> None:
     registry, client = Registry(store.uri), store.client
@@ -155,19 +157,19 @@ def test_of_a_sweep_the_best_child_is_promoted(
     store.run(3.0, dataset_path, parent)
     best = store.run(0.5, dataset_path, parent)
     store.run(2.0, dataset_path, parent)
-    code, said = job(parent.id, "--name", "swept")
-    assert code == 0, said
-    assert said.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
+    code, printed = job(parent.id, "--name", "swept")
+    assert code == 0, printed
+    assert printed.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
     assert _champion(store, "swept") == best
     parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
-    _, said = job(parent.id, "--name", "swept-again")
-    assert said.startswith(
+    _, printed = job(parent.id, "--name", "swept-again")
+    assert printed.startswith(
         "best finished run: noise-0.5, validation R@10 66.67; the sweep's best, 70.00, ended "
         "without a retriever\n"
     )
 
 
-def test_new_ads_of_the_champion_neither_harm_it_nor_go_unseen(
+def test_new_ads_of_the_champion_are_ignored_and_counted(
     store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
 ) -> None:
     texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
@@ -175,10 +177,10 @@ def test_new_ads_of_the_champion_neither_harm_it_nor_go_unseen(
     ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
     job(good, "--name", "extended")
     extend_retriever(Registry(store.uri), "models:/extended@champion", str(ads), store.output)
-    code, said = job(good, "--name", "extended")
+    code, printed = job(good, "--name", "extended")
     assert code == 2
-    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in said
-    assert said.endswith("; version 2 has 12 more ads, added since\n")
+    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
+    assert printed.endswith("; version 2 has 12 more ads, added since\n")
 
 
 def test_another_version_of_the_dataset_is_refused(
@@ -189,18 +191,18 @@ def test_another_version_of_the_dataset_is_refused(
     pq.write_table(rows.slice(1), changed / "queries" / "test.parquet")
     newer = store.run(0.25, changed)
     job(good, "--name", "dated")
-    code, said = job(newer, "--name", "dated")
+    code, printed = job(newer, "--name", "dated")
     assert code == 2
-    assert "was made from another version of the dataset than this retriever" in said
+    assert "was made from another version of the dataset than this retriever" in printed
     assert len(store.client.search_model_versions("name = 'dated'")) == 1
     pq.write_table(rows.slice(2), changed / "queries" / "test.parquet")
     job(newer, "--name", "dated-too")
-    code, said = job(store.run(0.75, changed), "--name", "dated-too")
+    code, printed = job(store.run(0.75, changed), "--name", "dated-too")
     assert code == 2
-    assert "was made from another version of the dataset" in said
-    code, said = job(newer, "--name", "dated", "--force")
-    assert code == 0, said
-    assert "is version 2: not compared with version 1: models:/dated/1 was made from" in said
+    assert "was made from another version of the dataset" in printed
+    code, printed = job(newer, "--name", "dated", "--force")
+    assert code == 0, printed
+    assert "is version 2: not compared with version 1: models:/dated/1 was made from" in printed
 
 
 @pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
@@ -222,15 +224,15 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
         next(files.rglob("index.faiss")).unlink()
     elif broken == "dataset":
         dataset.rename(tmp_path / "moved")
-    code, said = job(better, "--name", name)
+    code, printed = job(better, "--name", name)
     assert code == 2
-    told = f"error: cannot compare with the champion, version {version.version}: "
-    assert said.startswith(told)
-    assert said.endswith("; --force promotes it anyway\n")
-    assert said.count("\n") == 1
-    code, said = job(better, "--name", name, "--force")
-    assert code == 0, said
-    assert f"not compared with version {version.version}: " in said
+    message = f"error: cannot compare with the champion, version {version.version}: "
+    assert printed.startswith(message)
+    assert printed.endswith("; --force promotes it anyway\n")
+    assert printed.count("\n") == 1
+    code, printed = job(better, "--name", name, "--force")
+    assert code == 0, printed
+    assert f"not compared with version {version.version}: " in printed
     assert _champion(store, name) == better
 
 
@@ -248,20 +250,20 @@ def test_bad_input_is_one_clear_line(
     arguments: list[str], message: str, store: Store, job: Promote, good: str
 ) -> None:
     empty = open_run(store.uri, "tests", "empty", store.output)
-    code, said = job(*(word.format(good=good, empty=empty.id) for word in arguments))
+    code, printed = job(*(word.format(good=good, empty=empty.id) for word in arguments))
     assert code == 2
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
 
 
 def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
-    asked = HeldOutQueries(dataset, Propensity())
+    test_queries = HeldOutQueries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
     first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
     found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
-    measured = asked.measure((found, np.zeros(found.shape, dtype=np.float32)))
+    measured = test_queries.measure((found, np.zeros(found.shape, dtype=np.float32)))
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)
@@ -272,15 +274,17 @@ def test_a_new_model_or_alias_needs_a_name(
     name: str, store: Store, job: Promote, good: str
 ) -> None:
     before = store.client.search_registered_models()
-    code, said = job(good, "--name", name)
+    code, printed = job(good, "--name", name)
     assert code == 2
-    assert re.fullmatch(r"error: the (alias|name of the model): .* is not a valid name: .*\n", said)
+    assert re.fullmatch(
+        r"error: the (alias|name of the model): .* is not a valid name: .*\n", printed
+    )
     assert store.client.search_registered_models() == before
     assert job("--restore", "--name", name)[0] == 2
 
 
 def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
     store.client.create_registered_model("our shop")
-    code, said = job(good, "--name", "our shop")
-    assert (code, said) == (0, "our shop@champion is version 1: the first of its name\n")
+    code, printed = job(good, "--name", "our shop")
+    assert (code, printed) == (0, "our shop@champion is version 1: the first of its name\n")
     assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good

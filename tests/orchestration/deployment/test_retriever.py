@@ -163,8 +163,8 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(
     logged: Logged, queries: list[str]
 ) -> None:
     model = logged.model
-    asked: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
-    answers = model.predict(pd.Series(asked, dtype=object))
+    sent: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
+    answers = model.predict(pd.Series(sent, dtype=object))
     errors = answers["error"].tolist()
     assert [error is None for error in errors] == [True, *[False] * 5, True, True]
     assert errors[1] == errors[4] == "the query is empty"
@@ -193,9 +193,9 @@ def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
 def test_a_request_for_too_much_is_refused(
     num_queries: int, top_k: int, message: str, logged: Logged
 ) -> None:
-    asked = pd.DataFrame({"query": ["robin"] * num_queries})
+    request = pd.DataFrame({"query": ["robin"] * num_queries})
     with pytest.raises(MlflowException, match=message) as refused:
-        logged.model.predict(asked, params={"top_k": top_k})
+        logged.model.predict(request, params={"top_k": top_k})
     assert refused.value.get_http_status_code() == 400
 
 
@@ -240,12 +240,12 @@ def test_serving_answers_over_http_without_ray_and_the_library(
         ping = f"http://127.0.0.1:{port}/ping"
         wait_until(lambda: answers(ping) or server.poll() is not None, log.read_text)
         assert server.poll() is None, log.read_text()
-        asked = {"inputs": queries[:3], "params": {"top_k": 3}}
-        said = _post(port, asked)["predictions"]
+        request = {"inputs": queries[:3], "params": {"top_k": 3}}
+        answered = _post(port, request)["predictions"]
         expected = logged.model.predict(queries[:3], params={"top_k": 3})
-        assert [row["ad_ids"] for row in said] == expected["ad_ids"].tolist()
-        assert [row["ads"] for row in said] == expected["ads"].tolist()
-        np.testing.assert_allclose([row["scores"] for row in said], expected["scores"].tolist())
+        assert [row["ad_ids"] for row in answered] == expected["ad_ids"].tolist()
+        assert [row["ads"] for row in answered] == expected["ads"].tolist()
+        np.testing.assert_allclose([row["scores"] for row in answered], expected["scores"].tolist())
         mixed = [queries[0], "", None, 7]
         split = {"columns": ["query"], "data": [[query] for query in mixed]}
         for body in ({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}):
@@ -253,10 +253,10 @@ def test_serving_answers_over_http_without_ray_and_the_library(
             errors = [None, *(f"the query is {what}" for what in WRONG)]
             assert [row["error"] for row in rows] == errors, body
             assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
-            assert rows[0]["ad_ids"][:3] == said[0]["ad_ids"]
+            assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
         assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
         with pytest.raises(urllib.error.HTTPError) as refused:
-            _post(port, {**asked, "params": {"top_k": 1000}})
+            _post(port, {**request, "params": {"top_k": 1000}})
         assert refused.value.code == 400
         assert "top_k is 1000; this retriever has 40 ads" in refused.value.read().decode()
 

@@ -34,8 +34,8 @@ def test_prepared_data_are_made_once_and_again_if_damaged(
     monkeypatch.setattr(pipeline, "_prepare_into", counted(pipeline._prepare_into))
     tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(prepare, Dataset(dataset_path), tmp_path, tokenizer) for _ in "ab"]
-    first, second = (task.result() for task in asked)
+        futures = [pool.submit(prepare, Dataset(dataset_path), tmp_path, tokenizer) for _ in "ab"]
+    first, second = (future.result() for future in futures)
     assert first == second
     assert len(made) == 1
     content = _contents(first)

@@ -126,8 +126,8 @@ def _metrics_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> dict[
     found |= _quantiles_by_counting("queries_per_ad", train)
     found["share_queries_without_click"] = clicks["train"].count([]) / num_nodes["query"]
     for words, wanted in (("without_click", 0), ("with_one_click", 1)):
-        asked = sum(train[ad] == wanted for ads in clicks["test"] for ad in ads)
-        found[f"share_test_clicks_on_ads_{words}"] = _ratio(asked, num_clicks["test"])
+        num_found = sum(train[ad] == wanted for ads in clicks["test"] for ad in ads)
+        found[f"share_test_clicks_on_ads_{words}"] = _ratio(num_found, num_clicks["test"])
     for group, members in _groups_by_loop(train).items():
         found[f"{group}/share_ads"] = len(members) / len(train)
         for split in ("train", "test"):
@@ -341,7 +341,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_pat
     ]
 
 
-def test_without_anchors_nothing_is_said_of_edges(encoder_path: Path, tmp_path: Path) -> None:
+def test_without_anchors_edges_are_not_mentioned(encoder_path: Path, tmp_path: Path) -> None:
     queries = query_table(["robin"], [[0]])
     tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
     dataset = write_dataset(tmp_path / "bare", tables, name="bare")
@@ -362,11 +362,11 @@ def test_the_job_prints_writes_and_logs(
     output = tmp_path / "outputs"
     flags = ["--encoder", str(encoder_path), "--max-length", str(MAX_LENGTH), "--mlflow"]
     assert _run_job(monkeypatch, str(dataset_path), *flags, "--output", str(output)) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     page = output / "descriptions" / "handmade.html"
-    assert f"page:    {page}" in said
-    assert "ads without a train click" in said
-    run_id = re.search(r"run: +(\w+)", said)
+    assert f"page:    {page}" in printed
+    assert "ads without a train click" in printed
+    run_id = re.search(r"run: +(\w+)", printed)
     assert run_id is not None
     client = MlflowClient(tracking_uri=f"sqlite:///{output}/mlflow.db")
     run = client.get_run(run_id.group(1))
@@ -379,7 +379,7 @@ def test_the_job_prints_writes_and_logs(
     assert logged.read_bytes() == page.read_bytes()
 
 
-def test_without_mlflow_the_page_is_all_there_is(
+def test_without_mlflow_only_the_page_is_written(
     dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -445,9 +445,9 @@ def test_broken_tables_are_named(
     page = tmp_path / "page.html"
     flags = ["--page", str(page), "--encoder", str(encoder_path), "--output", str(tmp_path / "o")]
     assert _run_job(monkeypatch, dataset, *flags) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
 
 
@@ -483,10 +483,10 @@ def test_bad_flags_are_one_clear_line(
 ) -> None:
     encoder = [] if "--encoder" in flags else ["--encoder", str(encoder_path)]
     assert _run_job(monkeypatch, str(dataset_path), *encoder, *flags) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
 
 
 def test_a_missing_dataset_is_named(

@@ -74,15 +74,15 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     log = _log(Dataset(path))
     log.to_csv(tmp_path / "log.csv", index=False)
     assert _run(monkeypatch, "co-session", path, "--sessions", tmp_path / "log.csv") == 0
-    said = capsys.readouterr().out.splitlines()
-    counts = {line[14:]: int(line[:12].replace(",", "")) for line in said if line[12:14] == "  "}
+    printed = capsys.readouterr().out.splitlines()
+    counts = {line[14:]: int(line[:12].replace(",", "")) for line in printed if line[12:14] == "  "}
     assert counts["sessions"] == 81
     assert counts["sessions cut"] == 1
     assert counts["events dropped"] == 2900
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
-    flags = shlex.split(said[-1].split("jobs/train.py")[1])
+    flags = shlex.split(printed[-1].split("jobs/train.py")[1])
     config = parse_run_config("train", [*flags[:3], "0.7", *flags[4:]])
     assert config.regularization.lambda_x["co_session"] == 0.7
     assert flags[4:] == ["--regularization.lambda-z.co-click", "0.1"]
@@ -123,7 +123,7 @@ def _share_of_loss_left(
     return float(losses[-8:].mean() / losses[:8].mean())
 
 
-def test_what_a_new_log_does_not_give_is_not_left_from_the_old_one(
+def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = _log(Dataset(path))
@@ -158,9 +158,9 @@ def test_edges_of_the_users_own(
     (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
     command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
     assert _run(monkeypatch, *command) == 0
-    said = capsys.readouterr().out
-    assert "           2  edges/mine/query\n" in said
-    assert said.splitlines()[-1] == f"added to {path}; train with it: python jobs/train.py " + (
+    printed = capsys.readouterr().out
+    assert "           2  edges/mine/query\n" in printed
+    assert printed.splitlines()[-1] == f"added to {path}; train with it: python jobs/train.py " + (
         f"--dataset {path} --regularization.lambda-x.mine 0.1"
     )
     assert _run(monkeypatch, *command) == 2
@@ -178,7 +178,7 @@ def test_edges_of_the_users_own(
         ('session_id,time,query,ad_id\ns1,1,"old robin,\n', "a quote is not closed"),
     ],
 )
-def test_a_log_that_gives_nothing_is_one_clear_error(
+def test_a_log_without_edges_is_one_clear_error(
     content: str,
     message: str,
     cluster: None,

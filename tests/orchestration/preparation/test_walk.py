@@ -122,7 +122,7 @@ def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
 
 
 @given(_rows(9, 6), st.integers(1, 9))
-def test_head_anchors_are_dropped_and_the_rest_is_turned_round(rows: Rows, most: int) -> None:
+def test_head_anchors_are_dropped_and_the_other_edges_reversed(rows: Rows, most: int) -> None:
     degrees = Counter(anchor for row in rows for anchor in row)
     kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
     graph = _graph(rows, most)
@@ -184,8 +184,8 @@ def test_each_walk_is_made_once(
     monkeypatch.setattr(walks, "NODES_PER_TASK", 7)
     with ThreadPoolExecutor(2) as pool:
         one = prepared, REGULARIZERS[:1], SHORT, 3, tmp_path
-        asked = [pool.submit(walked_edges, *one) for _ in range(2)]
-    (folder,) = {task.result() for task in asked}
+        futures = [pool.submit(walked_edges, *one) for _ in range(2)]
+    (folder,) = {future.result() for future in futures}
     assert made == [["links/query"]]
     (folder / ".aside" / "links").mkdir(parents=True)  # left by a run that was killed
     assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
@@ -214,7 +214,7 @@ def test_each_walk_is_made_once(
         assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 
 
-def test_a_walk_that_fails_leaves_nothing_behind_nor_under_way(
+def test_a_failed_walk_leaves_no_files_and_no_tasks(
     cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = tmp_path.with_name("failed")

@@ -47,7 +47,7 @@ def test_a_log_gets_a_line_for_each_message_with_the_time_left(tmp_path: Path, l
     with shown_progress(tmp_path):
         for epoch in (1, 2, 3):
             LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)
-            wait_until(lambda said=f"epoch {epoch}": said in " ".join(log()), "not logged")
+            wait_until(lambda text=f"epoch {epoch}": text in " ".join(log()), "not logged")
     assert log()[0] == "step 10/40  epoch 1"
     steps = [line.partition("  ")[0] for line in log()]
     assert steps == ["step 10/40", "step 20/40", "step 30/40"]
@@ -59,7 +59,7 @@ def test_a_long_epoch_is_logged_too(tmp_path: Path, log: Lines, monkeypatch: pyt
     with shown_progress(tmp_path):
         for step in (1, 2):
             LiveProgress(step, 40).write(tmp_path)
-            wait_until(lambda said=f"step {step}/40": said in " ".join(log()), "not logged")
+            wait_until(lambda text=f"step {step}/40": text in " ".join(log()), "not logged")
 
 
 def test_what_an_earlier_attempt_left_is_not_shown(tmp_path: Path, log: Lines):

@@ -1,5 +1,6 @@
 """Pruning against a plain loop; its task, killed and failing."""
 
+import errno
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pruned import assert_same, half, kept_by_a_loop
+from ray.exceptions import RayError
 from support import csr_of
 
 from ramen_ray.data.prepared.csr import Csr
@@ -155,6 +157,22 @@ def test_training_goes_on_when_a_task_fails_for_good(
     assert list(task.folder.iterdir()) == []
     gate.write_text("open")
     assert _advance(task, 2 * EPOCH) == 2 * EPOCH
+
+
+def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(
+    cluster: None, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def needs_room(model: Path, folder: Path) -> dict[str, float]:
+        if not gate.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return {}
+
+    with pytest.raises(RayError, match="No space left on device"):
+        _advance(_task(tmp_path, needs_room), EPOCH)
+    gate.touch()
+    assert _advance(_task(tmp_path, needs_room), EPOCH) == EPOCH
 
 
 def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(

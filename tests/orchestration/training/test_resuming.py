@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("damaged", "said"),
+    ("damaged", "messages"),
     [
         ([], []),
         ([15], ["the run goes on from checkpoint_000000010"]),
@@ -38,13 +38,13 @@ def run(tmp_path: Path) -> Path:
     ],
 )
 def test_ray_train_is_told_of_whole_checkpoints_only(
-    damaged: list[int], said: list[str], run: Path, caplog: pytest.LogCaptureFixture
+    damaged: list[int], messages: list[str], run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for step in damaged:
         (run / f"checkpoint_{step:09d}" / "state.pt").write_bytes(b"")
     keep_intact_checkpoints(run)
-    assert len(caplog.records) == len(said)
-    for record, expected in zip(caplog.records, said, strict=True):
+    assert len(caplog.records) == len(messages)
+    for record, expected in zip(caplog.records, messages, strict=True):
         assert "state.pt has 0 bytes instead of 5" in record.message
         assert expected in record.message
     kept = [step for step in SCORES if step not in damaged]

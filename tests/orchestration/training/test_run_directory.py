@@ -74,6 +74,19 @@ def test_where_it_runs_does_not_make_another_run(
         assert second == first
 
 
+def test_a_run_of_another_version_of_the_code_is_not_continued(
+    config: RunConfig, dataset: Dataset
+) -> None:
+    named = overlay(config, {"name": "mine"})
+    with open_run_directory(named, dataset) as before:
+        before.note(identity="as another version computes it")
+    with (
+        pytest.raises(RunError, match=r"or the version of ramen_ray, differs; choose another name"),
+        open_run_directory(named, dataset),
+    ):
+        pass
+
+
 def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:
     named = overlay(config, {"name": "mine"})
     with open_run_directory(named, dataset):

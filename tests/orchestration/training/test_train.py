@@ -197,9 +197,9 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     killed: list[bool] = []
     killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
     killer.start()
-    code, said = run_here(train, *words)
+    code, printed = run_here(train, *words)
     killer.join()
-    assert (code, len(killed)) == (0, 1), said
+    assert (code, len(killed)) == (0, 1), printed
     after = RunDirectory(run_directory).notes
     best = unharmed.encoder.parent.name
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()

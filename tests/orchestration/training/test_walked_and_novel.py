@@ -172,9 +172,9 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     Path("names.csv").write_text("\n".join(["kind,name", *names]))
     monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
     assert run_job(evaluate_job.main) == 0
-    said = capsys.readouterr().out
-    assert "predictions: predictions.parquet" in said
-    assert all(f" {kind} " in said for kind in ("grown", "made", "all"))
+    printed = capsys.readouterr().out
+    assert "predictions: predictions.parquet" in printed
+    assert all(f" {kind} " in printed for kind in ("grown", "made", "all"))
     measured = json.loads(Path("metrics.json").read_text())
     file = Path("predictions.parquet")
     _assert_bad_matches(measured, pq.read_table(file).to_pylist())
@@ -195,13 +195,13 @@ def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -
     shown = [(set(row["query"].split()), set(row["ad"].split()), row["rank"]) for row in rows]
     for kind, words in NAMES.items():
         for k in (1, 3, 5):
-            asked = [
+            named = [
                 (query & words, ad & words)
                 for query, ad, rank in shown
                 if rank <= k and query & words
             ]
-            bad = sum(bool(ad) and not query & ad for query, ad in asked)
-            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(asked))
+            bad = sum(bool(ad) and not query & ad for query, ad in named)
+            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(named))
     assert 0 < metrics["BMR@5"] < 1
 
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_evaluated_is_one_clear_line(
     command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent)]
     monkeypatch.setattr(sys, "argv", [*command, "--dataset", str(dataset_path), *flags])
     assert run_job(evaluate_job.main) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    assert message in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed

@@ -44,7 +44,7 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
 
 
-def test_a_softmax_gets_half_of_the_rate_and_ten_times_the_weights() -> None:
+def test_a_softmax_gets_half_the_rate_and_ten_times_the_weights() -> None:
     config = PRESETS["foldoc-ramen"]()
     variants = variants_of(config, ("unidec", "ance"))
     ours = {name: overlay(config, variant.changes) for name, variant in variants.items()}
@@ -58,7 +58,7 @@ def test_a_softmax_gets_half_of_the_rate_and_ten_times_the_weights() -> None:
     assert not ours["unidec"].regularization.lambda_z
 
 
-def test_what_a_configuration_does_not_use_is_not_taken_away() -> None:
+def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
     assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(
         variants_of(foldoc(), ("in_batch",))
     )
@@ -146,8 +146,8 @@ def test_the_same_call_trains_only_what_is_missing(
 def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.variants) == VARIANTS
     base, whole = (result.variants[name] for name in VARIANTS[:2])
-    assert not base.less_base and base.seconds_ratio == 1
-    for name, (value, low, high) in whole.less_base.items():
+    assert not base.gains and base.seconds_ratio == 1
+    for name, (value, low, high) in whole.gains.items():
         assert value == pytest.approx(whole.means[name] - base.means[name])
         assert low <= value <= high
     assert set(base.deviations.values()) == {0}

@@ -105,7 +105,7 @@ def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
         ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
     ],
 )
-def test_as_many_runs_at_once_as_the_machines_hold(workers, machines, held) -> None:
+def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, held) -> None:
     use_gpu = "gpus_per_worker" in workers
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
@@ -128,7 +128,7 @@ def test_a_trial_is_described_in_one_line() -> None:
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (
             ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
-            "lr Input should be greater than 0",
+            "optimizer.lr: Input should be greater than 0",
         ),
     ],
 )
@@ -140,9 +140,9 @@ def test_bad_input_is_one_clear_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
     assert run_job(tune_job.main) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: ")
-    assert message in said
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith("error: ")
+    assert message in printed
 
 
 OFF = dict.fromkeys(("depends", "tags", "sources", "depends_published"), 0.0)
@@ -198,9 +198,9 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     ):
         sweep(mine, SETTINGS, space, training_command)
     directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
-    said = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
-    said += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
-    with pytest.raises(RunError, match=said):
+    message = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    message += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
+    with pytest.raises(RunError, match=message):
         sweep(mine, SETTINGS, space, training_command)
 
 
@@ -373,10 +373,10 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    code, said = run_here(tune_job, *words)
+    code, printed = run_here(tune_job, *words)
     is_over.set()
     watcher.join()
-    assert code == 0, said
+    assert code == 0, printed
     assert min(seen - known) > max(known)
     after = notes()
     assert len(after) == 1
@@ -389,7 +389,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     assert code == 0, again
     assert _times_of_checkpoints(runs) == trained, "a finished trial is trained again"
     assert notes() == after
-    results = {line for line in said.splitlines() if line.startswith(("R@10 ", "best: "))}
+    results = {line for line in printed.splitlines() if line.startswith(("R@10 ", "best: "))}
     assert len(results) == 2 and results <= set(again.splitlines())
 
 

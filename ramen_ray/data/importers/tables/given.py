@@ -1,4 +1,4 @@
-"""What the user's tables say beside clicks: queries' splits, and pairs to drop from predictions."""
+"""Given splits of queries, and given pairs to drop from predictions."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,14 +70,14 @@ def given_splits(
     """Return the split (queries,) of each query as the staged tables give it.
 
     Queries whose texts differ only in case and white space share a split; those without one are in
-    the train split. Where no validation query is given, clicked train queries are held out by their
-    hash.
+    the train split. If no validation query is given, some clicked train queries are held out, by
+    their hashes.
 
     Args:
         folder: staging folder.
         tables: with ``skip_bad_rows``, -1 marks the queries that are given two splits.
         folded: (queries,) hashes of their folded texts.
-        clicked: (queries,) whether anybody clicked for a query of that text.
+        clicked: (queries,) whether a query of that text has a click.
 
     Raises:
         DatasetError: queries are given two splits.
@@ -109,7 +109,7 @@ class _Names:
     Attributes:
         tables: the user's.
         folder: staging folder.
-        findings: what was found wrong so far.
+        findings: what is wrong, as found so far.
     """
 
     tables: UserTables
@@ -129,7 +129,7 @@ class _Names:
             what = "an ad" if kind == "ads" else "a query"
             listed = getattr(self.tables, kind) or self.tables.clicks
             message = f"{int(unknown.sum())} rows name {what} that is not in {listed}"
-            advice = "add what is missing, or leave such rows out with skip_bad_rows"
+            advice = "add what is missing, or leave these rows out with skip_bad_rows"
             self.findings.append(batch.finding(column, unknown, message, advice))
         return numbers
 
@@ -148,5 +148,5 @@ def _two_splits(folder: Path, in_two: Booleans) -> str:
     shown = ", ".join(map(repr, texts[:_MAX_SHOWN])) + (f" and {rest} more" if rest else "")
     return (
         f"{int(in_two.sum())} queries are given two splits, up to case and white space: {shown};"
-        " give each one, or leave such queries out with skip_bad_rows"
+        " give each one, or leave these queries out with skip_bad_rows"
     )

@@ -33,7 +33,7 @@ class Numbering:
     Attributes:
         id_hashes: (ids,) uint64, ascending.
         id_numbers: (ids,) int64, each id's number.
-        row_numbers: (staged rows,) int64, each row's number; -1 where an earlier row has the same.
+        row_numbers: (staged rows,) int64, each row's number; -1 if an earlier row has this number.
         part_starts: (parts + 1,) int64, the first staged row of each part.
         part_numbers: (parts,) int64, the lowest number that each part may hold.
         folded_hashes: (numbers,) uint64, equal for texts that differ in case or white space only.
@@ -151,7 +151,7 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
         piece.path,
         f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
         f" {listed}, such as {example!r}",
-        "add what is missing, or leave such clicks out with skip_bad_rows",
+        "add what is missing, or leave these clicks out with skip_bad_rows",
         row=lines_before(piece) + int(rows[0]),
         column=column,
     )

@@ -51,12 +51,12 @@ def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
 
     Queries whose texts differ only in case and white space share a split. With a split by time a
     query belongs to the period of its first click, and only its clicks in that period count, so
-    that training never sees a later click. Queries without a click that counts stay in the train
-    split, if at all.
+    that training never sees a later click. A query without a click that counts can only be kept in
+    the train split.
 
     Returns:
         how many ads and queries are left out because they have too few clicks or two splits, and
-        how many train queries stay without a click.
+        how many train queries are kept without a click.
 
     Raises:
         DatasetError: a split would be empty, or a query is given two.
@@ -98,7 +98,7 @@ def make_plan(folder: Path, tables: UserTables) -> dict[str, int]:
 
 
 _ADVICE = {
-    "train": "ask for fewer test and validation queries, check splits.test_from and"
+    "train": "hold out fewer test and validation queries, check splits.test_from and"
     " splits.validation_from, or lower the minimum counts",
     "validation": "raise splits.validation_fraction, or check splits.validation_from or the given"
     " splits",

@@ -42,7 +42,7 @@ class Columns:
     edges_anchor: str = "anchor"
     """Anchor of an edge: its id, or its text if there is no table of anchors."""
     edges_weight: str | None = None
-    """Weight of an edge; without it every edge weighs 1."""
+    """Weight of an edge; without it every edge has weight 1."""
     anchor_id: str = "anchor_id"
     """Id of an anchor in a table of anchors."""
     anchor_text: str = "text"
@@ -88,8 +88,8 @@ class UserTables:
     ads: str | None = None
     """Table of ads: id and text."""
     query_splits: str | None = None
-    """Table of queries and their splits: train, validation or test. Queries that it does not name
-    are train queries; where it names no validation query, a share of the train queries is held
+    """Table of queries and their splits: train, validation or test. Queries that it does not list
+    are train queries; if it lists no validation query, a share of the train queries is held
     out."""
     filters: str | None = None
     """Table of pairs of query and ad that are dropped from predictions."""
@@ -98,22 +98,22 @@ class UserTables:
     ad_edges: dict[str, str] = field(default_factory=dict)
     """Anchor sets, each with its table of edges from ads."""
     anchors: dict[str, str] = field(default_factory=dict)
-    """Anchor sets, each with its table of anchors: id and text; without one, edges name texts."""
+    """Anchor sets, each with its table of anchors: id and text; if absent, edges name texts."""
     columns: Columns = field(default_factory=Columns)
     """Names of the columns in the tables."""
     splits: Splits = field(default_factory=Splits)
     """Which queries are held out."""
     min_click_weight: float = 0.0
-    """Pairs of query and ad whose clicks sum to less are left out."""
+    """Pairs of query and ad with a smaller sum of click weights are left out."""
     min_ads_per_query: int | None = None
     """Queries with fewer clicked ads are left out. 0 keeps queries without clicks as train queries,
-    for their edges; it is the default where there are a table of queries and edges of queries,
-    otherwise 1. Validation and test queries need a click in any case."""
+    for their edges. Default 0 if there are a table of queries and edges of queries, otherwise 1.
+    Validation and test queries always need a click."""
     min_queries_per_ad: int = 0
     """Ads clicked from fewer queries are left out; 0 keeps ads that were never clicked."""
     drop_own_text: bool = False
-    """A query's own text is no answer to it: such clicks are left out, and such ads dropped from
-    the predictions of validation and test queries."""
+    """Leave out clicks on ads with the query's own text, and drop these ads from the predictions
+    of validation and test queries."""
     normalize_texts: bool = False
     """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
     skip_bad_rows: bool = False
@@ -142,7 +142,7 @@ class UserTables:
         }
         for name, fraction in fractions.items():
             if not 0 < fraction < 1:
-                raise DatasetError(f"{name} is {fraction:g}; it must lie between 0 and 1")
+                raise DatasetError(f"{name} is {fraction:g}; it must be between 0 and 1")
         validation, test = self.period_bounds or (0.0, 1.0)
         if np.isnan([validation, test]).any():
             raise DatasetError("splits.validation_from and splits.test_from must be times")
@@ -171,7 +171,7 @@ class UserTables:
 
     @property
     def fewest_ads(self) -> int:
-        """How many clicked ads a query needs to stay."""
+        """How many clicked ads a query needs to be kept."""
         if self.min_ads_per_query is not None:
             return self.min_ads_per_query
         return 0 if self.queries and self.query_edges else 1
@@ -200,7 +200,7 @@ class UserTables:
 
     @property
     def sources(self) -> dict[str, tuple[str, list[str]]]:
-        """The tables that are given, but for the anchor sets', and the columns to read of each."""
+        """The given tables, except those of anchor sets, and the columns to read of each."""
         given = self.given_splits
         named = {
             "queries": (self.queries, self.node_columns("queries")),

@@ -77,7 +77,7 @@ def stage_nodes(
 def stage_clicks(piece: Piece, number: int, tables: UserTables, folder: Path) -> dict[str, int]:
     """Stage a piece of the table of clicks as part ``number``.
 
-    Where there is no table of queries (or ads), the texts that the clicks name become one.
+    If there is no table of queries (or ads), the texts that the clicks name become one.
 
     Returns:
         how many rows are ``kept`` and how many are ``left_out``.
@@ -173,7 +173,7 @@ def bad_cells(batch: SourceBatch, names: dict[str, str], bad: dict[str, Booleans
             names[role],
             rows,
             f"{int(rows.sum())} cells {_BAD_CELLS.get(role, 'are empty')}",
-            "correct them, or leave such rows out with skip_bad_rows",
+            "correct them, or leave these rows out with skip_bad_rows",
         )
         for role, rows in bad.items()
         if rows.any()

@@ -57,7 +57,7 @@ def write_filters(folder: Path, writer: DatasetWriter, tables: UserTables) -> di
     """Write the filter pairs of validation and test queries.
 
     Returns:
-        how many pairs each split has, and how many ``unused`` ones are of other queries or ads.
+        how many pairs each split has, and how many are ``unused``: those of other queries or ads.
     """
     plan, ads = Plan.open(folder), Numbering.open(folder, "ads")
     pairs = [FILTERS.empty_table(), *read_parts(folder, "filters")]

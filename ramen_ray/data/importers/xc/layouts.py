@@ -35,7 +35,7 @@ EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
 
 NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
-"""Names that no anchor set can have: the layout uses their text files for queries and ads."""
+"""Names that no anchor set can have: the layout uses these text files for queries and ads."""
 
 _GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
 _SIDES = {"trn": "query", "lbl": "ad"}
@@ -49,7 +49,7 @@ class SplitFiles:
         texts: the queries' texts; a zero-shot split without its own has those of the test split.
         clicks: query × ad matrix; None if the JSON of the texts has the clicks.
         filters: pairs to drop from predictions.
-        ads: which ads the matrix has columns for; ``seen`` ads come before ``novel`` ones.
+        ads: which ads are columns of the matrix; ``seen`` ads come before ``novel`` ones.
     """
 
     texts: TextFile

@@ -134,7 +134,7 @@ class Scan:
 
 
 def scan(file: TextFile) -> Scan:
-    """Read a text file once; warns of lines that are not UTF-8.
+    """Read a text file once; warn about lines that are not UTF-8.
 
     Raises:
         DatasetError: the file is damaged or malformed; names the line.

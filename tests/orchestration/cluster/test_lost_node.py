@@ -1,0 +1,36 @@
+"""A machine of the cluster is lost while it trains, and another takes its place."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from support import wait_until
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.orchestration.training.run import fit
+
+
+@pytest.mark.slow
+def test_training_goes_on_after_a_lost_machine_to_the_same_numbers(small_run: RunConfig) -> None:
+    ray.shutdown()  # what another module left
+    machines = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    lost = machines.add_node(num_cpus=2)
+    ray.init(address=machines.address, log_to_driver=False)
+    two_cpus = overlay(small_run, {"workers.cpus_per_worker": 2})  # which the head does not have
+    unharmed = fit(overlay(two_cpus, {"name": "unharmed"}))
+    checkpoint = Path(small_run.output) / "runs" / "lost" / "checkpoint_000000007"
+
+    def lose() -> None:
+        wait_until(checkpoint.exists, "no checkpoint")
+        machines.remove_node(lost, allow_graceful=False)
+        machines.add_node(num_cpus=2)
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    result = fit(overlay(two_cpus, {"name": "lost"}))
+    loser.join()
+    ray.shutdown()
+    machines.shutdown()
+    assert result.metrics == unharmed.metrics

@@ -1,0 +1,75 @@
+"""A full disk is known whichever library finds it, and is told in one line."""
+
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ramen_ray.command_line import run_job
+from ramen_ray.data.store.mapped_files import map_new_array
+
+MUCH = np.arange(1 << 18, dtype=np.float32).reshape(-1, 64)
+
+
+def _fill_a_database(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    with sqlite3.connect(file) as store:
+        store.execute("pragma max_page_count = 4")
+        store.execute("create table rows (text)")
+        store.execute("insert into rows values (?)", ("x" * 100_000,))
+
+
+def _write_index(file: Path) -> None:
+    index = faiss.IndexFlatIP(64)
+    index.add(MUCH)
+    faiss.write_index(index, str(file))
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "python": lambda file: file.write_text("x" * 1_000_000),
+    "numpy": lambda file: np.save(file.open("wb"), MUCH),
+    "mapped": lambda file: map_new_array(file, np.float32, MUCH.shape),
+    "pyarrow": lambda file: pq.write_table(pa.table({"x": MUCH.ravel()}), file),
+    "torch": lambda file: torch.save(torch.from_numpy(MUCH), file),
+    "safetensors": lambda file: save_file({"x": torch.from_numpy(MUCH)}, file),
+    "faiss": _write_index,
+    "sqlite": _fill_a_database,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_librarys_error_is_told_in_one_line(
+    writer: str,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["job.py", f"--output={small_disk}"])
+
+    def job() -> None:
+        WRITERS[writer](small_disk / "file")
+
+    assert run_job(job) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: no room is left on a disk (that of {small_disk} has 0.")
+    assert said.endswith("make room, and run the same command again\n")
+    assert said.count("\n") == 1
+
+
+def test_room_is_taken_when_a_file_is_mapped(tmp_path: Path) -> None:
+    array = map_new_array(tmp_path / "file.npy", np.int32, (3, 5))
+    assert array.shape == (3, 5)
+    assert not array.any()
+    array[1, 2] = 7
+    array.flush()
+    written = np.load(tmp_path / "file.npy")
+    assert written[1, 2] == written.sum() == 7
+    assert (tmp_path / "file.npy").stat().st_blocks * 512 >= written.nbytes
