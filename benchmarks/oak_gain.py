@@ -22,13 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from benchmarks.common import CACHE, finish
 from benchmarks.graph_gain import dataset_of, header, judged, mean, row
-from benchmarks.in_process import TOKENS_FILE, train
+from benchmarks.in_process import train
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
@@ -42,7 +40,6 @@ from ramen_ray.method.retrieval.links import (
     nearest_anchors,
     train_links,
 )
-from ramen_ray.orchestration.training.components import build_model
 from ramen_ray.orchestration.tuning.variants import used_sets
 from ramen_ray.presets import PRESETS
 
@@ -158,25 +155,9 @@ def anchors_by(linker: RunConfig, config: RunConfig, sets: list[str], split: str
 
     def searched() -> Ids:
         data = dataset_of(config.dataset, config.encoder)
-        own = dataset_of(linker.dataset, linker.encoder)
-        model = on_tokens_of(model_of(linker), linker, own, data)
-        return nearest_anchors(model, data, sets, split, LINKER_DEPTH)
+        return nearest_anchors(model_of(linker), data, sets, split, LINKER_DEPTH)
 
     return stored(["anchors", flatten(linker), config.dataset, sets, split], searched)
-
-
-def on_tokens_of(
-    model: DualEncoder, config: RunConfig, own: Prepared, other: Prepared
-) -> DualEncoder:
-    """Give a bag, trained on the tokens that occur in one dataset, those of another."""
-    moved = build_model(config)
-    whole = moved.encoder.token_embeddings.detach()
-    whole[torch.from_numpy(np.load(own.path / TOKENS_FILE))] = (
-        model.encoder.token_embeddings.detach()
-    )
-    rows = whole[torch.from_numpy(np.load(other.path / TOKENS_FILE))]
-    moved.encoder.embedding = nn.EmbeddingBag.from_pretrained(rows, freeze=True, mode="mean")
-    return moved
 
 
 def model_of(config: RunConfig) -> DualEncoder:
