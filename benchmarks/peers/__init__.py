@@ -1,0 +1,1 @@
+"""Packages that answer the same question, beside ours: ``python -m benchmarks.peers``."""

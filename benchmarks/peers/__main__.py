@@ -1,0 +1,98 @@
+"""The packages that a user may have today beside ours: quality, seconds, memory, size, speed.
+
+Rivals: TF-IDF, BM25, MiniLM zero-shot; sentence-transformers' trainer; PECOS XR-Linear, napkinXC
+PLT, omikuji's Parabel and Bonsai, in environments that are made by name and version; and our bases,
+each with and without RAMEN. All get the same queries, ads and clicks, lose the same filter
+pairs, and are measured by the same code. Settings are chosen on validation by P@1 + R@10, within
+the same budget of processor seconds for each; test is asked once. Every try and every run is
+kept, so that the same command continues where it was stopped. `ratio` is the P@1 of the best of
+ours over that of the best rival, both by validation, on the last dataset.
+
+    python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import NUM_THREADS, ROOT, finish
+from benchmarks.peers import lexical, ours, tables, trainer, trees
+from benchmarks.peers.measuring import METRICS, Contest
+
+RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
+COSTS_OF = ("ance + RAMEN", "ance", "ngame", "OAK", "unidec + RAMEN")
+
+
+def main() -> None:
+    """Measure what is not there yet, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--budget", type=float, default=600, help="seconds for choosing settings")
+    parser.add_argument("--threads", type=int, default=NUM_THREADS)
+    parser.add_argument("--kept", action="store_true", help="show what is there, run nothing")
+    parser.add_argument("--plot", type=Path, help="also draw P@1 against seconds into this file")
+    options = parser.parse_args()
+    budget = 0.0 if options.kept else options.budget
+    found: dict[str, tables.Runs] = {}
+    for dataset in options.sets:
+        folder = ROOT / "datasets" / dataset
+        contests = {
+            name: Contest(name, RIVALS[name], folder, budget, options.threads)
+            for name in options.rivals
+        }
+        runs_of = {
+            name: [
+                contest.run(seed)
+                for seed in seeds_of(contest, options.seeds)
+                if not options.kept or contest.is_kept(seed)
+            ]
+            for name, contest in contests.items()
+        }
+        found[dataset] = {name: runs for name, runs in runs_of.items() if runs}
+        print_tables(dataset, found[dataset])
+    if options.plot:
+        families = {name: rival.family for name, rival in RIVALS.items()}
+        tables.plot(found, families, options.plot)
+    finish(*summary(found))
+
+
+def seeds_of(contest: Contest, num_seeds: int) -> range:
+    """Return the seeds that a rival is run with."""
+    return range(num_seeds if contest.rival.is_random else 1)
+
+
+def print_tables(dataset: str, found: tables.Runs) -> None:
+    """Print what was found on a dataset."""
+    print(f"\n## {dataset}\n\n{tables.quality(found)}\n\n{tables.costs(found)}\n")
+    own = [name for name in found if name in ours.RIVALS]
+    if own:
+        print(tables.lead(found, tables.best_by_validation(found, own)) + "\n")
+        print(tables.relative_costs(found, COSTS_OF), flush=True)
+
+
+def summary(found: dict[str, tables.Runs]) -> tuple[float, dict[str, Any]]:
+    """Return the ratio of the last dataset, and every row's figures."""
+    ratio = 1.0
+    figures: dict[str, Any] = {}
+    for dataset, runs_of in found.items():
+        figures[dataset] = {
+            name: {
+                "seeds": len(runs),
+                **{metric: tables.value(runs, metric) for metric in METRICS},
+                **{key: tables.cost(runs, key) for key in (*tables.COSTS, "seconds")},
+            }
+            for name, runs in runs_of.items()
+        }
+        own = [name for name in runs_of if name in ours.RIVALS]
+        others = [name for name in runs_of if name not in ours.RIVALS]
+        if own and others:
+            sides = [tables.best_by_validation(runs_of, names) for names in (own, others)]
+            figures[dataset]["best of ours"], figures[dataset]["best rival"] = sides
+            ratio = figures[dataset][sides[0]]["P@1"] / figures[dataset][sides[1]]["P@1"]
+    return ratio, figures
+
+
+if __name__ == "__main__":
+    main()

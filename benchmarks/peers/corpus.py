@@ -1,0 +1,79 @@
+"""A built-in dataset as texts and clicks, which is what every rival gets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts, clicks and filter pairs of a dataset directory.
+
+    Attributes:
+        name: of the folder.
+        queries: texts by split, in the order of their ids.
+        ads: texts in the order of their ids.
+        clicks: by split, query rows x ads.
+        filters: (pairs, 2) of (query row, ad) to drop from the answers of a held-out split.
+    """
+
+    name: str
+    queries: Mapping[str, list[str]]
+    ads: list[str]
+    clicks: Mapping[str, Csr]
+    filters: Mapping[str, Int64s]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Corpus":
+        """Read a dataset directory; nothing of its graphs."""
+        dataset = Dataset(folder)
+        queries, clicks, filters = {}, {}, {}
+        for split in SPLITS:
+            table = dataset.read(f"queries/{split}").sort_by("query_id")
+            lists = table["ad_ids"].to_pylist()
+            rows = np.repeat(np.arange(len(lists)), [len(ads) for ads in lists])
+            columns = np.array([ad for ads in lists for ad in ads], dtype=np.int64)
+            queries[split] = table["text"].to_pylist()
+            clicks[split] = Csr.from_pairs(rows, columns, len(lists))
+            if dataset.has(f"filters/{split}"):
+                pairs = dataset.read(f"filters/{split}")
+                of_rows = np.searchsorted(table["query_id"].to_numpy(), pairs["query_id"])
+                filters[split] = np.stack([of_rows, pairs["ad_id"].to_numpy()], axis=1)
+        ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
+        return cls(folder.name, queries, ads, clicks, filters)
+
+    @property
+    def train_click_counts(self) -> Int64s:
+        """(ads,) int64, number of train clicks of each ad."""
+        return np.bincount(self.clicks["train"].indices, minlength=len(self.ads))
+
+    def judgement(self, split: str) -> Judgement:
+        """Return what answers to the queries of a split are measured against."""
+        train = self.clicks["train"]
+        num_queries = len(train.filled_rows)
+        return Judgement.from_clicks(
+            self.clicks[split], self.train_click_counts, num_queries, Propensity()
+        )
+
+    def train_pairs(self) -> tuple[Int64s, Int64s]:
+        """Return the rows of train queries (clicks,) and their ads (clicks,)."""
+        train = self.clicks["train"]
+        return train.gather(np.arange(train.num_rows))
+
+    def documents(self, with_clicks: bool) -> list[str]:
+        """Return the ads' texts, each with the train queries that led to the ad if asked for."""
+        if not with_clicks:
+            return self.ads
+        parts = [[text] for text in self.ads]
+        for row, ad in zip(*self.train_pairs(), strict=True):
+            parts[ad].append(self.queries["train"][row])
+        return [" ".join(texts) for texts in parts]

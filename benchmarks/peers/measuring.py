@@ -1,0 +1,220 @@
+"""Choose a rival's settings on validation, then measure it; everything is kept."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+
+from benchmarks.common import CACHE, ENVIRONMENT, sampled_memory
+from benchmarks.peers.corpus import Corpus
+from benchmarks.peers.rivals import Fitted, Rival, Settings
+from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.method.retrieval.search import drop_filtered, most_filters
+
+STORE = CACHE / "peers" / "runs"
+VERSION = 1  # of what is kept; a change of a rival makes its runs anew
+METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100", "tail/R@10")
+CHOSEN_BY = ("P@1", "R@10")
+VALIDATION, BOTH = ("validation",), ("validation", "test")
+DEPTH = 100
+SINGLE_QUERIES = 200
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of a rival gave.
+
+    Attributes:
+        metrics: ``METRICS`` by split and query.
+        figures: seconds, bytes and rates.
+    """
+
+    metrics: Mapping[str, Mapping[str, PerQuery]]
+    figures: Mapping[str, float]
+
+    def value(self, metric: str, split: str = "test") -> float:
+        """Return a metric over all queries."""
+        return ratio(self.metrics[split][metric])
+
+    @property
+    def validation_score(self) -> float:
+        """The sum of the metrics that choices go by."""
+        return sum(self.value(metric, "validation") for metric in CHOSEN_BY)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A rival on a dataset.
+
+    Attributes:
+        name: of the rival.
+        rival: the rival.
+        dataset: its folder.
+        budget: seconds of processor time for choosing settings; the last try may run over it, and
+            0 takes what is kept.
+        threads: of training and answering.
+    """
+
+    name: str
+    rival: Rival
+    dataset: Path
+    budget: float
+    threads: int
+
+    @cached_property
+    def prepared(self) -> Any:
+        """What the rival wants to have before its clock starts."""
+        return self.rival.prepare(Corpus.read(self.dataset))
+
+    def settings(self) -> Settings:
+        """Return the settings that validation chose; tries that are kept count in any case."""
+        candidates = self.rival.settings
+        if len(candidates) == 1:
+            return candidates[0]
+        spent, scores = 0.0, {0: -np.inf}
+        for number, settings in enumerate(candidates):
+            if spent < self.budget or self._file(settings, 0, VALIDATION).exists():
+                run = self._kept(settings, 0, VALIDATION)
+                spent += run.figures["processor_s"]
+                scores[number] = run.validation_score
+        return candidates[max(scores, key=lambda number: scores[number])]
+
+    def run(self, seed: int) -> Run:
+        """Return a run on validation and test with the settings that validation chose."""
+        return self._kept(self.settings(), seed if self.rival.is_random else 0, BOTH)
+
+    def is_kept(self, seed: int) -> bool:
+        """Return whether the run of a seed is there, with the settings that are chosen."""
+        return self._file(self.settings(), seed, BOTH).exists()
+
+    def _file(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Path:
+        content = [VERSION, self.name, dict(settings), seed, splits]
+        content += [self.threads] if "test" in splits else []  # tries are the same with any number
+        key = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
+        name = "".join(c if c.isalnum() else "_" for c in self.name)
+        return STORE / self.dataset.name / f"{name}-{seed}-{key}.npz"
+
+    def _kept(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Run:
+        file = self._file(settings, seed, splits)
+        if not file.exists():
+            how = (settings, seed, self.threads, splits)
+            run = in_forked_process(measure, self.rival, self.dataset, self.prepared, *how)
+            _write(file, run)
+            _say(self, settings, seed, run)
+        return self._read(file)
+
+    @staticmethod
+    def _read(file: Path) -> Run:
+        stored = np.load(file)
+        metrics: dict[str, dict[str, PerQuery]] = {}
+        for name in stored.files:
+            split, _, metric = name.partition("/")
+            if metric:
+                metrics.setdefault(split, {})[metric] = (stored[name][0], stored[name][1])
+        return Run(metrics, json.loads(str(stored["figures"])))
+
+
+def _write(file: Path, run: Run) -> None:
+    arrays: dict[str, Any] = {
+        f"{split}/{name}": np.stack(values)
+        for split, of_split in run.metrics.items()
+        for name, values in of_split.items()
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(".part.npz")
+    np.savez(aside, figures=json.dumps(dict(run.figures)), **arrays)
+    aside.rename(file)
+
+
+def _say(contest: Contest, settings: Settings, seed: int, run: Run) -> None:
+    found = {name: f"{100 * run.value(name, 'validation'):.2f}" for name in CHOSEN_BY}
+    seconds = run.figures["processor_s"]
+    what = f"{contest.dataset.name}, {contest.name}, seed {seed}, {dict(settings)}"
+    print(f"{what}: validation {found}, {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def in_forked_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Call ``function`` in a process that shares this one's imports but none of its later memory.
+
+    A try of a rival takes a tenth of a second, and to import torch takes several.
+    """
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def measure(
+    rival: Rival, dataset: Path, prepared: Any, settings: Settings, seed: int, *how: Any
+) -> Run:
+    """Fit a rival, ask it, and return what it gave; ``how`` is threads and splits.
+
+    Memory is what the processes grew by from before the fit.
+    """
+    threads, splits = how
+    corpus = Corpus.read(dataset)
+    before = psutil.Process().memory_info().rss
+    started, processor = time.monotonic(), processor_seconds()
+    with sampled_memory() as peaks:
+        fitted = rival.fit(corpus, prepared, settings, seed, threads)
+    figures = {
+        "seconds": time.monotonic() - started,
+        "processor_s": processor_seconds() - processor,
+        "memory_bytes": max(peaks["driver"] - before, 0) + peaks["below"],
+        "model_bytes": fitted.model_bytes,
+        "index_bytes": fitted.index_bytes,
+    }
+    metrics = {}
+    for split in splits:
+        started = time.monotonic()
+        metrics[split] = judged(fitted, corpus, split)
+        figures["queries_per_s"] = len(corpus.queries[split]) / (time.monotonic() - started)
+    if "test" in splits:
+        figures |= latencies(fitted, corpus.queries["test"][:SINGLE_QUERIES])
+    return Run(metrics, figures)
+
+
+def judged(fitted: Fitted, corpus: Corpus, split: str) -> dict[str, PerQuery]:
+    """Ask all queries of a split, drop the filter pairs, and measure what is left."""
+    filters = corpus.filters.get(split, np.empty((0, 2), dtype=np.int64))
+    ads = fitted.answer(corpus.queries[split], DEPTH + most_filters(filters))
+    kept, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), filters, DEPTH)
+    found = corpus.judgement(split).by_query(kept)
+    return {name: found[name] for name in METRICS}
+
+
+def latencies(fitted: Fitted, queries: list[str]) -> dict[str, float]:
+    """Return the milliseconds of single queries, after ten that are not counted."""
+    for query in queries[:10]:
+        fitted.answer([query], DEPTH)
+    milliseconds = []
+    for query in queries:
+        started = time.perf_counter()
+        fitted.answer([query], DEPTH)
+        milliseconds.append(1000 * (time.perf_counter() - started))
+    return {
+        "p50_ms": float(np.quantile(milliseconds, 0.5)),
+        "p99_ms": float(np.quantile(milliseconds, 0.99)),
+    }
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of those below it, ended or not."""
+    spent = sum(os.times()[:4])
+    for child in psutil.Process().children(recursive=True):
+        times = child.cpu_times()
+        spent += times.user + times.system
+    return spent

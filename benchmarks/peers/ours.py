@@ -1,0 +1,116 @@
+"""Ours: the five bases, each without a graph and with RAMEN on it, by the presets' settings; AugGT.
+
+They train in this process as ``benchmarks.graph_gain`` does it: the bag of token embeddings, in
+strict graphs, without walk and pruning, from tokens that were prepared before the clock starts.
+A method of another kind is one more entry of ``RIVALS``.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import faiss
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common import ROOT
+from benchmarks.graph_gain import dataset_of, propagated
+from benchmarks.in_process import TOKENS_FILE, train
+from benchmarks.peers.corpus import Corpus
+from benchmarks.peers.rivals import Rival, Settings, size_on_disk
+from ramen_ray.bases import BaseName
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.search import build_index, search_index
+from ramen_ray.orchestration.training.components import build_model, encoder_tokenizer
+from ramen_ray.orchestration.tuning.variants import softmax_changes
+from ramen_ray.presets import PRESETS
+
+PLAIN = {"walk.enabled": False, "pruning.mode": "never"}
+
+
+class Ours:
+    """A trained model, and exact search among its vectors of the ads."""
+
+    def __init__(self, config: RunConfig, model: DualEncoder, data: Prepared) -> None:
+        """Embed and index the ads."""
+        self.tokenize = encoder_tokenizer(config.encoder)
+        self.occurring = np.load(data.path / TOKENS_FILE)
+        self.model = model
+        vectors = model.embed_ads(data.ads, np.arange(len(data.ads)))
+        self.index = build_index(vectors)
+        self.model_bytes = _saved_bytes(config, model, self.occurring)
+        self.index_bytes = vectors.nbytes
+
+    def answer(self, queries: Sequence[str], k: int) -> Int64s:
+        """Return the nearest ads; see :class:`Fitted`."""
+        token_ids, lengths = self.tokenize(queries)
+        known = np.searchsorted(self.occurring, token_ids).astype(np.int32)
+        offsets = np.append(0, lengths.cumsum())
+        table = TokenTable(known, offsets, np.zeros(len(queries), dtype=np.uint64))
+        vectors = self.model.embed_queries(table, np.arange(len(queries)))
+        return search_index(self.index, vectors, k)[0]
+
+
+def _saved_bytes(config: RunConfig, model: DualEncoder, occurring: Int64s) -> int:
+    """Return the size of the model as it is saved, with the whole vocabulary."""
+    saved = build_model(config)
+    embeddings = saved.encoder.token_embeddings.detach().clone()
+    embeddings[torch.from_numpy(occurring)] = model.encoder.token_embeddings.detach()
+    saved.encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, mode="mean")
+    with TemporaryDirectory() as folder:
+        saved.save(Path(folder), config.encoder.max_length)
+        return size_on_disk(Path(folder))
+
+
+def config_of(name: str, base: BaseName, with_graph: bool) -> RunConfig:
+    """Return a dataset's preset with another base, with or without the graph."""
+    preset = PRESETS[f"{name}-ramen"]()
+    graph = PLAIN if with_graph else WITHOUT_GRAPH
+    dataset = {"dataset": str(ROOT / "datasets" / name)}
+    return overlay(preset, {**dataset, **softmax_changes(preset, base), **graph})
+
+
+def prepare(corpus: Corpus) -> Prepared:
+    """Prepare the dataset's tokens."""
+    config = config_of(corpus.name, "in_batch", False)
+    return dataset_of(config.dataset, config.encoder)
+
+
+def prepare_propagated(corpus: Corpus) -> Prepared:
+    """Prepare the tokens of the dataset whose clicks are propagated over the graph (AugGT)."""
+    config = config_of(corpus.name, "in_batch", True)
+    return dataset_of(str(propagated(config)), config.encoder)
+
+
+def fit(corpus: Corpus, data: Prepared, settings: Settings, seed: int, threads: int) -> Ours:
+    """Train to the last epoch."""
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    config = overlay(config_of(corpus.name, **settings), {"seed": seed})
+    return Ours(config, train(config, data), data)
+
+
+AUGGT = Rival(
+    "ours with the graph",
+    fit,
+    ({"base": "in_batch", "with_graph": False},),
+    prepare_propagated,
+    is_random=True,
+)
+RIVALS = {
+    f"{base} + RAMEN" if with_graph else base: Rival(
+        "ours with the graph" if with_graph else "ours",
+        fit,
+        ({"base": base, "with_graph": with_graph},),
+        prepare,
+        is_random=True,
+    )
+    for base in get_args(BaseName)
+    for with_graph in (False, True)
+} | {"AugGT": AUGGT}

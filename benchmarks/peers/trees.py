@@ -1,0 +1,203 @@
+"""Rivals that classify queries into ads by trees of linear models over TF-IDF features.
+
+PECOS XR-Linear, napkinXC's PLT, and omikuji's Parabel and Bonsai. By themselves they know an ad by
+its number only, so they can answer with ads that have train clicks. "+ texts" trains them on each
+ad's own text too, as a query that led to it: then they know all ads.
+"""
+
+import pickle
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.pipeline import FeatureUnion
+
+from benchmarks.common import ROOT
+from benchmarks.peers.corpus import Corpus
+from benchmarks.peers.environments import Environment
+from benchmarks.peers.rivals import Rival, Settings, size_on_disk
+from benchmarks.peers.workers.serving import Packed
+from ramen_ray.data.arrays import Int64s
+
+NUMERIC = ("numpy==2.4.6", "scipy==1.17.1")
+PECOS = Environment(
+    "pecos",  # its other dependencies serve its transformers only
+    (
+        "libpecos==1.2.8",
+        "numpy==1.26.4",
+        "scipy==1.13.1",
+        "scikit-learn==1.5.2",
+        "joblib==1.4.2",
+        "threadpoolctl==3.5.0",
+    ),
+)
+NAPKINXC = Environment("napkinxc", ("napkinxc==0.7.2", *NUMERIC))
+OMIKUJI = Environment(
+    "omikuji", ("omikuji==0.5.2", "milksnake==0.1.6", "cffi==2.1.1", "pycparser==3.12", *NUMERIC)
+)
+
+
+class Trees:
+    """A tree rival that runs in another process, and the features that it is asked with."""
+
+    def __init__(self, program: str, python: Path, vectorizer: Any, ads: Int64s) -> None:
+        """Start the program, which waits to be trained to answer with ``ads``, ascending."""
+        self.aside = TemporaryDirectory()
+        self.folder = Path(self.aside.name)
+        self.vectorizer, self.ads = vectorizer, ads
+        command = [str(python), "-m", f"benchmarks.peers.workers.{program}"]
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "log").open("wb"),
+        )
+        self.model_bytes, self.index_bytes = 0, 0
+
+    def train(
+        self, features: csr_matrix, labels: csr_matrix, settings: Settings, *how: int
+    ) -> None:
+        """Train with seed and threads, and measure what was saved."""
+        model = self.folder / "model"
+        self._ask((pack(features), pack(labels), dict(settings), *how, model))
+        self.model_bytes = size_on_disk(model) + len(pickle.dumps(self.vectorizer))
+
+    def answer(self, queries: Sequence[str], k: int) -> Int64s:
+        """Return the ads that the trees rank first; see :class:`Fitted`."""
+        rows = self._ask((pack(self.vectorizer.transform(queries)), k))
+        answers = np.full((len(queries), k), -1)
+        for answer, row in zip(answers, rows, strict=True):
+            answer[: len(row)] = self.ads[row]
+        return answers
+
+    def _ask(self, message: Any) -> Any:
+        to, back = self.process.stdin, self.process.stdout
+        assert to is not None and back is not None
+        try:
+            pickle.dump(message, to)
+            to.flush()
+            return pickle.load(back)
+        except (BrokenPipeError, EOFError) as error:
+            log = (self.folder / "log").read_text(errors="replace")
+            raise RuntimeError(f"the rival's program ended:\n{log[-2000:]}") from error
+
+
+def pack(matrix: csr_matrix) -> Packed:
+    """Return a matrix as plain values."""
+    matrix = csr_matrix(matrix)
+    matrix.sort_indices()
+    return (
+        tuple(matrix.shape),
+        matrix.indptr.astype(np.int64).tobytes(),
+        matrix.indices.astype(np.int32).tobytes(),
+        matrix.data.astype(np.float32).tobytes(),
+    )
+
+
+def fit(
+    corpus: Corpus, python: Path, settings: Settings, seed: int, threads: int, *, program: str
+) -> Trees:
+    """Train on the clicked train queries and, if asked for, on the ads' own texts."""
+    of = dict(settings)
+    vectorizer, with_texts = FEATURES[of.pop("features")](), of.pop("with_texts")
+    rows, ads = corpus.train_pairs()
+    texts = corpus.queries["train"]
+    if with_texts:
+        rows = np.append(rows, len(texts) + np.arange(len(corpus.ads)))
+        ads = np.append(ads, np.arange(len(corpus.ads)))
+        texts = texts + corpus.ads
+    features = csr_matrix(vectorizer.fit_transform(texts))
+    taught = np.intersect1d(rows, np.flatnonzero(features.getnnz(axis=1)))  # "-" has no words
+    kept = np.isin(rows, taught)
+    known, of_ad = np.unique(ads[kept], return_inverse=True)
+    of_row = np.searchsorted(taught, rows[kept])
+    labels = csr_matrix((np.ones(len(of_ad)), (of_row, of_ad)), shape=(len(taught), len(known)))
+    features = features[taught]
+    trees = Trees(program, python, vectorizer, known)
+    trees.train(features, labels, of, seed, threads)
+    return trees
+
+
+def words() -> TfidfVectorizer:
+    """Return TF-IDF of words, as in the files of the extreme classification repository."""
+    return TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
+
+
+def words_and_characters() -> FeatureUnion:
+    """Return TF-IDF of words, pairs of words and runs of characters."""
+    pairs = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, dtype=np.float32)
+    characters = TfidfVectorizer(
+        analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, dtype=np.float32
+    )
+    return FeatureUnion([("words", pairs), ("characters", characters)])
+
+
+FEATURES = {"words": words, "words and characters": words_and_characters}
+XR_LINEAR = {"max_leaf_size": 100, "cp": 1.0, "threshold": 0.1, "negatives": "tfn", "beam": 10}
+PARABEL = {"beam": 10}
+BONSAI = {**PARABEL, "cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
+
+
+def python_of(_: Corpus, *, environment: Environment) -> Path:
+    """Make the environment."""
+    return environment.python()
+
+
+def _rival(
+    program: str, environment: Environment, options: Sequence[Mapping[str, Any]], with_texts: bool
+) -> Rival:
+    settings = [
+        {"features": name, "with_texts": with_texts, **of} for of in options for name in FEATURES
+    ]
+    return Rival(
+        "label trees",
+        partial(fit, program=program),
+        tuple(settings),
+        prepare=partial(python_of, environment=environment),
+        is_random=True,
+    )
+
+
+def _rivals() -> dict[str, Rival]:
+    kinds: dict[str, tuple[str, Environment, list[dict[str, Any]]]] = {
+        "PECOS XR-Linear": (
+            "xr_linear",
+            PECOS,
+            [
+                XR_LINEAR,
+                {**XR_LINEAR, "negatives": "tfn+man"},
+                {**XR_LINEAR, "cp": 4.0},
+                {**XR_LINEAR, "max_leaf_size": 1_000_000},  # one against all
+            ],
+        ),
+        "napkinXC PLT": (
+            "plt",
+            NAPKINXC,
+            [{}, {"liblinear_c": 1}, {"loss": "l2", "liblinear_c": 1}, {"ensemble": 3}],
+        ),
+        "omikuji Parabel": (
+            "forest",
+            OMIKUJI,
+            [PARABEL, {**PARABEL, "beam": 50}, {**PARABEL, "linear_c": 4.0}],
+        ),
+        "omikuji Bonsai": (
+            "forest",
+            OMIKUJI,
+            [BONSAI, {**BONSAI, "beam": 50}, {**BONSAI, "linear_c": 4.0}],
+        ),
+    }
+    return {
+        f"{name} + texts" if with_texts else name: _rival(*kind, with_texts)
+        for name, kind in kinds.items()
+        for with_texts in (False, True)
+    }
+
+
+RIVALS = _rivals()

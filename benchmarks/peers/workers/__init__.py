@@ -1,0 +1,1 @@
+"""Programs that run in the rivals' own environments; they know nothing of this project."""
