@@ -42,10 +42,11 @@ class RetrieverSettings(StoreSettings):
 
 
 def run_job(job: Callable[[], int | None]) -> int:
-    """Run ``job``, which may return an exit code; a user's error is one message and code 2.
+    """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
 
-    So is a file that the system refuses, such as one on a full disk or with an endless name. SIGINT
-    ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
+    The same goes for a file that the system refuses, such as one on a full disk or with too long a
+    name. SIGINT ends the job with code 130 and SIGTERM with 143; both unwind the stack, so that
+    runs and folders are closed.
     """
     ended_by = [signal.SIGINT]
 

@@ -1,9 +1,9 @@
 """Turn a small corpus of named nodes, clicks and anchors into the dataset directory's tables.
 
-Two protocols say which edges training may see of the texts of held-out queries. *Strict*: no edge,
-of either side, joins a held-out query's text to one of its answers. *As published*: edges as the
-source has them, except that a held-out click is no edge of the query side. Each anchor set follows
-the strict one; where the two differ, a second set with the suffix ``_published`` follows the other.
+Two protocols say which edges of held-out queries' texts training may see. *Strict*: no edge, of
+either side, joins a held-out query's text to one of its answers. *As published*: edges as the
+source has them, except that held-out clicks are not edges of queries. Each anchor set is strict;
+where the protocols differ, a second set with the suffix ``_published`` is as published.
 Texts that differ only in case, white space or Unicode form count as one text.
 """
 
@@ -18,7 +18,7 @@ from ramen_ray.data.store.texts import fold
 
 Pairs = set[tuple[str, str]]
 Nodes = Mapping[str, Mapping[str, str]]
-"""By side, in the order of their ids: each node's folded text by name."""
+"""By side: each node's folded text by its name, in the order of the nodes' ids."""
 Edges = Mapping[str, set[tuple[int, str]]]
 """By side: each edge's node id and anchor's name."""
 

@@ -6,7 +6,7 @@ SPLITS = ("train", "validation", "test")
 ZERO_SHOT = "zero_shot"
 """An optional split: test queries with their novel ads only, searched among the novel ads."""
 PUBLISHED = "_published"
-"""Ends the name of an anchor set whose edges may join held-out queries to their answers."""
+"""Suffix of anchor sets whose edges may join held-out queries to their answers."""
 
 QUERIES = pa.schema(
     [("query_id", pa.int64()), ("text", pa.string()), ("ad_ids", pa.list_(pa.int64()))]

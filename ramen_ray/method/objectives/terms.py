@@ -81,7 +81,7 @@ class Objective:
 
 
 def task_term(loss: Loss, weight: float = 1.0) -> Term:
-    """Build the term that ranks the ads a query led to above all others of the batch."""
+    """Build the term that ranks the ads clicked for a query above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
         queries, pool = encoded.local.queries, encoded.ad_pool
