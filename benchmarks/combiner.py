@@ -118,7 +118,7 @@ def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[
 def settings_of(variant: VariantName, epochs: int) -> StageSettings:
     """Return a variant's settings, as jobs/combine.py has them."""
     combiner = CombinerConfig(epochs=epochs)
-    return CombineSettings(run="", variant=variant, combiner=combiner).stages
+    return CombineSettings(run="", variant=variant, combiner=combiner).stages()
 
 
 def split_of(name: str, kind: str, seed: int) -> Prepared:

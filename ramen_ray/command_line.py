@@ -254,7 +254,8 @@ def _in_one_line(box: str) -> str:
     parts = [" ".join(part.split()) for part in re.split(r"[─╰╯]+|-{5,}", text)]
     words = "; ".join(part.rstrip(".") for part in parts if part)
     noise = r"\d+ validation errors? for \w+ | \[type=.*?For further information visit [^\s;]+"
-    return re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
+    words = re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
+    return re.sub(r"Error parsing (?:\d+\.)?([\w.]+): (\w+) (?=Input )", r"\1.\2: ", words)
 
 
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:

@@ -304,7 +304,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
-        (["tiny", "--optimizer.lr", "0"], "optimizer: lr Input should be greater than 0;"),
+        (["tiny", "--optimizer.lr", "0"], "optimizer.lr: Input should be greater than 0;"),
         (["tiny", "--encoder.kind", "forest"], "--encoder.kind"),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),

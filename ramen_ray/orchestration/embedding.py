@@ -20,8 +20,8 @@ from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
 TEXTS_PER_BATCH = 65_536
 FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process
 
-View = Literal["queries", "ads", "texts"]
-"""Which method of the model embeds a text: ``embed_queries``, ``embed_ads`` or ``embed_texts``."""
+View = Literal["queries", "ads"]
+"""Which method of the model embeds a text: ``embed_queries`` or ``embed_ads``."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ def embed_tables(
         file: an ``.npy`` file to write.
         resources: resources of each task.
         dtype: type of the embeddings.
-        part: which of the model's vectors queries and ads get; None for all that it has. Texts of
-            view ``texts`` get the encoder's.
+        part: which of the model's vectors they get; None for all that it has.
 
     Returns:
         (texts of all tables, D), mapped from ``file``.
@@ -90,7 +89,12 @@ def embed_tables(
 
 
 def embed_distinct(
-    model: Path, tables: list[Path], file: Path, use_bf16: bool, num_threads: int
+    model: Path,
+    tables: list[Path],
+    file: Path,
+    use_bf16: bool,
+    num_threads: int,
+    part: Part = "encoder",
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` into ``file``, with the cluster's free resources.
 
@@ -102,15 +106,16 @@ def embed_distinct(
         file: an ``.npy`` file to write; the result maps it.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads of a task.
+        part: which of the model's vectors they get, as queries.
 
     Returns:
         One per table, all sharing one (U, D) float16 array.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
-    parts = [TableRows(table, some, "texts") for table, some in zip(tables, rows, strict=True)]
+    parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
     resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
-    embeddings = embed_tables(model, parts, file, resources, np.float16, part="encoder")
-    return [TextEmbeddings(embeddings, part) for part in positions]
+    embeddings = embed_tables(model, parts, file, resources, np.float16, part)
+    return [TextEmbeddings(embeddings, places) for places in positions]
 
 
 def _batches(tables: Sequence[TableRows]) -> list[dict[str, int]]:
@@ -158,9 +163,4 @@ def _stream(batches: list[dict[str, int]], embed: _Embed) -> Iterator[dict[str, 
 
 
 def _view(model: DualEncoder, view: View) -> Any:
-    views = {
-        "queries": model.embed_queries,
-        "ads": model.embed_ads,
-        "texts": model.embed_texts,
-    }
-    return views[view]
+    return {"queries": model.embed_queries, "ads": model.embed_ads}[view]

@@ -153,6 +153,26 @@ class DualEncoder(nn.Module):
         """Return the encoder's embeddings of any texts, anchors too; as :meth:`embed_queries`."""
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self.encoder.finish(pooled))
 
+    @property
+    def text_scales(self) -> Embeddings:
+        """Return (D,): a query's vector times this is that of a new ad with the same text."""
+        of_encoder = np.ones(0 if self.part == "classifier" else self.encoder.dim)
+        of_classifier = np.full(self.dim - len(of_encoder), self.scoring.text_scale)
+        return np.concatenate([of_encoder, of_classifier]).astype(np.float32)
+
+    def with_classifiers(self, vectors: Embeddings, ads: Int64s) -> Embeddings:
+        """Return a copy of ``vectors`` (n, D) of ads by their texts, now by their classifiers.
+
+        It is the same where no classifiers answer.
+        """
+        vectors = vectors.copy()
+        if self.classifiers is not None and self.part != "encoder":
+            weight = self.scoring.weight
+            scale = 1.0 if self.part == "classifier" else (weight / (1 + weight)) ** 0.5
+            own = scale * unit(self.classifiers.take(ads))
+            vectors[:, -self.classifier_dim :] = own.cpu().numpy()
+        return vectors
+
     def own_share(self, ads: Int64s) -> Int64s:
         """Return those of ``ads`` (n,), ascending, that this worker embeds for all workers."""
         if self.classifiers is not None and self.classifiers.is_share:

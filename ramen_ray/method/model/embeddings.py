@@ -17,14 +17,17 @@ class TextEmbeddings:
     Attributes:
         embeddings: (U, D) unit-norm float16 or float32, one per distinct text.
         positions: (texts,) the row of each text in ``embeddings``.
+        scales: (D,) factors of what is taken; None for 1.
     """
 
     embeddings: NDArray[Any]
     positions: Int64s
+    scales: NDArray[np.float32] | None = None
 
     def take(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (n, D) float32 of the texts ``rows`` (n,)."""
-        return self.embeddings[self.positions[rows]].astype(np.float32)
+        taken: NDArray[np.float32] = self.embeddings[self.positions[rows]].astype(np.float32)
+        return taken if self.scales is None else taken * self.scales
 
 
 def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:

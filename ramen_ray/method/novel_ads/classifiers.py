@@ -65,7 +65,7 @@ def train_classifiers(
 ) -> Iterator[Tensor]:
     """Train the classifiers for ``steps``; yields each step's loss of this worker, not yet summed.
 
-    Row r of the classifiers is that of seen ad r; they start at the ads' embeddings.
+    Row r of the classifiers is that of seen ad r.
     """
     loss = TripletLoss(settings.margin, settings.num_negatives)
     for number in steps:
@@ -82,5 +82,5 @@ def train_classifiers(
 
 
 def initial_classifiers(seen: SeenAds, device: torch.device) -> Tensor:
-    """Return a copy of the ads' embeddings (S, D), from which classifiers start."""
-    return torch.from_numpy(seen.embeddings.copy()).to(device)
+    """Return a copy of the ads' classifiers (S, D), from which their training starts."""
+    return torch.from_numpy(seen.classifiers.copy()).to(device)

@@ -17,14 +17,13 @@ DROPOUT = 0.1
 class Combiner(nn.Module):
     """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
 
-    The result is the mean over an ad's text and its neighbours; the kind says how these are mixed
-    with each other before. An ad without neighbours is represented by its text.
+    A kind mixes an ad's text with its neighbours and averages the mixed vectors.
 
     ``mean`` mixes nothing and has no parameters: up to scale, it is the sum. ``attention`` is one
-    layer of self-attention and a linear map (IRENE's draft). It starts as the mean, so that short
-    trainings suffice. ``transformer`` is a layer of a transformer, normalised after each part
-    (IRENE's released code). Both add one vector to the text and another to the neighbours, to tell
-    them apart.
+    layer of self-attention and a linear map (IRENE's draft), added to the text. The map starts at
+    zero, so the combiner starts as the text alone, which a short training must not fall below.
+    ``transformer`` is a layer of a transformer, normalised after each part (IRENE's released code).
+    Both add one vector to the text and another to the neighbours, to tell them apart.
     """
 
     def __init__(self, kind: Kind, dim: int, heads: int = 4) -> None:
@@ -38,9 +37,10 @@ class Combiner(nn.Module):
         if kind == "transformer":
             self.mix = nn.TransformerEncoderLayer(dim, heads, HIDDEN, DROPOUT, batch_first=True)
         elif kind == "attention":
-            self.mix = _mean_like_attention(dim, heads)
+            self.mix = nn.MultiheadAttention(dim, heads, batch_first=True)
             self.output = nn.Linear(dim, dim)
-            _to_identity(self.output)
+            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_(self.output.bias)
 
     def forward(self, text_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
         """Return the ads' vectors (N, D); masked neighbours have no influence."""
@@ -53,7 +53,7 @@ class Combiner(nn.Module):
         mixed_NTD = self._mixed(tokens_NTD, ~mask_NT)
         weights_NT1 = mask_NT[..., None].to(mixed_NTD.dtype)
         mean_ND = (mixed_NTD * weights_NT1).sum(dim=1) / weights_NT1.sum(dim=1)
-        return mean_ND if self.output is None else self.output(mean_ND)
+        return mean_ND if self.output is None else text_ND + self.output(mean_ND)
 
     def _mixed(self, tokens_NTD: Tensor, is_padding_NT: Tensor) -> Tensor:
         if isinstance(self.mix, nn.MultiheadAttention):
@@ -65,16 +65,3 @@ class Combiner(nn.Module):
             return tokens_NTD
         mixed = self.mix(tokens_NTD, src_key_padding_mask=is_padding_NT)
         return mixed
-
-
-def _mean_like_attention(dim: int, heads: int) -> nn.MultiheadAttention:
-    attention = nn.MultiheadAttention(dim, heads, batch_first=True)
-    with torch.no_grad():
-        attention.in_proj_weight[2 * dim :] = torch.eye(dim)
-    _to_identity(attention.out_proj)
-    return attention
-
-
-def _to_identity(linear: nn.Linear) -> None:
-    nn.init.eye_(linear.weight)
-    nn.init.zeros_(linear.bias)

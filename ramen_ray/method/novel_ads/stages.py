@@ -72,7 +72,7 @@ class Stages:
     Attributes:
         settings: of both stages.
         data: the clicks that are trained on.
-        seen: the seen ads; their classifiers are those that are trained.
+        seen: the seen ads; training starts from their classifiers, and replaces them.
         device: where the steps are computed.
         step: number of steps done, in both stages together.
     """
@@ -85,7 +85,7 @@ class Stages:
     _combiner: CombinerTraining | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Start the classifiers at the ads' embeddings."""
+        """Start the classifiers where the seen ads have them."""
         settings = self.settings
         self._sampler = StepSampler(self.data, settings.batch_size, settings.seed, self.device)
         table = initial_classifiers(self.seen, self.device)

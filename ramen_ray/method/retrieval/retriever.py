@@ -14,7 +14,7 @@ It is a folder with
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import numpy as np
@@ -111,16 +111,19 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
     return int(index.ntotal)
 
 
-def text_embedder(folder: Path) -> Callable[[list[str]], Embeddings]:
-    """Load a retriever's model; returns a function that embeds texts as unit rows (texts, D)."""
+def text_embedder(
+    folder: Path, view: Literal["queries", "ads"] = "ads"
+) -> Callable[[list[str]], Embeddings]:
+    """Load a retriever's model; returns a function that embeds queries or new ads (texts, D)."""
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     encoder = model.encoder
     tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
+    embed_table = model.embed_new_ads if view == "ads" else model.embed_queries
 
     def embed(texts: list[str]) -> Embeddings:
-        return model.embed_new_ads(tokenize_texts(tokenize, texts), np.arange(len(texts)))
+        return embed_table(tokenize_texts(tokenize, texts), np.arange(len(texts)))
 
     return embed
 

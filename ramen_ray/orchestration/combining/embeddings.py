@@ -1,12 +1,15 @@
 """The frozen embeddings of a run's texts: computed once, then memory-mapped where needed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.orchestration.embedding import embed_distinct
@@ -15,7 +18,7 @@ TRAIN_QUERIES = Path("tokens/queries/train")
 
 
 def embed_texts(
-    model: Path, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
+    model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
 ) -> None:
     """Write the embeddings of all queries and ads into ``file``, unless it exists.
 
@@ -23,6 +26,7 @@ def embed_texts(
 
     Args:
         model: folder of the run's best model.
+        part: which of its vectors answer.
         data: the run's dataset.
         sibling: its one-shot sibling, whose train queries are embedded too.
         file: the ``.npy`` file.
@@ -32,14 +36,14 @@ def embed_texts(
         return
     with whole_file(file) as aside:
         named = aside.with_suffix(".npy")
-        embed_distinct(model, _tables(data, sibling), named, False, num_threads)
+        embed_distinct(model, _tables(data, sibling), named, False, num_threads, part)
         named.rename(aside)
 
 
 def open_embedded(
-    data: Prepared, sibling: Prepared | None, file: Path
+    model: DualEncoder, data: Prepared, sibling: Prepared | None, file: Path
 ) -> tuple[Embedded, TextEmbeddings | None]:
-    """Map what :func:`embed_texts` wrote.
+    """Map what :func:`embed_texts` wrote with a model.
 
     Returns:
         The dataset's embeddings, and those of the sibling's train queries.
@@ -49,7 +53,8 @@ def open_embedded(
     found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
     queries = dict(zip(data.splits, found, strict=False))
     of_sibling = found[-1] if sibling is not None else None
-    return Embedded(data, queries, found[len(queries)]), of_sibling
+    ads = replace(found[len(queries)], scales=model.text_scales)
+    return Embedded(data, queries, ads), of_sibling
 
 
 def _tables(data: Prepared, sibling: Prepared | None) -> list[Path]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import HEAD_FOLDER
 from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.training.run_directory import (
     CONFIG_FILE,
@@ -49,6 +49,12 @@ class FinishedRun:
         """Folder of its best model."""
         return self.directory.path / str(self.directory.notes["best_checkpoint"])
 
+    @property
+    def part(self) -> Part:
+        """Which of its vectors answer."""
+        part: Part = self.directory.notes.get("part") or "encoder"
+        return part
+
 
 def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun:
     """Open a run, and check that its dataset is the novel split that it was trained on.
@@ -60,8 +66,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
 
     Raises:
         RunError: there is no such run, or it is not finished.
-        CombinerError: its dataset has no novel ads, or reveals clicks on them; or it finds ads by
-            classifiers of its own.
+        CombinerError: its dataset has no novel ads, or reveals clicks on them.
         DatasetError: its dataset is missing or has changed since.
     """
     path = _folder_of(registry, run, output) if run.startswith(MODELS) else Path(run).absolute()
@@ -83,12 +88,6 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
             f"training; train on its zero-shot split, and give this one as --revealed"
-        )
-    finished_model = path / str(directory.notes["best_checkpoint"])
-    if (finished_model / HEAD_FOLDER).is_dir():
-        raise CombinerError(
-            f"the run {directory.name} finds ads by classifiers of its own; a combiner can be "
-            f"trained only on a run that finds ads by its encoder alone"
         )
     run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
     retriever = registry.look_up(f"{MODELS}{model_id}")
@@ -165,7 +164,7 @@ def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
             f"workers.num_workers {settings.workers.num_workers}"
         )
     if dim % own.heads:
-        raise CombinerError(f"combiner.heads {own.heads} must divide the encoder's width {dim}")
+        raise CombinerError(f"combiner.heads {own.heads} must divide the vectors' width {dim}")
 
 
 def _folder_of(registry: Registry, model_uri: str, output: Path) -> Path:

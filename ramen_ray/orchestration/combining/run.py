@@ -72,7 +72,8 @@ def combine(settings: CombineSettings) -> CombineResult:
     start_ray()
     check_resources(settings.workers)
     data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
-    check_sizes(settings, data, load_model(finished.model).dim)
+    model = load_model(finished.model, part=finished.part)
+    check_sizes(settings, data, model.dim)
     sibling = prepared[0] if prepared else None
     with _open_directory(output, settings, finished, siblings) as directory:
         parent = Run(registry.uri, finished.directory.notes["mlflow_run_id"])
@@ -84,9 +85,11 @@ def combine(settings: CombineSettings) -> CombineResult:
             run.log_parameters({**registry.parameters(parent.id), **own}, {})
             embeddings = directory.path / EMBEDDINGS_FILE
             cpus = settings.workers.cpus_per_worker
-            embed_texts(finished.model, data, sibling, embeddings, cpus)
+            embed_texts(finished.model, finished.part, data, sibling, embeddings, cpus)
             task = CombineTask(
                 settings,
+                str(finished.model),
+                finished.part,
                 str(data.path),
                 None if sibling is None else str(sibling.path),
                 str(embeddings),
@@ -98,7 +101,7 @@ def combine(settings: CombineSettings) -> CombineResult:
             evaluation: Evaluation = run_in_workers(
                 combine_loop_per_worker, task, settings.workers, directory, last
             )
-            embedded, _ = open_embedded(data, sibling, embeddings)
+            embedded, _ = open_embedded(model, data, sibling, embeddings)
             model_id = log_combined_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
                 for split, values in by_split.items():

@@ -39,8 +39,8 @@ class ClassifiersConfig(Section):
     lr: PositiveFloat = 1e-3
     """Peak learning rate, which falls linearly."""
     epochs: Annotated[int, Field(ge=0)] | None = None
-    """Epochs before the combiner's training. None takes the variant's; the draft trains both at
-    once."""
+    """Epochs before the combiner's training. None takes the variant's, or 0 if the run has
+    classifiers; the draft trains both at once."""
     margin: NotNegative = 0.2
     """Margin of their hinge."""
     hard_negatives: Positive = 4
@@ -103,10 +103,14 @@ class CombineSettings(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random draw."""
 
-    @property
-    def stages(self) -> StageSettings:
-        """The settings of the training, with the variant's where none are given."""
+    def stages(self, has_classifiers: bool = False) -> StageSettings:
+        """Return the settings of the training, with the variant's where none are given.
+
+        Args:
+            has_classifiers: the run has classifiers already, so none are trained before.
+        """
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
+        epochs = 0 if has_classifiers else variant.classifier_epochs
         threshold = variant.threshold if own.threshold is None else own.threshold
         return StageSettings(
             lookup=Lookup(own.neighbours, own.shortlist, threshold),
@@ -122,7 +126,7 @@ class CombineSettings(Section):
             ),
             epochs=own.epochs,
             classifier_lr=first.lr,
-            classifier_epochs=variant.classifier_epochs if first.epochs is None else first.epochs,
+            classifier_epochs=epochs if first.epochs is None else first.epochs,
             hinge=HingeSettings(
                 first.margin, hard_negatives=first.hard_negatives, dropout=first.dropout
             ),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.method.metrics.comparison import Difference
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.orchestration.combining.settings import CombineSettings
@@ -20,6 +21,8 @@ class CombineTask:
 
     Attributes:
         settings: what is trained.
+        model: folder of the run's best model.
+        part: which of its vectors answer.
         prepared: folder of the run's prepared dataset.
         sibling: folder of the prepared one-shot sibling, if clicks are revealed.
         embeddings: file of the frozen embeddings.
@@ -29,6 +32,8 @@ class CombineTask:
     """
 
     settings: CombineSettings
+    model: str
+    part: Part
     prepared: str
     sibling: str | None
     embeddings: str

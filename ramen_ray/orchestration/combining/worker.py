@@ -14,6 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.novel_ads.clicks import SeenClicks
 from ramen_ray.method.novel_ads.evaluation import (
     SPLITS,
@@ -45,8 +46,9 @@ def run_worker(task: CombineTask) -> Evaluation | None:
     device = ray.train.torch.get_device()
     data = Prepared(Path(task.prepared))
     sibling = None if task.sibling is None else Prepared(Path(task.sibling))
-    embedded, of_sibling = open_embedded(data, sibling, Path(task.embeddings))
-    stages = build_stages(task, embedded, device)
+    model = load_model(Path(task.model), part=task.part)
+    embedded, of_sibling = open_embedded(model, data, sibling, Path(task.embeddings))
+    stages = build_stages(task, model, embedded, device)
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
@@ -63,15 +65,20 @@ def run_worker(task: CombineTask) -> Evaluation | None:
     return evaluate(task, embedded, combined, revealed)
 
 
-def build_stages(task: CombineTask, embedded: Embedded, device: torch.device) -> Stages:
-    """Build the training of a task, before its first step."""
+def build_stages(
+    task: CombineTask, model: DualEncoder, embedded: Embedded, device: torch.device
+) -> Stages:
+    """Build the training of a task, before its first step.
+
+    If the model answers by classifiers, those are taken as they are.
+    """
     settings, data = task.settings, embedded.data
     is_seen = data.train_click_counts >= settings.classifiers.min_clicks
     ids = np.flatnonzero(is_seen)
     vectors = embedded.ads.take(ids)
-    seen = SeenAds(ids, vectors, vectors)
+    seen = SeenAds(ids, vectors, model.with_classifiers(vectors, ids))
     clicks = SeenClicks.from_prepared(data, embedded.queries["train"], ids)
-    return Stages(settings.stages, clicks, seen, device)
+    return Stages(settings.stages(has_classifiers=task.part != "encoder"), clicks, seen, device)
 
 
 def train(stages: Stages, log: StepLogger | None) -> None:

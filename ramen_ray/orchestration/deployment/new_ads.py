@@ -83,7 +83,7 @@ def _represent(
     if clicks is None:
         return lambda _, vectors: combined.represent(vectors)
     rows, texts = read_first_clicks(clicks, new)
-    queries = text_embedder(folder)(texts)
+    queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:
         inside = (rows >= first) & (rows < first + len(vectors))

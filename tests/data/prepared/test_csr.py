@@ -44,13 +44,13 @@ def test_from_pairs_equals_scipy_whatever_the_order(rows, random):
 
 @given(rows_strategy, st.data())
 def test_degrees_and_gather_equal_a_loop(rows, data):
-    asked = data.draw(st.lists(st.integers(0, len(rows) - 1)))
+    requested = data.draw(st.lists(st.integers(0, len(rows) - 1)))
     csr = csr_of(rows)
-    positions, columns = csr.gather(np.array(asked, dtype=np.int64))
-    pairs = [(place, column) for place, row in enumerate(asked) for column in sorted(rows[row])]
+    positions, columns = csr.gather(np.array(requested, dtype=np.int64))
+    pairs = [(place, column) for place, row in enumerate(requested) for column in sorted(rows[row])]
     assert list(zip(positions.tolist(), columns.tolist(), strict=True)) == pairs
-    degrees = csr.degrees(np.array(asked, dtype=np.int64))
-    assert degrees.tolist() == [len(rows[row]) for row in asked]
+    degrees = csr.degrees(np.array(requested, dtype=np.int64))
+    assert degrees.tolist() == [len(rows[row]) for row in requested]
 
 
 @given(weighted_rows, st.data())

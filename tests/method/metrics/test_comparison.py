@@ -87,13 +87,15 @@ def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts
     topk, truth = case
     member = counts > np.median(counts)
     on_group = [[ad for ad in ads if member[ad]] for ads in truth]
-    asked = [query for query, ads in enumerate(on_group) if ads]
+    with_clicks = [query for query, ads in enumerate(on_group) if ads]
     inverse = 1.0 + counts
     found = query_metrics(topk, clicks_on(csr_of(truth), member), inverse, KS)
-    if not asked:
+    if not with_clicks:
         assert all(ratio(values) == 0 for values in found.values())
         return
-    alone = ratios(query_metrics(topk[asked], csr_of([on_group[q] for q in asked]), inverse, KS))
+    alone = ratios(
+        query_metrics(topk[with_clicks], csr_of([on_group[q] for q in with_clicks]), inverse, KS)
+    )
     for name, expected in alone.items():
-        share = len(asked) / len(truth) if name.startswith("P@") else 1
+        share = len(with_clicks) / len(truth) if name.startswith("P@") else 1
         assert ratio(found[name]) == pytest.approx(expected * share)

@@ -35,8 +35,8 @@ def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
     of_query, of_key, of_value = mix.in_proj_bias.split(DIM)
     mixed = []
     for token in tokens:
-        asked = query @ token + of_query
-        scores = torch.stack([asked @ (key @ other + of_key) for other in tokens])
+        projected = query @ token + of_query
+        scores = torch.stack([projected @ (key @ other + of_key) for other in tokens])
         weights = torch.softmax(scores / math.sqrt(DIM), 0)
         values = [value @ other + of_value for other in tokens]
         attended = sum(w * v for w, v in zip(weights, values, strict=True))
@@ -73,7 +73,7 @@ def test_a_combiner_is_what_a_plain_loop_computes(kind: Kind) -> None:
                 tokens = _layer(combiner, tokens)
             expected = sum(tokens) / len(tokens)
             if combiner.output is not None:
-                expected = combiner.output(expected)
+                expected = text[row] + combiner.output(expected)
             torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-5)
 
 

@@ -13,12 +13,13 @@ from support import run_in_two_processes
 from torch import Tensor, distributed
 from torch.nn import functional
 
+from ramen_ray.bases.combination import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.encoded import encode
@@ -281,6 +282,22 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
     np.testing.assert_allclose(model.embed_ads(prepared_bag.ads, unclicked), by_text, atol=1e-6)
     own = Run(overlay(config, {"classifier.unclicked": "own"}), prepared_bag)
     assert own.model.classifiers.is_trained.all()
+
+
+@pytest.mark.parametrize("part", ["encoder", "classifier", "both"])
+def test_vectors_of_ads_follow_from_those_of_queries(
+    config: RunConfig, prepared_bag: Prepared, part: Part
+):
+    run = Run(config, prepared_bag)
+    run.losses(4)
+    model, ads = run.model, np.flatnonzero(prepared_bag.train_click_counts)
+    model.part, model.scoring = part, Scoring(weight=0.5, text_scale=0.6)
+    as_queries = model.embed_queries(prepared_bag.ads, ads)
+    by_text = as_queries * model.text_scales
+    np.testing.assert_allclose(by_text, model.embed_new_ads(prepared_bag.ads, ads), atol=1e-6)
+    by_classifier = model.with_classifiers(by_text, ads)
+    np.testing.assert_allclose(by_classifier, model.embed_ads(prepared_bag.ads, ads), atol=1e-6)
+    assert (by_classifier == by_text).all() == (part == "encoder")
 
 
 def test_sentence_transformers_loads_the_encoder_with_its_projection(

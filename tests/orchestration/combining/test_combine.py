@@ -161,7 +161,7 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"--run": "nowhere"}, "nowhere is not the folder of a run"),
     ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
     ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
-    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the encoder's width 32"),
+    ({"--combiner.heads": 5}, "combiner.heads 5 must divide the vectors' width 32"),
     ({"--revealed": "{split}"}, "is not a one-shot split"),
     ({"--revealed": "{other_seed}"}, "seed 1 there, 0 in"),
 ]

@@ -94,10 +94,10 @@ def test_what_is_compared_is_what_evaluation_measures(
 
 
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    asked = HeldOutQueries(Dataset(dataset_path), Propensity())
+    test_queries = HeldOutQueries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
         expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = {name: ratio(values) for name, values in asked.measure(topk).items()}
+        measured = {name: ratio(values) for name, values in test_queries.measure(topk).items()}
         assert measured == pytest.approx(expected)
 
 
@@ -259,11 +259,11 @@ def test_bad_input_is_one_clear_line(
 
 def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
-    asked = HeldOutQueries(dataset, Propensity())
+    test_queries = HeldOutQueries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
     first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
     found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
-    measured = asked.measure((found, np.zeros(found.shape, dtype=np.float32)))
+    measured = test_queries.measure((found, np.zeros(found.shape, dtype=np.float32)))
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)

@@ -128,7 +128,7 @@ def test_a_trial_is_described_in_one_line() -> None:
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (
             ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
-            "lr Input should be greater than 0",
+            "optimizer.lr: Input should be greater than 0",
         ),
     ],
 )
