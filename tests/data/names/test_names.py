@@ -197,10 +197,10 @@ def test_bad_match_rates_are_what_plain_loops_count(queries, ads, kind_of):
         return bool(of(query, kind) and of(ad, kind)) and not of(query, kind) & of(ad, kind)
 
     for prefix, chosen in {"brand/": [0], "place/": [1], "unused/": [2], "": [0, 1, 2]}.items():
-        asked = [row for row in queries if any(of(row[0], kind) for kind in chosen)]
-        assert metrics[f"{prefix}named_queries"] == pytest.approx(len(asked) / len(queries))
+        named_rows = [row for row in queries if any(of(row[0], kind) for kind in chosen)]
+        assert metrics[f"{prefix}named_queries"] == pytest.approx(len(named_rows) / len(queries))
         for k in (1, 3, 5):
-            pairs = [(query, ads[ad]) for query, found in asked for ad in found[:k]]
+            pairs = [(query, ads[ad]) for query, found in named_rows for ad in found[:k]]
             bad = sum(any(is_bad(*pair, kind) for kind in chosen) for pair in pairs)
             assert metrics[f"{prefix}BMR@{k}"] == pytest.approx(bad / max(len(pairs), 1))
     assert len(metrics) == 16

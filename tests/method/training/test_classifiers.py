@@ -114,9 +114,9 @@ def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag
         norm(torch.tanh(model.encoder.projection.linear(pooled[QUERIES])))
         @ norm(torch.tanh(model.encoder.projection.linear(pooled[ADS]))).T
     )
-    asked = model.classifier_head.linear(pooled[QUERIES]) @ model.classifiers.vectors[pool].T / 0.1
+    logits = model.classifier_head.linear(pooled[QUERIES]) @ model.classifiers.vectors[pool].T / 0.1
     expected = {}
-    for name, scores in (("task", cosines / 0.05), ("classifier", asked)):
+    for name, scores in (("task", cosines / 0.05), ("classifier", logits)):
         positives = [[place for place, ad in enumerate(pool) if ad in ads] for ads in clicked]
         reverse = [[i for i, ads in enumerate(clicked) if ad in ads] for ad in pool]
         rows = [_decoupled(row, own) for row, own in zip(scores, positives, strict=True)]
@@ -124,7 +124,7 @@ def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag
         columns = [_decoupled(column, own) for column, own in zip(scores.T, reverse, strict=True)]
         expected[f"{name}_reverse"] = sum(columns) / sum(map(bool, reverse))
     truth = torch.tensor([[float(ad in ads) for ad in pool] for ads in clicked])
-    expected["classifier_bce"] = functional.binary_cross_entropy_with_logits(asked, truth).item()
+    expected["classifier_bce"] = functional.binary_cross_entropy_with_logits(logits, truth).item()
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-4), name
     assert set(found) == {*expected, "R_z/links"}

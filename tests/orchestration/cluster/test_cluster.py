@@ -39,7 +39,7 @@ def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
     remove_placement_group(group)
     wait_until(lambda: free() == (2, 2), "the group is not given back")
     check_resources(WORKER)
-    wait_until(lambda: free() == (2, 2), "what was asked for is not given back")
+    wait_until(lambda: free() == (2, 2), "what was requested is not given back")
 
 
 @pytest.mark.parametrize(
