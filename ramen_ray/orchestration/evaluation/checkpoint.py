@@ -45,8 +45,8 @@ def evaluate_checkpoint(
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
-        names: a list of names, to measure how often the predictions' names are not the query's.
-        part: which of its vectors a model with classifiers answers by; None for what validation
+        names: a list of names, to measure how often predictions have other names than the query.
+        part: which of its vectors a model with classifiers finds ads by; None for what validation
             chose for the run, or both if that is not known.
 
     Raises:
@@ -86,7 +86,7 @@ def evaluate_checkpoint(
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
-    """Return the best checkpoint of a run's folder and what it answers by.
+    """Return the best checkpoint of a run's folder and what it finds ads by.
 
     Any other folder is returned as it is.
     """
