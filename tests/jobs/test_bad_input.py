@@ -28,7 +28,7 @@ def _pipe(file: Path) -> Path:
 
 CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "without end": (lambda folder: _written(folder / "c", DEEP), "is not valid JSON: .*recursion"),
-    "a pipe": (lambda folder: _pipe(folder / "c"), "is a pipe or a device; save its content"),
+    "a pipe": (lambda folder: _pipe(folder / "c"), "is a pipe or a device; write what it gives"),
     "a device": (lambda _: "/dev/zero", "is a pipe or a device"),
     "a folder": (lambda folder: folder, "Is a directory"),
     "bytes": (lambda folder: _written(folder / "c", b"\xff\xfe\0"), "is not valid JSON"),
