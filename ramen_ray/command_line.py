@@ -46,7 +46,7 @@ class RetrieverSettings(StoreSettings):
 
 
 def run_job(job: Callable[[], int | None]) -> int:
-    """Run ``job``, which may return an exit code; a user's error is one message and code 2.
+    """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
 
     So is a full disk, or a file that the system refuses, such as one with an endless name. SIGINT
     ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.

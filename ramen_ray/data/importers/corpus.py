@@ -20,7 +20,7 @@ from ramen_ray.data.store.texts import fold
 
 Pairs = set[tuple[str, str]]
 Nodes = Mapping[str, Mapping[str, str]]
-"""By side, in the order of their ids: each node's folded text by name."""
+"""By side: each node's folded text by its name, in the order of the nodes' ids."""
 Edges = Mapping[str, set[tuple[int, str]]]
 """By side: each edge's node id and anchor's name."""
 

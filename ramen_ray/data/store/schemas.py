@@ -6,7 +6,7 @@ SPLITS = ("train", "validation", "test")
 ZERO_SHOT = "zero_shot"
 """An optional split: test queries with their novel ads only, searched among the novel ads."""
 PUBLISHED = "_published"
-"""Ends the name of an anchor set whose edges may join held-out queries to their answers."""
+"""Suffix of anchor sets whose edges may join held-out queries to their answers."""
 HELD_OUT_SIDES = {"validation": "validation_query", "test": "test_query"}
 """By split, the name of an anchor set's edges of its queries; only oracles are given these."""
 

@@ -41,11 +41,11 @@ def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        asking_bd, classifiers_Ld = _own_asking(encoded), _classifiers(encoded)
+        queries_bd, classifiers_Ld = _own_queries(encoded), _classifiers(encoded)
         if by_cosine:
-            asking_bd, classifiers_Ld = unit(asking_bd), unit(classifiers_Ld)
+            queries_bd, classifiers_Ld = unit(queries_bd), unit(classifiers_Ld)
         positives_bP = encoded.places(encoded.ad_pool, encoded.local.ads)
-        losses_b = loss(asking_bd @ classifiers_Ld.T, positives_bP, encoded.own_clicked_in_pool)
+        losses_b = loss(queries_bd @ classifiers_Ld.T, positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(CLASSIFIER, weight, share)
@@ -55,8 +55,8 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
     """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        asking_Bd = encoded.asking_classifiers(encoded.batch.queries)
-        return _reverse_share(loss, encoded, asking_Bd, _classifiers(encoded))
+        queries_Bd = encoded.classifier_queries(encoded.batch.queries)
+        return _reverse_share(loss, encoded, queries_Bd, _classifiers(encoded))
 
     return Term(CLASSIFIER_REVERSE, weight, share)
 
@@ -65,7 +65,7 @@ def bce_term(temperature: float, weight: float) -> Term:
     """Build the binary cross-entropy of whether each ad of the pool was clicked for a query."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        logits_bL = _own_asking(encoded) @ _classifiers(encoded).T / temperature
+        logits_bL = _own_queries(encoded) @ _classifiers(encoded).T / temperature
         clicked_bL = encoded.own_clicked_in_pool.to(logits_bL.dtype)
         total = functional.binary_cross_entropy_with_logits(logits_bL, clicked_bL, reduction="sum")
         return total / (len(encoded.batch.queries) * len(encoded.ad_pool.ids))
@@ -82,8 +82,8 @@ def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD
     return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
 
 
-def _own_asking(encoded: EncodedBatch) -> Tensor:
-    return encoded.asking_classifiers(encoded.local.queries)
+def _own_queries(encoded: EncodedBatch) -> Tensor:
+    return encoded.classifier_queries(encoded.local.queries)
 
 
 def _classifiers(encoded: EncodedBatch) -> Tensor:

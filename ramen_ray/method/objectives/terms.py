@@ -91,7 +91,7 @@ def task_term(
     name: str = TASK,
     queries_of: Callable[[EncodedBatch], Tensor] = own_embeddings,
 ) -> Term:
-    """Build the term that ranks the ads a query led to above all others of the batch.
+    """Build the term that ranks the ads clicked for a query above all others of the batch.
 
     Args:
         loss: of the similarities of a query to the ads.

@@ -110,8 +110,8 @@ class EncodedBatch:
         local: this worker's share of it.
         texts: the distinct texts of the global batch.
         embeddings_UD: (U, D) float32, the embeddings of ``texts``.
-        asking_Ud: (U, d) float32, the vectors of ``texts`` that ask the classifiers; None if the
-            model has none.
+        classifier_queries_Ud: (U, d) float32, the vectors of ``texts`` that are compared with
+            classifiers; None if the model has none.
         classifiers_Ld: (L, d) float32, the classifiers of the ``ad_pool``; likewise.
         enriched_bD: (b, D) float32, this worker's queries with their anchors (OAK); None if the
             model has no bank of these.
@@ -122,7 +122,7 @@ class EncodedBatch:
     local: Batch
     texts: DistinctTexts
     embeddings_UD: Tensor
-    asking_Ud: Tensor | None = None
+    classifier_queries_Ud: Tensor | None = None
     classifiers_Ld: Tensor | None = None
     enriched_bD: Tensor | None = None
 
@@ -136,13 +136,13 @@ class EncodedBatch:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
         return self.embeddings_UD[self._positions(table, ids)]
 
-    def asking_classifiers(self, queries: Int64s) -> Tensor:
-        """Return the vectors (n, d), not normalised, with which ``queries`` (n,) ask classifiers.
+    def classifier_queries(self, queries: Int64s) -> Tensor:
+        """Return the vectors (n, d), not normalised, of ``queries`` (n,) for classifiers.
 
         The model must have classifiers.
         """
-        assert self.asking_Ud is not None, "the model has no classifiers"
-        return self.asking_Ud[self._positions(QUERIES, queries)]
+        assert self.classifier_queries_Ud is not None, "the model has no classifiers"
+        return self.classifier_queries_Ud[self._positions(QUERIES, queries)]
 
     def _positions(self, table: str, ids: Int64s) -> Tensor:
         positions = self.texts.find(table, ids.clip(min=self.texts.ids[table][0]))
@@ -224,8 +224,10 @@ def encode(
         return encoded
     classifiers_Ld = classifiers_of(encoded.ad_pool.ids)
     dim = in_order.shape[1] - classifiers_Ld.shape[1]
-    embeddings_UD, asking_Ud = in_order[:, :dim], in_order[:, dim:]
-    return EncodedBatch(data, batch, local, texts, embeddings_UD, asking_Ud, classifiers_Ld)
+    embeddings_UD, classifier_queries_Ud = in_order[:, :dim], in_order[:, dim:]
+    return EncodedBatch(
+        data, batch, local, texts, embeddings_UD, classifier_queries_Ud, classifiers_Ld
+    )
 
 
 def gather_tokens(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:

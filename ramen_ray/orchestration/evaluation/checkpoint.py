@@ -68,7 +68,7 @@ def evaluate_checkpoint(
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
-        names: a list of names, to measure how often the predictions' names are not the query's.
+        names: a list of names, to measure how often predictions have other names than the query.
         answered_by: what the model answers by.
 
     Raises:
@@ -144,7 +144,7 @@ def _enrich(checkpoint: Path, folder: Path, split: str, file: Path) -> None:
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
-    """Return the best checkpoint of a run's folder and what it answers by.
+    """Return the best checkpoint of a run's folder and what it finds ads by.
 
     Any other folder is returned as it is.
     """

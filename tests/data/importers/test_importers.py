@@ -533,7 +533,7 @@ def test_held_out_queries_have_their_edges_but_no_answers(
             assert (pairs, len(rows)) == (expected, len(expected))
 
 
-def test_build_tables_knows_a_text_by_any_spelling() -> None:
+def test_build_tables_finds_leaks_in_any_spelling() -> None:
     """An anchor that is spelt otherwise than the query that it names is a leak all the same."""
     texts = {"a": "Sort", "b": "Order", "c": "Rank"}
     splits = {"a": "test", "b": "train", "c": "train"}
@@ -648,7 +648,7 @@ def test_shipped_debian_siblings_share_a_split() -> None:
 
 
 def test_shipped_rdocs_has_no_click_both_ways() -> None:
-    """No train click is the reverse of a held-out click, which makes some ads nobody clicks."""
+    """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
     dataset = Dataset(ROOT / "datasets" / "rdocs")
     clicks = {split: _clicks(dataset, split) for split in SPLITS}
     held_out = {(q, ad) for split in HELD_OUT for q, ads in clicks[split].items() for ad in ads}
