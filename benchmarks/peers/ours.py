@@ -13,11 +13,10 @@ from typing import get_args
 import faiss
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.common import ROOT
 from benchmarks.graph_gain import dataset_of, propagated
-from benchmarks.in_process import TOKENS_FILE, train
+from benchmarks.in_process import train
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.rivals import Rival, Settings, size_on_disk
 from ramen_ray.bases import BaseName
@@ -27,7 +26,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, search_index
-from ramen_ray.orchestration.training.components import build_model, encoder_tokenizer
+from ramen_ray.orchestration.training.components import encoder_tokenizer
 from ramen_ray.orchestration.tuning.variants import softmax_changes
 from ramen_ray.presets import PRESETS
 
@@ -40,31 +39,25 @@ class Ours:
     def __init__(self, config: RunConfig, model: DualEncoder, data: Prepared) -> None:
         """Embed and index the ads."""
         self.tokenize = encoder_tokenizer(config.encoder)
-        self.occurring = np.load(data.path / TOKENS_FILE)
         self.model = model
         vectors = model.embed_ads(data.ads, np.arange(len(data.ads)))
         self.index = build_index(vectors)
-        self.model_bytes = _saved_bytes(config, model, self.occurring)
+        self.model_bytes = _saved_bytes(config, model)
         self.index_bytes = vectors.nbytes
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the nearest ads; see :class:`Fitted`."""
         token_ids, lengths = self.tokenize(queries)
-        known = np.searchsorted(self.occurring, token_ids).astype(np.int32)
         offsets = np.append(0, lengths.cumsum())
-        table = TokenTable(known, offsets, np.zeros(len(queries), dtype=np.uint64))
+        table = TokenTable(token_ids, offsets, np.zeros(len(queries), dtype=np.uint64))
         vectors = self.model.embed_queries(table, np.arange(len(queries)))
         return search_index(self.index, vectors, k)[0]
 
 
-def _saved_bytes(config: RunConfig, model: DualEncoder, occurring: Int64s) -> int:
-    """Return the size of the model as it is saved, with the whole vocabulary."""
-    saved = build_model(config)
-    embeddings = saved.encoder.token_embeddings.detach().clone()
-    embeddings[torch.from_numpy(occurring)] = model.encoder.token_embeddings.detach()
-    saved.encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, mode="mean")
+def _saved_bytes(config: RunConfig, model: DualEncoder) -> int:
+    """Return the size of the model as it is saved."""
     with TemporaryDirectory() as folder:
-        saved.save(Path(folder), config.encoder.max_length)
+        model.save(Path(folder), config.encoder.max_length)
         return size_on_disk(Path(folder))
 
 
