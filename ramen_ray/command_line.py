@@ -277,6 +277,7 @@ def _in_one_line(box: str) -> str:
     words = "; ".join(part.rstrip(".") for part in parts if part)
     noise = r"\d+ validation errors? for \w+ | \[type=.*?For further information visit [^\s;]+"
     words = re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
+    words = re.sub(r"Error parsing [A-Z]\w*: (\w+) (?=Input )", r"\1: ", words)  # of a class
     return re.sub(r"Error parsing (?:\d+\.)?([\w.]+): (\w+) (?=Input )", r"\1.\2: ", words)
 
 

@@ -254,7 +254,7 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
     [
         (["--novel-fraction", "1.0"], "must be between 0 and 1, not 1.0"),
         (["--novel-fraction", "-0.1"], "must be between 0 and 1, not -0.1"),
-        (["--novel-fraction", "nan"], "novel_fraction Input should be a finite number"),
+        (["--novel-fraction", "nan"], "novel_fraction: Input should be a finite number"),
         (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
         (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
         (["--novel-fraction", "0.97"], "has a click on a seen ad"),

@@ -39,7 +39,7 @@ def store(
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
-    registry.choose(registry.register("shop", run_id, model_id), "champion")
+    registry.choose(registry.register("answering", run_id, model_id), "champion")
     yield store
     mlflow.set_tracking_uri(None)
 
@@ -79,7 +79,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
     answers = tmp_path / "answers"
     flags: dict[str, Any] = {
-        "model": "models:/shop@champion",
+        "model": "models:/answering@champion",
         "queries": queries,
         "top-k": 3,
     }
@@ -93,7 +93,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     assert found["day"].to_pylist() == list(range(42))
     expected: Any = (
         Registry(store.uri)
-        .load("models:/shop@champion")
+        .load("models:/answering@champion")
         .predict(found["text"].to_pandas().astype(object), params={"top_k": 3})
     )
     for name in ("ad_ids", "ads"):
@@ -123,7 +123,7 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     cluster: None, store: Store, run: Run, tmp_path: Path
 ) -> None:
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
-    flags = {"model": "models:/shop/1", "queries": queries, "answers": answers}
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": answers}
 
     def write(*texts: str) -> int:
         pq.write_table(pa.table({"text": texts}), queries, compression="none", use_dictionary=False)
@@ -151,7 +151,7 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
     assert_refused("queries")
 
     write("robin", "heron")
-    retriever = Registry(store.uri).look_up("models:/shop/1")
+    retriever = Registry(store.uri).look_up("models:/answering/1")
     location = store.client.get_logged_model(retriever.model_id).artifact_location
     weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     before, stamp = weights.read_bytes(), weights.stat()
@@ -169,7 +169,7 @@ def test_parts_of_another_table_are_not_taken_for_answers(
     theirs = tmp_path / "part-000000.parquet"
     pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
     before = theirs.read_bytes()
-    code, printed = run(predict, model="models:/shop/1", queries=queries, answers=tmp_path)
+    code, printed = run(predict, model="models:/answering/1", queries=queries, answers=tmp_path)
     assert (code, "has parts of another table; choose another folder" in printed) == (2, True)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
 
@@ -182,7 +182,7 @@ def test_a_cluster_without_room_is_reported(
     busy = ray.remote(num_cpus=1)(Counter).remote()
     ray.get(busy.total.remote())
     flags = {
-        "model": "models:/shop@champion",
+        "model": "models:/answering@champion",
         "queries": queries,
         "answers": tmp_path / "answers",
     }
@@ -207,7 +207,7 @@ def test_a_cluster_without_room_is_reported(
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
         ({"queries": "{csv}"}, "queries can be read from parquet only"),
         ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
-        ({"model": "models:/shop@nobody"}, "Registered model alias nobody not found"),
+        ({"model": "models:/answering@nobody"}, "Registered model alias nobody not found"),
         ({"model": "models:/nonesuch/1"}, "nonesuch"),
         ({"answers": "{csv}"}, "{csv}: File exists"),
     ],
@@ -219,7 +219,7 @@ def test_bad_input_is_one_clear_line(
     csv.write_text("text\nrobin\n")
     pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
     named = {"csv": csv, "taken": taken}
-    flags: dict[str, object] = {"model": "models:/shop@champion", "queries": queries}
+    flags: dict[str, object] = {"model": "models:/answering@champion", "queries": queries}
     flags |= {"answers": tmp_path / "answers"}
     flags |= {name: str(value).format(**named) for name, value in changes.items()}
     code, printed = run(predict, **flags)
@@ -235,10 +235,10 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     ads = tmp_path / "ads.csv"
     ads.write_text(NEW_ADS)
     registry = Registry(store.uri)
-    before: Any = registry.load("models:/shop@champion")
-    code, printed = run(index, model="models:/shop@champion", ads=ads)
-    assert (code, printed) == (0, "models:/shop/2 has 42 ads, 2 of them new\n")
-    after: Any = registry.load("models:/shop@champion")
+    before: Any = registry.load("models:/answering@champion")
+    code, printed = run(index, model="models:/answering@champion", ads=ads)
+    assert (code, printed) == (0, "models:/answering/2 has 42 ads, 2 of them new\n")
+    after: Any = registry.load("models:/answering@champion")
     (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
     assert ids == ["new-1"]
     texts = ["flint basalt", "waltz"]
@@ -249,20 +249,20 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
         assert scores.keys() - set(old["ad_ids"][row]) == {"new-1", "new-2"}
         kept = [scores[ad] for ad in old["ad_ids"][row]]
         np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
-    retriever = registry.look_up("models:/shop@champion")
+    retriever = registry.look_up("models:/answering@champion")
     assert retriever.metadata["num_ads"] == 42
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
-    code, printed = run(index, model="models:/shop@champion", ads=ads)
+    code, printed = run(index, model="models:/answering@champion", ads=ads)
     assert code == 2
     assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in printed
-    assert registry.restore("shop", "champion") == ("2", "1")
+    assert registry.restore("answering", "champion") == ("2", "1")
 
 
 def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
     store: Store, tmp_path: Path
 ) -> None:
     registry = Registry(store.uri)
-    original = registry.look_up("models:/shop/1")
+    original = registry.look_up("models:/answering/1")
     with pytest.raises(MlflowException, match="absent"):
         log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
     experiment = store.client.get_experiment_by_name("tests")
@@ -301,7 +301,7 @@ def test_bad_ads_are_named(
     ads = tmp_path / "ads.csv"
     ads.write_text(content)
     versions = len(store.client.search_model_versions("name = 'shop'"))
-    code, printed = run(index, model="models:/shop/1", ads=ads)
+    code, printed = run(index, model="models:/answering/1", ads=ads)
     assert code == 2
     assert message in printed
     assert len(store.client.search_model_versions("name = 'shop'")) == versions
