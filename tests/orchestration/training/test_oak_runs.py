@@ -128,6 +128,7 @@ def test_a_run_answers_by_its_linker_and_an_oracle_can_be_asked(
     assert oracle["R@10"] != found["R@10"]
 
 
+@pytest.mark.slow
 def test_only_the_oracle_reads_edges_of_held_out_queries(
     oak: RunConfig, trained: TrainResult, with_oracle: Path, tmp_path: Path
 ):
