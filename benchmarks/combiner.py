@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def settings_of(variant: VariantName, epochs: int) -> StageSettings:
     return CombineSettings(run="", variant=variant, combiner=combiner).stages()
 
 
+@cache
 def split_of(name: str, kind: str, seed: int) -> Prepared:
     """Return a novel split of a built-in dataset, made and prepared once."""
     folder = STORE / "splits" / f"{name}-{kind}-{seed}"

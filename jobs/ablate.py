@@ -6,6 +6,7 @@ each, and compares them on the same test queries.
 Examples:
     python jobs/ablate.py foldoc --seeds 3
     python jobs/ablate.py debian --bases in_batch --seeds 1
+    python jobs/ablate.py rdocs-ramen --bases ance depsl unidec
     python jobs/ablate.py foldoc --dataset path/to/mine --walk.enabled --pruning.mode synchronous
     ray job submit --working-dir . -- python jobs/ablate.py foldoc --output $PWD/outputs
 
