@@ -113,7 +113,7 @@ cases = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(cases)
 def test_a_split_is_what_plain_loops_make_of_the_rule(case):
     dataset_seed, num_ads, fraction, one_shot, seed = case

@@ -207,7 +207,7 @@ def test_numbers_equal_loops(
     assert 0 < expected["tokens/ads/share_too_long"] <= 1
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(tables=tiny_tables())
 def test_numbers_of_any_tiny_dataset_equal_loops(
     tables: dict[str, pa.Table], encoder_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -107,6 +107,7 @@ def test_without_edges_of_test_queries_train_queries_are_held_out(
         make_link_dataset(dataset_path, tmp_path / "other", ["none"])
 
 
+@pytest.mark.slow
 def test_a_run_answers_by_its_linker_and_an_oracle_can_be_asked(
     trained: TrainResult, with_oracle: Path, tmp_path: Path, run_here
 ):
@@ -150,6 +151,7 @@ def test_only_the_oracle_reads_edges_of_held_out_queries(
         evaluate_checkpoint(both[1].run_directory, "test", answered_by=AnsweredBy(links="oracle"))
 
 
+@pytest.mark.slow
 def test_it_is_not_served(oak: RunConfig, trained: TrainResult, tmp_path: Path):
     registry, folder = Registry(trained.run.uri), str(trained.run_directory)
     table = QueryTable("queries.parquet")
@@ -177,6 +179,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 def test_what_does_not_fit_is_refused_by_its_key(case: str, oak: RunConfig, with_oracle: Path):
     changes, message = BAD[case]
@@ -185,6 +188,7 @@ def test_what_does_not_fit_is_refused_by_its_key(case: str, oak: RunConfig, with
         check_config(overlay(oak, {**changes, **epochs}), Dataset(with_oracle))
 
 
+@pytest.mark.slow
 def test_a_run_without_a_bank_has_no_links(linker: TrainResult):
     with pytest.raises(CheckpointError, match="is not of OAK"):
         evaluate_checkpoint(linker.run_directory, "test", answered_by=AnsweredBy(links="oracle"))
