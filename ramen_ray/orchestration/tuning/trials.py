@@ -160,6 +160,7 @@ def running_tune() -> Iterator[None]:
     """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # else Ctrl-C looks like the end of the time
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
