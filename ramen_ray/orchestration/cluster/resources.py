@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ GPU_SHARE = 0.25
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
 DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
+DECIDES_WITHIN_S = 30  # on a busy machine, whether there is room for a placement group
 
 NO_METRICS = {
     "RAY_enable_metrics_collection": "0",
@@ -221,7 +223,7 @@ def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     try:
         return group.wait(math.ceil(seconds))  # Ray drops the fraction
     finally:
-        remove_placement_group(group)
+        _give_back(group)
 
 
 def check_resources(workers: WorkersConfig) -> None:
@@ -262,4 +264,20 @@ def no_placement_group_left() -> Iterator[None]:
         for group, entry in placement_group_table().items():
             is_own = group.endswith(job)  # as all ids of a job do
             if is_own and entry["state"] != "REMOVED":
-                remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))
+                _give_back(PlacementGroup(ray.PlacementGroupID.from_hex(group)))
+
+
+def _give_back(group: PlacementGroup) -> None:
+    """Remove a placement group, but not while it is made: Ray 2.60 would lose what it has reserved.
+
+    See https://github.com/ray-project/ray/issues/64693.
+    """
+    deadline = time.monotonic() + DECIDES_WITHIN_S
+    while _is_undecided(group) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    remove_placement_group(group)
+
+
+def _is_undecided(group: PlacementGroup) -> bool:
+    entry = placement_group_table(group)
+    return bool(entry) and entry["stats"]["scheduling_state"] in ("QUEUED", "SCHEDULING_STARTED")

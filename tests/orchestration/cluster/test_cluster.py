@@ -12,6 +12,7 @@ from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
     check_resources,
     free_share,
+    has_room,
     no_placement_group_left,
 )
 
@@ -72,3 +73,9 @@ def test_groups_that_outlive_their_makers_are_given_back() -> None:
         ray.get(ray.remote(hold).remote())
         wait_until(lambda: free() == (1, 2), "there is no group")
     wait_until(lambda: free() == (2, 2), "the group is not given back")
+
+
+def test_a_question_given_up_early_takes_nothing_from_the_cluster() -> None:
+    for _ in range(100):
+        has_room([{"CPU": 1}], seconds=0)
+    wait_until(lambda: free() == (2, 2), "CPUs are lost")
