@@ -309,7 +309,7 @@ def joining(cluster: None) -> dict[str, str]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own that holds 256 KB; ``mount -o remount,size=`` gives it more."""
+    """A disk of its own that holds 256 KB; ``support.resize`` gives it more."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]

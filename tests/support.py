@@ -60,6 +60,18 @@ def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> No
         time.sleep(0.05)
 
 
+def resize(disk: Path, kilobytes: int) -> None:
+    """Give the ``small_disk`` of a test another size."""
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(disk)], check=True)
+
+
+def the_error(said: str) -> str:
+    """Return the only line of a job's output that tells of an error."""
+    assert "Traceback" not in said, said
+    (line,) = (line for line in said.splitlines() if line.startswith("error:"))
+    return line
+
+
 def kill_train_worker() -> bool:
     """Kill a worker of Ray Train below this process; says whether there was one."""
     for process in psutil.Process().children(recursive=True):

@@ -48,7 +48,7 @@ def run_in_workers(
         run_config=RayRunConfig(
             name=directory.name,
             callbacks=[EndOnFullDisk(), *callbacks],
-            logging_config=LoggingConfig(log_level="WARNING"),
+            logging_config=LoggingConfig(log_level="ERROR"),
             storage_path=str(directory.path.parent),
             failure_config=FailureConfig(
                 max_failures=workers.max_failures, controller_failure_limit=workers.max_failures

@@ -1,6 +1,6 @@
 """A machine of the cluster is lost while it trains, and another takes its place."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,15 +22,12 @@ def test_training_goes_on_after_a_lost_machine_to_the_same_numbers(small_run: Ru
     unharmed = fit(overlay(two_cpus, {"name": "unharmed"}))
     checkpoint = Path(small_run.output) / "runs" / "lost" / "checkpoint_000000007"
 
-    def lose() -> None:
-        wait_until(checkpoint.exists, "no checkpoint")
-        machines.remove_node(lost, allow_graceful=False)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(fit, overlay(two_cpus, {"name": "lost"}))
+        wait_until(lambda: checkpoint.exists() or training.done(), "no checkpoint")
         machines.add_node(num_cpus=2)
-
-    loser = threading.Thread(target=lose)
-    loser.start()
-    result = fit(overlay(two_cpus, {"name": "lost"}))
-    loser.join()
+        machines.remove_node(lost, allow_graceful=False)
+        result = training.result()
     ray.shutdown()
     machines.shutdown()
     assert result.metrics == unharmed.metrics

@@ -1,0 +1,117 @@
+"""Imports, predictions and sweeps whose disk is full: one line, and the same command goes on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from stores import Store
+from support import resize, the_error
+
+from jobs import ingest, predict, tune
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.training.run_directory import RunDirectory
+from ramen_ray.tracking.registry import Registry, uri_of
+
+pytestmark = pytest.mark.slow
+
+
+def _texts(count: int) -> list[str]:
+    """Make texts that hardly compress, so that they fill a disk."""
+    draw = np.random.default_rng(0)
+    return [draw.bytes(30).hex() for _ in range(count)]
+
+
+def test_an_import_leaves_nothing_on_a_full_disk(
+    cluster: None, small_disk: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    texts = _texts(8_000)
+    clicks = tmp_path / "clicks.csv"
+    pa.csv.write_csv(pa.table({"query": texts[:4_000], "ad": texts[4_000:]}), clicks)
+    flags = ["tables", "--clicks", clicks, "--name", "mine", "--output"]
+    code, said = run_here(ingest, *flags, small_disk / "mine")
+    assert code == 2, said
+    assert "no room is left on a disk" in the_error(said)
+    assert list(small_disk.iterdir()) == []
+
+    resize(small_disk, 20_000)
+    for folder in (small_disk, tmp_path):
+        code, said = run_here(ingest, *flags, folder / "mine")
+        assert code == 0, said
+    dataset, elsewhere = Dataset(small_disk / "mine"), Dataset(tmp_path / "mine")
+    assert set(dataset.tables) == set(elsewhere.tables)
+    assert all(dataset.read(table) == elsewhere.read(table) for table in dataset.tables)
+
+
+def test_predictions_go_on_when_there_is_room_again(
+    cluster: None,
+    small_disk: Path,
+    run_here: RunHere,
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    dataset_path: Path,
+    output: Path,
+    tmp_path: Path,
+) -> None:
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+    queries = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"text": _texts(24_000)}), queries, row_group_size=4_000)
+    flags = ["--model", model, "--queries", queries, "--output", output, "--answers"]
+    code, said = run_here(predict, *flags, small_disk / "answers")
+    assert code == 2, said
+    assert "no room is left on a disk" in the_error(said)
+    before = _files(small_disk / "answers")
+    assert {pq.read_metadata(part).num_rows for part in before} <= {4_000}
+
+    resize(small_disk, 20_000)
+    for folder in (small_disk, tmp_path):
+        code, said = run_here(predict, *flags, folder / "answers")
+        assert code == 0, said
+    found, expected = _files(small_disk / "answers"), _files(tmp_path / "answers")
+    assert [part.read_bytes() for part in found] == [part.read_bytes() for part in expected]
+    assert len(found) == 6
+
+
+def _files(answers: Path) -> list[Path]:
+    return sorted(answers.glob("part-*"))
+
+
+def test_a_sweep_goes_on_when_there_is_room_again(
+    cluster: None,
+    small_disk: Path,
+    run_here: RunHere,
+    small_run: RunConfig,
+    empty_store: Path,
+    tmp_path: Path,
+) -> None:
+    def sweep(output: Path) -> tuple[int, str]:
+        file = tmp_path / "config.json"
+        config = overlay(small_run, {"name": "swept", "output": str(output)})
+        file.write_text(json.dumps(config.model_dump()))
+        flags = ["--config", file, "--space", "optimizer", "--num-samples", 2, "--no-stop-early"]
+        return run_here(tune, *flags, "--search", "random", "--at-once", 1)
+
+    room = empty_store.stat().st_size // 1024 + 600  # for a run, but not for two
+    resize(small_disk, room)
+    shutil.copy(empty_store, small_disk)
+    code, said = sweep(small_disk)
+    assert code == 2, said
+    assert "no room is left on a disk" in the_error(said)
+
+    resize(small_disk, 100_000)
+    shutil.copy(empty_store, tmp_path)
+    found = []
+    for output in (small_disk, tmp_path):
+        code, said = sweep(output)
+        assert code == 0, said
+        names = sorted(folder.name for folder in (output / "runs").glob("swept-*"))
+        found.append([RunDirectory.of(str(output), name).notes["metrics"] for name in names])
+    assert found[0] == found[1]
