@@ -27,7 +27,7 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.encoded import DistinctTexts, EncodedBatch, gather_tokens
 from ramen_ray.method.sampling.training_data import QUERIES, TrainingData, node_table
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.orchestration.training.components import build_model, build_objective, build_sampler
+from ramen_ray.orchestration.runs.components import build_model, build_objective, build_sampler
 
 
 @dataclass

@@ -90,7 +90,7 @@ def measure(folder: Path) -> dict[str, float]:
     """Prepare ``folder/dataset`` and sample the memory of this process and its children."""
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.pipeline import prepare
-    from ramen_ray.orchestration.training.components import encoder_tokenizer
+    from ramen_ray.orchestration.runs.components import encoder_tokenizer
 
     tokenizer = encoder_tokenizer(ENCODER)
     start_ray()

@@ -21,7 +21,7 @@ from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.training.components import (
+from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,
     build_objective,

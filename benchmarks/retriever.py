@@ -34,7 +34,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
 from ramen_ray.method.retrieval.search import search
-from ramen_ray.orchestration.training.components import build_encoder
+from ramen_ray.orchestration.runs.components import build_encoder
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run

@@ -17,7 +17,7 @@ from jobs import ingest, predict, tune
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.training.run_directory import RunDirectory
+from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.tracking.registry import Registry, uri_of
 
 pytestmark = pytest.mark.slow

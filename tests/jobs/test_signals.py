@@ -20,7 +20,7 @@ from support import PATIENCE_S, ROOT, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.orchestration.training.run_directory import RunDirectory
+from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.runs import tracking_uri
 

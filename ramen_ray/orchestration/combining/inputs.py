@@ -13,7 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.training.run_directory import (
+from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,
     RUN_FILE,
     RunDirectory,

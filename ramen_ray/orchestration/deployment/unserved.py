@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ramen_ray.config import read_config
-from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE
 from ramen_ray.tracking.registry import RegistryError, not_served
 
 

@@ -27,9 +27,9 @@ from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 from ramen_ray.orchestration.training.linking import write_links
-from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 
 ADS_PER_PART = 65_536
 LinkChoice = Literal["retrieved", "oracle"]

@@ -1,1 +1,1 @@
-"""A training run: its folder, its workers, and what it leaves behind."""
+"""A training run as its job sees it: checks, workers, and what it leaves behind."""

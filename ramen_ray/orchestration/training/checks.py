@@ -10,7 +10,7 @@ from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.model.pretrained import load_config
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
-from ramen_ray.orchestration.training.components import cluster_schedule, encoder_tokenizer
+from ramen_ray.orchestration.runs.components import cluster_schedule, encoder_tokenizer
 from ramen_ray.orchestration.training.linking import open_linker
 
 

@@ -20,8 +20,8 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.links import held_out_links, nearest_anchors, train_links
 from ramen_ray.orchestration.cluster.resources import user_errors
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.training.components import encoder_tokenizer, use_bf16
-from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
+from ramen_ray.orchestration.runs.components import encoder_tokenizer, use_bf16
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.training.run_directory import CONFIG_FILE, finished_run
-from ramen_ray.orchestration.training.task import WorkerResult
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, finished_run
+from ramen_ray.orchestration.runs.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 

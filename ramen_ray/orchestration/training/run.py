@@ -14,17 +14,17 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.runs.components import build_objective
+from ramen_ray.orchestration.runs.run_directory import open_run_directory
+from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
-from ramen_ray.orchestration.training.components import build_objective
-from ramen_ray.orchestration.training.entry import train_loop_per_worker
-from ramen_ray.orchestration.training.final_evaluation import SCORE
 from ramen_ray.orchestration.training.linking import write_links
-from ramen_ray.orchestration.training.live_progress import shown_progress
 from ramen_ray.orchestration.training.results import TrainResult, log_results
-from ramen_ray.orchestration.training.resuming import keep_intact_checkpoints
-from ramen_ray.orchestration.training.run_directory import open_run_directory
-from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.trainer import run_in_workers
+from ramen_ray.orchestration.worker.entry import train_loop_per_worker
+from ramen_ray.orchestration.worker.final_evaluation import SCORE
+from ramen_ray.orchestration.worker.live_progress import shown_progress
+from ramen_ray.orchestration.worker.resuming import keep_intact_checkpoints
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 BEST_AND_LAST = CheckpointConfig(

@@ -14,8 +14,8 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.orchestration.cluster.resources import ClusterError, kept_handler, user_errors
+from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
-from ramen_ray.orchestration.training.run_directory import RunDirectory
 
 
 def run_in_workers(
@@ -32,7 +32,7 @@ def run_in_workers(
 
     Raises:
         UserError: the first worker returned it; see
-            :func:`~ramen_ray.orchestration.training.entry.train_loop_per_worker`.
+            :func:`~ramen_ray.orchestration.worker.entry.train_loop_per_worker`.
         ClusterError: workers have died too often, or Ray Train's controller has.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
     """

@@ -12,11 +12,11 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.training.components import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.training.final_evaluation import TEST_ADS_FILE
+from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.run_directory import experiment_hash
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
-from ramen_ray.orchestration.training.run_directory import experiment_hash
+from ramen_ray.orchestration.worker.final_evaluation import TEST_ADS_FILE
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,13 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.training.checks import check_config
-from ramen_ray.orchestration.training.final_evaluation import VALIDATION
-from ramen_ray.orchestration.training.run_directory import (
+from ramen_ray.orchestration.runs.run_directory import (
     RunDirectory,
     RunError,
     deciding_settings,
     differences,
 )
+from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
@@ -53,6 +52,7 @@ from ramen_ray.orchestration.tuning.trials import (
     train_in_trial,
     trainable,
 )
+from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 

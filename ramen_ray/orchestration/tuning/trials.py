@@ -19,7 +19,7 @@ from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left, user_errors
 from ramen_ray.orchestration.preparation.pipeline import is_prepared, prepare
-from ramen_ray.orchestration.training.components import encoder_tokenizer
+from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.tracking.runs import Run

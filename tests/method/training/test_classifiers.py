@@ -30,7 +30,7 @@ from ramen_ray.method.training.checkpoints import (
     save_classifiers,
 )
 from ramen_ray.method.training.step import compute_step, global_losses, train_steps
-from ramen_ray.orchestration.training.components import (
+from ramen_ray.orchestration.runs.components import (
     build_classifiers,
     build_model,
     build_objective,

@@ -38,7 +38,7 @@ from ramen_ray.method.retrieval.links import (
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.orchestration.training.components import (
+from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,
     build_objective,

@@ -27,7 +27,7 @@ from ramen_ray.method.training.step import compute_step
 from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.walks import walked_edges
-from ramen_ray.orchestration.training.components import (
+from ramen_ray.orchestration.runs.components import (
     build_model,
     build_objective,
     build_sampler,

@@ -4,7 +4,7 @@ import pytest
 
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.training.run_directory import (
+from ramen_ray.orchestration.runs.run_directory import (
     RunDirectory,
     RunError,
     finished_run,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ramen_ray.data.store.checksums import write_checksums
-from ramen_ray.orchestration.training.resuming import (
+from ramen_ray.orchestration.worker.resuming import (
     REPORT_FILE,
     SNAPSHOT_FILE,
     keep_intact_checkpoints,

@@ -18,7 +18,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.training.task import FinalEvaluation
+from ramen_ray.orchestration.runs.task import FinalEvaluation
 
 VALIDATION = "validation/"
 SCORE = "score"  # the selection metric; Ray Train keeps checkpoints by it

@@ -39,7 +39,7 @@ from ramen_ray.method.training.step import TrainState, global_losses, train_step
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
-from ramen_ray.orchestration.training.components import (
+from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,
     build_objective,
@@ -49,16 +49,16 @@ from ramen_ray.orchestration.training.components import (
     held_classifiers,
     use_bf16,
 )
-from ramen_ray.orchestration.training.final_evaluation import (
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE
+from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.worker.final_evaluation import (
     NOT_VALIDATED,
     SCORE,
     VALIDATION,
     evaluate_best,
 )
-from ramen_ray.orchestration.training.resuming import REPORT_FILE
-from ramen_ray.orchestration.training.run_directory import CONFIG_FILE
-from ramen_ray.orchestration.training.run_log import RunLog
-from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.worker.resuming import REPORT_FILE
+from ramen_ray.orchestration.worker.run_log import RunLog
 from ramen_ray.tracking.step_logger import StepLogger
 
 STEPS_PER_LOG = 50

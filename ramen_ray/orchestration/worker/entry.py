@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.training.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 
 
 def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
@@ -21,7 +21,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.divergence import DivergedError
-    from ramen_ray.orchestration.training.worker import run_worker
+    from ramen_ray.orchestration.worker.loop import run_worker
 
     try:
         return run_worker(task)

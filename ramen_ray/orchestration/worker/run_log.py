@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_figures import StepLosses
-from ramen_ray.orchestration.training.live_progress import LiveProgress
+from ramen_ray.orchestration.worker.live_progress import LiveProgress
 from ramen_ray.tracking.step_logger import StepLogger
 
 SHOWN_METRICS = ("P@1", "R@10")
