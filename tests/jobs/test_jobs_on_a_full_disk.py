@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import RunHere
 from stores import Store
-from support import resize, the_error
+from support import PATIENCE_S, ROOT, resize, the_error
 
-from jobs import ingest, predict, tune
+from jobs import ingest, tune
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -51,9 +53,8 @@ def test_an_import_leaves_nothing_on_a_full_disk(
 
 
 def test_predictions_go_on_when_there_is_room_again(
-    cluster: None,
+    joining: dict[str, str],
     small_disk: Path,
-    run_here: RunHere,
     prepared_bag: Prepared,
     encoder_path: Path,
     dataset_path: Path,
@@ -64,8 +65,22 @@ def test_predictions_go_on_when_there_is_room_again(
     model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
     queries = tmp_path / "queries.parquet"
     pq.write_table(pa.table({"text": _texts(24_000)}), queries, row_group_size=4_000)
-    flags = ["--model", model, "--queries", queries, "--output", output, "--answers"]
-    code, said = run_here(predict, *flags, small_disk / "answers")
+    flags = ["--model", model, "--queries", str(queries), "--output", str(output)]
+
+    def predict(answers: Path) -> tuple[int, str]:
+        """Run the job in a process of its own, with which its actors end."""
+        command = [sys.executable, str(ROOT / "jobs" / "predict.py"), *flags, "--answers"]
+        done = subprocess.run(
+            [*command, str(answers)],
+            env=joining,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=PATIENCE_S,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = predict(small_disk / "answers")
     assert code == 2, said
     assert "no room is left on a disk" in the_error(said)
     before = _files(small_disk / "answers")
@@ -73,7 +88,7 @@ def test_predictions_go_on_when_there_is_room_again(
 
     resize(small_disk, 20_000)
     for folder in (small_disk, tmp_path):
-        code, said = run_here(predict, *flags, folder / "answers")
+        code, said = predict(folder / "answers")
         assert code == 0, said
     found, expected = _files(small_disk / "answers"), _files(tmp_path / "answers")
     assert [part.read_bytes() for part in found] == [part.read_bytes() for part in expected]
