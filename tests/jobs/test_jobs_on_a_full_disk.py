@@ -129,4 +129,6 @@ def test_a_sweep_goes_on_when_there_is_room_again(
         assert code == 0, said
         names = sorted(folder.name for folder in (output / "runs").glob("swept-*"))
         found.append([RunDirectory.of(str(output), name).notes["metrics"] for name in names])
-    assert found[0] == found[1]
+    # Tune starts settings again if it could not note that it has drawn them.
+    assert all(metrics in found[0] for metrics in found[1])
+    assert len(found[1]) == 2

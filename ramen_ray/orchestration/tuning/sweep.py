@@ -230,15 +230,21 @@ class RunningSweep:
 
     def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
         """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
-        path = str(self.progress.directory.path / TUNE_FOLDER)
-        if tune.Tuner.can_restore(path):
-            ends.forget_failures()
-            return tune.Tuner.restore(path, runnable, resume_unfinished=True, resume_errored=True)
         settings, training = self.settings, self.config.training
         is_grid = settings.search == "grid"
         space: dict[str, Any] = self.space
         if is_grid:
             space = {key: tune.grid_search(values) for key, values in self._grid().items()}
+        path = str(self.progress.directory.path / TUNE_FOLDER)
+        if tune.Tuner.can_restore(path):
+            ends.forget_failures()
+            return tune.Tuner.restore(
+                path,
+                runnable,
+                resume_unfinished=True,
+                resume_errored=True,
+                param_space=space,  # in case a full disk has kept Tune from noting what it drew
+            )
         decides = {"metric": self.progress.metric, "mode": "max"}
         scheduler = ASHAScheduler(
             time_attr=EPOCH,
