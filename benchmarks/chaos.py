@@ -59,11 +59,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    shared_before, handles_before = _shared_memory(), psutil.Process().num_fds()
+    shared_before = _shared_memory()
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         soak = Soak(Path(folder), random.Random(options.seed))
         with soak.server:
             soak.learn()
+            handles_before = psutil.Process().num_fds()  # with a connection to the server
             deadline = time.monotonic() + 60 * options.minutes
             while time.monotonic() < deadline:
                 soak.round()
