@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -35,17 +34,6 @@ def _flags(encoder_path: Path, output: Path) -> list[str]:
         *("--optimizer.lr", "1e-12", "--training.early-stop-patience", "1"),
         *("--workers.cpus-per-worker", "1", "--output", str(output)),
     ]
-
-
-def _train(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "train.py"), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=PATIENCE_S,
-    )
 
 
 @pytest.fixture
@@ -180,26 +168,18 @@ def test_too_few_cpus_are_reported_before_anything_is_prepared(
 
 
 def test_a_bad_row_is_reported_without_a_traceback(
-    joining: dict[str, str], dataset_path: Path, tmp_path: Path
+    cluster: None, run_here: RunHere, dataset_path: Path, tmp_path: Path
 ) -> None:
     bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
     ads = Dataset(bad).read("ads").to_pylist()
     ads[3]["text"] = " "
     pq.write_table(pa.Table.from_pylist(ads), bad / "ads.parquet")
-    done = _train(
-        "tiny",
-        "--dataset",
-        str(bad),
-        "--training.global-batch-size",
-        "8",
-        "--output",
-        str(tmp_path),
-        **joining,
-    )
-    assert done.returncode == 2
-    assert "error: the dataset directory" in done.stderr
-    assert "ads.parquet, row 3, column 'text': empty text" in done.stderr
-    assert "Traceback" not in done.stderr
+    flags = ["--dataset", bad, "--training.global-batch-size", 8, "--output", tmp_path]
+    code, printed = run_here(train, "tiny", *flags)
+    assert code == 2
+    assert "error: the dataset directory" in printed
+    assert "ads.parquet, row 3, column 'text': empty text" in printed
+    assert "Traceback" not in printed
 
 
 def test_print_config_shows_every_setting_and_trains_nothing(
