@@ -327,6 +327,19 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.fixture
+def logged_retriever(
+    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
+) -> str:
+    """The URI of a retriever in the store of ``output``."""
+    from stores import Store
+
+    from ramen_ray.tracking.registry import Registry, uri_of
+
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+
+
 RunHere = Callable[..., tuple[int, str]]
 
 

@@ -12,13 +12,11 @@ import pytest
 from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import Store
 from support import MAX_LENGTH, import_in_process, prepare_in_process
 
 from jobs import predict
 from ramen_ray.config import overlay
 from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
@@ -31,7 +29,6 @@ from ramen_ray.orchestration.runs.components import (
 )
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
-from ramen_ray.tracking.registry import Registry, uri_of
 
 QUICK, THOROUGH = 25, 250
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -79,16 +76,12 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
 
 @pytest.fixture
 def answer(
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    dataset_path: Path,
+    logged_retriever: str,
     output: Path,
     run_here: RunHere,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Predict:
     """Answers a table as the command does, but for Ray."""
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
 
     def answer_here(missing: list[int], needs: object, answerer: tuple[Any, ...]) -> None:
         for number in missing:
@@ -99,7 +92,16 @@ def answer(
     monkeypatch.setattr(answering, "_answer", answer_here)
 
     def call(queries: Path, answers: Path) -> tuple[int, str]:
-        flags = ["--model", model, "--queries", queries, "--answers", answers, "--top-k", 3]
+        flags = [
+            "--model",
+            logged_retriever,
+            "--queries",
+            queries,
+            "--answers",
+            answers,
+            "--top-k",
+            3,
+        ]
         return run_here(predict, *flags, "--output", output)
 
     return call

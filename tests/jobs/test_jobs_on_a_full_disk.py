@@ -12,15 +12,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from conftest import RunHere
-from stores import Store
 from support import PATIENCE_S, ROOT, resize, the_error
 
 from jobs import ingest, tune
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.tracking.registry import Registry, uri_of
 
 pytestmark = pytest.mark.slow
 
@@ -55,17 +52,13 @@ def test_an_import_leaves_nothing_on_a_full_disk(
 def test_predictions_go_on_when_there_is_room_again(
     joining: dict[str, str],
     small_disk: Path,
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    dataset_path: Path,
+    logged_retriever: str,
     output: Path,
     tmp_path: Path,
 ) -> None:
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
     queries = tmp_path / "queries.parquet"
     pq.write_table(pa.table({"text": _texts(24_000)}), queries, row_group_size=4_000)
-    flags = ["--model", model, "--queries", str(queries), "--output", str(output)]
+    flags = ["--model", logged_retriever, "--queries", str(queries), "--output", str(output)]
 
     def predict(answers: Path) -> tuple[int, str]:
         """Run the job in a process of its own, with which its actors end."""

@@ -15,13 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
-from stores import Store
 from support import PATIENCE_S, ROOT, wait_until
 
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.runs import tracking_uri
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -128,19 +125,21 @@ def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_a_prediction_ends_with_the_code_of_its_signal(
-    number: signal.Signals,
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    dataset_path: Path,
-    output: Path,
-    tmp_path: Path,
+    number: signal.Signals, logged_retriever: str, output: Path, tmp_path: Path
 ) -> None:
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    model = uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
     texts = [f"robin {row}" for row in range(400_000)]
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)
-    flags = ["--model", model, "--queries", queries, "--answers", answers, "--output", output]
+    flags = [
+        "--model",
+        logged_retriever,
+        "--queries",
+        queries,
+        "--answers",
+        answers,
+        "--output",
+        output,
+    ]
     _end(number, "predict.py", flags, lambda: any(answers.glob("part-*")))
     whole = sorted(answers.glob("part-*"))
     assert len(whole) < 200
