@@ -73,6 +73,7 @@ def make_config(output: Path, epochs: int) -> RunConfig:
         "regularization.lambda_x": WEIGHTS,
         "regularization.lambda_z": WEIGHTS,
         "regularization.every_steps": 1,
+        "regularization.adaptive": False,  # the bare loop has fixed weights
         "training.epochs": epochs,
         "training.precision": "fp32",
         "workers.cpus_per_worker": NUM_THREADS,

@@ -2,9 +2,9 @@
 
 Rivals: TF-IDF, BM25, MiniLM zero-shot; sentence-transformers' trainer; PECOS XR-Linear, napkinXC
 PLT, omikuji's Parabel and Bonsai, in environments that are made by name and version; and our bases,
-each with and without RAMEN. All get the same queries, ads and clicks, lose the same filter
-pairs, and are measured by the same code. Settings are chosen on validation by P@1 + R@10, within
-the same budget of processor seconds for each; test is asked once. Every try and every run is
+each with and without RAMEN, OAK and AugGT. All get the same queries, ads and clicks, lose the same
+filter pairs, and are measured by the same code. Settings are chosen on validation by P@1 + R@10,
+within the same budget of processor seconds for each; test is asked once. Every try and every run is
 kept, so that the same command continues where it was stopped. `ratio` is the P@1 of the best of
 ours over that of the best rival, both by validation, on the last dataset.
 
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import NUM_THREADS, ROOT, finish
-from benchmarks.peers import lexical, ours, tables, trainer, trees
+from benchmarks.peers import lexical, oak, ours, tables, trainer, trees
 from benchmarks.peers.measuring import METRICS, Contest
 
-RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
+OURS = {**ours.RIVALS, **oak.RIVALS}
+RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **OURS}
 COSTS_OF = ("ance + RAMEN", "ance", "ngame", "OAK", "unidec + RAMEN")
 
 
@@ -66,7 +67,7 @@ def seeds_of(contest: Contest, num_seeds: int) -> range:
 def print_tables(dataset: str, found: tables.Runs) -> None:
     """Print what was found on a dataset."""
     print(f"\n## {dataset}\n\n{tables.quality(found)}\n\n{tables.costs(found)}\n")
-    own = [name for name in found if name in ours.RIVALS]
+    own = [name for name in found if name in OURS]
     if own:
         print(tables.lead(found, tables.best_by_validation(found, own)) + "\n")
         print(tables.relative_costs(found, COSTS_OF), flush=True)
@@ -85,8 +86,8 @@ def summary(found: dict[str, tables.Runs]) -> tuple[float, dict[str, Any]]:
             }
             for name, runs in runs_of.items()
         }
-        own = [name for name in runs_of if name in ours.RIVALS]
-        others = [name for name in runs_of if name not in ours.RIVALS]
+        own = [name for name in runs_of if name in OURS]
+        others = [name for name in runs_of if name not in OURS]
         if own and others:
             sides = [tables.best_by_validation(runs_of, names) for names in (own, others)]
             figures[dataset]["best of ours"], figures[dataset]["best rival"] = sides

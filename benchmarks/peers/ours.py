@@ -42,7 +42,7 @@ class Ours:
         self.model = model
         vectors = model.embed_ads(data.ads, np.arange(len(data.ads)))
         self.index = build_index(vectors)
-        self.model_bytes = _saved_bytes(config, model)
+        self.model_bytes = saved_bytes(config, model)
         self.index_bytes = vectors.nbytes
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
@@ -54,7 +54,7 @@ class Ours:
         return search_index(self.index, vectors, k)[0]
 
 
-def _saved_bytes(config: RunConfig, model: DualEncoder) -> int:
+def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
     """Return the size of the model as it is saved."""
     with TemporaryDirectory() as folder:
         model.save(Path(folder), config.encoder.max_length)

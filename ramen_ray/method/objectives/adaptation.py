@@ -71,7 +71,7 @@ class AdaptiveWeights:
         """Move the weights by the gains of a step; steps without anchors move nothing."""
         if not encoded.batch.anchors:
             return
-        gains = regularizer_gains(encoded.detached())
+        gains = regularizer_gains(encoded)
         nothing = self.weights.new_zeros(())
         gains_of_terms = torch.stack(
             [
@@ -121,6 +121,7 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
 
+@torch.no_grad()
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
     """Return each drawn regulariser's gain, a scalar, on this worker's rows.
 
@@ -128,11 +129,11 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
     nodes: each row is pulled to the mean of those of its anchors that the batch has.
     """
     queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
-    rows_of = {QUERIES: queries, ADS: ads}
-    ahead = {QUERIES: _query_leads(encoded, queries, ads), ADS: _ad_leads(encoded, queries, ads)}
+    rows_of, leads_of = {QUERIES: queries, ADS: ads}, {QUERIES: _query_leads, ADS: _ad_leads}
+    drawn = {regularizer: node_table(regularizer) for regularizer in encoded.batch.anchors}
+    ahead = {table: leads_of[table](encoded, queries, ads) for table in set(drawn.values())}
     gains = {}
-    for regularizer in encoded.batch.anchors:
-        table = node_table(regularizer)
+    for regularizer, table in drawn.items():
         rows = rows_of[table]
         pulls_bD = _pulls(encoded, regularizer, rows)
         gains[regularizer] = gain(ahead[table], encoded.vectors(table, rows), pulls_bD)
@@ -151,21 +152,21 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Ten
         linked = encoded.positive_anchors(pool, regularizer, some).to(anchors_LD.dtype)
         return linked / linked.sum(dim=1, keepdim=True).clamp(min=1)
 
-    shares_BL = shares({QUERIES: batch.queries, ADS: batch.ads[:, 0]}[table])
+    of_batch = {QUERIES: batch.queries, ADS: batch.ads[:, 0]}[table]
+    shares_BL = shares(of_batch)
     num_linked = shares_BL.sum().clamp(min=1)
     mean_anchor_D = (shares_BL.sum(dim=0) / num_linked) @ anchors_LD
-    shares_bL = shares(rows)
+    shares_bL = shares_BL if len(rows) == len(of_batch) else shares(rows)
     return shares_bL @ anchors_LD - shares_bL.sum(dim=1, keepdim=True) * mean_anchor_D
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
-    pool = encoded.ad_pool
     return leads(
         encoded.vectors(QUERIES, queries),
         encoded.vectors(ADS, ads),
-        encoded.vectors(ADS, pool.ids),
-        encoded.positive_ads(pool, queries),
+        encoded.vectors(ADS, encoded.ad_pool.ids),
+        encoded.own_clicked_in_pool,
     )
 
 

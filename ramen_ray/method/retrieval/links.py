@@ -71,12 +71,15 @@ def nearest_anchors(
     embedded = model.embed_ads(anchors, np.arange(len(anchors)), use_bf16)
     asking = model.embed_queries(queries, np.arange(len(queries)), use_bf16)
     own = np.empty((0, 2), dtype=np.int64)
-    if not _links_own_text(data.queries["train"], anchors, train_links(data, anchor_sets)):
+    if not links_own_text(data, anchor_sets):
         own = np.stack(HashIndex.from_hashes(anchors.hashes).all(queries.hashes), axis=1)
     found = search(asking, embedded, num_links + most_filters(own), model.device.index)
     return drop_filtered(found, own, num_links)[0].astype(np.int32)
 
 
-def _links_own_text(queries: TokenTable, anchors: TokenTable, edges: Csr) -> bool:
+def links_own_text(data: Prepared, anchor_sets: Sequence[str]) -> bool:
+    """Say whether a train query is linked to an anchor with its own text."""
+    edges = train_links(data, anchor_sets)
     rows, linked = edges.gather(np.arange(edges.num_rows))
+    queries, anchors = data.queries["train"], bank_texts(data, anchor_sets)
     return bool((queries.hashes[rows] == anchors.hashes[linked]).any())

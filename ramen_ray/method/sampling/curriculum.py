@@ -84,7 +84,7 @@ class Curriculum:
         if self.seen is None:
             return
         queries = encoded.batch.queries
-        kept = encoded.detached().vectors(QUERIES, queries).to(self.seen.dtype)
+        kept = encoded.vectors(QUERIES, queries).detach().to(self.seen.dtype)
         self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
     def advance(self, step: int) -> None:

@@ -126,12 +126,6 @@ class EncodedBatch:
     classifiers_Ld: Tensor | None = None
     enriched_bD: Tensor | None = None
 
-    def detached(self) -> "EncodedBatch":
-        """Return the same batch without gradients, for observers."""
-        return EncodedBatch(
-            self.data, self.batch, self.local, self.texts, self.embeddings_UD.detach()
-        )
-
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
         return self.embeddings_UD[self._positions(table, ids)]
