@@ -7,7 +7,8 @@ Shapes: b queries, m links of each, A anchors, D width of an embedding.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -91,6 +92,14 @@ def _identity(dim: int) -> nn.Module:
         return spectral_norm(linear)
 
 
+def _linked(links_bm: Int64s, anchors: Int64s, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the unit vectors (b, m, D) of links and which are any (b, m); zero where not."""
+    places = np.where(links_bm >= 0, np.searchsorted(anchors, links_bm), -1)
+    with_zero = functional.pad(unit(rows), (0, 0, 0, 1))  # the last row, which -1 stands for
+    places_bm = to_device(places, rows.device)
+    return with_zero[places_bm], places_bm >= 0
+
+
 class Augmentation(nn.Module):
     """A combiner and the bank that it takes anchors from.
 
@@ -117,10 +126,29 @@ class Augmentation(nn.Module):
             anchors: (A,) all of these, and perhaps others, ascending.
             rows: (A, D) the bank's vectors of ``anchors``.
         """
-        places = np.where(links_bm >= 0, np.searchsorted(anchors, links_bm), -1)
-        with_zero = functional.pad(unit(rows), (0, 0, 0, 1))  # the last row, which -1 stands for
-        places_bm = to_device(places, queries_bD.device)
-        return self.combiner(queries_bD, with_zero[places_bm], places_bm >= 0)
+        return self.combiner(queries_bD, *_linked(links_bm, anchors, rows))
+
+    @torch.no_grad()
+    def evenness(
+        self, queries_bD: Tensor, links_bm: Int64s, anchors: Int64s, rows: Tensor
+    ) -> float | None:
+        """Return how evenly queries weigh their anchors: 1 if all count alike, 0 if one alone does.
+
+        Args as for :meth:`forward`.
+
+        Returns:
+            The entropy of the weights α over the highest possible one, a mean over the queries with
+            several links; None if there is none.
+        """
+        vectors_bmD, is_link_bm = _linked(links_bm, anchors, rows)
+        num_links_b = is_link_bm.sum(dim=1)
+        with self._standing_still():
+            weights_bm = self.combiner.weights(queries_bD, vectors_bmD, is_link_bm)
+        several = num_links_b > 1
+        if not several.any():
+            return None
+        entropies = torch.special.entr(weights_bm[several]).sum(dim=1)
+        return float((entropies / num_links_b[several].log()).mean())
 
     @torch.inference_mode()
     def enrich(self, queries: NDArray[np.float32], links: NDArray[Any]) -> NDArray[np.float32]:
@@ -130,18 +158,24 @@ class Augmentation(nn.Module):
             queries: (n, D) their embeddings, unit norm.
             links: (n, m) their anchors, -1 for none.
         """
-        was_training = self.combiner.training
-        self.combiner.eval()  # no dropout, and the power iteration stands still
         device, enriched = self.combiner.norm.weight.device, np.empty_like(queries)
-        for start in range(0, len(queries), QUERIES_PER_PASS):
-            part = slice(start, start + QUERIES_PER_PASS)
-            own = links[part].astype(np.int64)
-            anchors = np.unique(own[own >= 0])
-            embedded = torch.from_numpy(queries[part]).to(device)
-            rows = self.bank.take(anchors).to(device)
-            enriched[part] = self(embedded, own, anchors, rows).cpu().numpy()
-        self.combiner.train(was_training)
+        with self._standing_still():
+            for start in range(0, len(queries), QUERIES_PER_PASS):
+                part = slice(start, start + QUERIES_PER_PASS)
+                own = links[part].astype(np.int64)
+                anchors = np.unique(own[own >= 0])
+                embedded = torch.from_numpy(queries[part]).to(device)
+                rows = self.bank.take(anchors).to(device)
+                enriched[part] = self(embedded, own, anchors, rows).cpu().numpy()
         return enriched
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Leave out dropout, and the steps of the power iteration that a use in training takes."""
+        was_training = self.combiner.training
+        self.combiner.eval()
+        yield
+        self.combiner.train(was_training)
 
     def save(self, folder: Path) -> None:
         """Write both into ``folder``."""

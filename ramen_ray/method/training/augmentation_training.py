@@ -27,7 +27,7 @@ class AugmentationTraining:
         """Train ``augmentation`` in place."""
         self.augmentation = augmentation
         self.bank = bank
-        self._drawn: tuple[Int64s, Tensor] | None = None
+        self._drawn: tuple[Tensor, Int64s, Int64s, Tensor] | None = None
 
     def after(self, encode: Callable[[Batch], EncodedBatch]) -> Callable[[Batch], EncodedBatch]:
         """Return what encodes a batch by ``encode``, and then enriches its queries."""
@@ -40,12 +40,17 @@ class AugmentationTraining:
         anchors = np.unique(linked[linked >= 0])  # of all workers, whose gradients are summed
         bank = self.augmentation.bank
         rows = bank.take(anchors) if self.bank is None else self.bank.rows(anchors)
-        self._drawn = anchors, rows
         queries_bD = encoded.vectors(QUERIES, encoded.local.queries)
+        self._drawn = queries_bD.detach(), links, anchors, rows
         return replace(encoded, enriched_bD=self.augmentation(queries_bD, links, anchors, rows))
 
     def update(self) -> None:
         """Move the rows of the bank that the last batch used, by their gradients."""
         if self.bank is not None and self._drawn is not None:
-            anchors, rows = self._drawn
+            _, _, anchors, rows = self._drawn
             self.bank.update(anchors, rows.grad)
+
+    def figures(self) -> dict[str, float]:
+        """Return ``evenness`` of the last batch; see :meth:`Augmentation.evenness`."""
+        evenness = None if self._drawn is None else self.augmentation.evenness(*self._drawn)
+        return {} if evenness is None else {"evenness": evenness}

@@ -217,9 +217,10 @@ def train(run: Training) -> None:
         check_weights(run.model, stop)
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
-        figures = pool_figures_of(run, stop) if not rest else {}
+        figures = {} if rest else batch_figures(run, stop)
         if setup.log is not None:
-            setup.log.log_pool(figures, stop)
+            for name, of_batch in figures.items():
+                setup.log.log_figures(name, of_batch, stop)
             shown = f"{epoch + bool(rest)}/{training.epochs}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
@@ -229,13 +230,18 @@ def train(run: Training) -> None:
         report(run, metrics)
 
 
-def pool_figures_of(run: Training, stop: int) -> dict[str, float]:
-    """Return figures of the pool of the last step before ``stop``, if the loss sees all of it."""
-    setup = run.setup
-    if setup.config.base.parts.loss == "triplet":
-        return {}
-    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
-    return pool_figures(batch, setup.sampler.data.clicks)
+def batch_figures(run: Training, stop: int) -> dict[str, dict[str, float]]:
+    """Return figures of the batch of the last step before ``stop``, by what they are about.
+
+    ``pool``: of the pool, if the loss sees all of it. ``attention``: of OAK's.
+    """
+    setup, figures = run.setup, {}
+    if setup.config.base.parts.loss != "triplet":
+        batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+        figures["pool"] = pool_figures(batch, setup.sampler.data.clicks)
+    if run.state.augmentation is not None:
+        figures["attention"] = run.state.augmentation.figures()
+    return figures
 
 
 def stops(setup: Setup, step: int) -> Iterator[int]:

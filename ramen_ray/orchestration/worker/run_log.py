@@ -81,10 +81,10 @@ class RunLog:
         if metrics:
             self._steps.log_validation(metrics, step)
 
-    def log_pool(self, figures: Mapping[str, float], step: int) -> None:
-        """Log figures of the pool of a step, if there are any."""
+    def log_figures(self, name: str, figures: Mapping[str, float], step: int) -> None:
+        """Log what there is to say of a step's batch, under ``name``."""
         if figures:
-            self._steps.log_background("pool", figures, step)
+            self._steps.log_background(name, figures, step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and show which result is in use from ``step`` on."""

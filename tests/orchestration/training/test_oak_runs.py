@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow.tracking import MlflowClient
 from support import node_edges
 
 from jobs import evaluate as evaluate_job
@@ -119,6 +120,8 @@ def test_a_run_answers_by_its_linker_and_an_oracle_can_be_asked(
         assert found[name] == pytest.approx(value, abs=1e-6), name
     assert 0 <= found["linker/P@3"] <= found["linker/known"] <= 1
     assert found["linker/R@10"] > 0.3  # chance: 10 of 30 anchors
+    logged = MlflowClient(trained.run.uri).get_metric_history(trained.run.id, "attention/evenness")
+    assert len(logged) == 2 and all(0.9 < point.value <= 1 + 1e-6 for point in logged)
     file = tmp_path / "oracle.json"
     arguments = ("--checkpoint", folder, "--links", "oracle", "--json-file", file)
     code, said = run_here(evaluate_job, *arguments)
