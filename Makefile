@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: train lint test test-all clean
+.PHONY: train lint test test-all test-gpu clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python jobs/train.py rdocs --with-base
@@ -18,6 +18,10 @@ test: lint
 
 test-all: test
 	$(VENV)/bin/pytest --durations 15 -m slow
+
+# on a machine with a GPU; elsewhere all of them are skipped
+test-gpu: $(INSTALLED)
+	$(VENV)/bin/pytest -rs --durations 15 -m gpu
 
 # torch first and by pip, so that a CPU build that pip finds is installed before anything requires
 # torch; then uv, which takes seconds where pip takes minutes

@@ -24,7 +24,8 @@ from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
-from ramen_ray.method.sampling.encoded import DistinctTexts, EncodedBatch, gather_tokens
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import QUERIES, TrainingData, node_table
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.orchestration.runs.components import build_model, build_objective, build_sampler
@@ -80,22 +81,20 @@ def main() -> None:
 
 def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
-    data = sampler.data
-    batch = sampler.draw(step, Sources(data.graphs), objective.regularizers)
-    texts = DistinctTexts.from_batch(batch, data.tables)
-    tokens = gather_tokens(texts.tables, texts.rows, list(data.tables.values()))
+    batch = sampler.draw(step, Sources(sampler.data.graphs), objective.regularizers)
+    inputs = StepInputs.from_local(sampler.data, batch, torch.device("cpu"))
     # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
-    places = EncodedBatch(data, batch, batch, texts, torch.arange(len(texts.rows)))
+    places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows)))
     comparisons = []
     for term in objective.terms:
         if term.regularizer is None:
             rows, drawn, pool = (QUERIES, batch.queries), batch.ads, places.ad_pool
-            is_positive = places.positive_ads(pool, batch.queries)
+            is_positive = places.own_clicked_in_pool
         else:
             nodes, anchors = batch.anchors[term.regularizer]
             rows, drawn = (node_table(term.regularizer), nodes), anchors[:, None]
             pool = places.anchor_pool(term.regularizer.anchor_set)
-            is_positive = places.positive_anchors(pool, term.regularizer, nodes)
+            is_positive = places.own_linked_in_pool(term.regularizer)
         comparisons.append(
             Comparison(
                 places.vectors(*rows),
@@ -105,7 +104,7 @@ def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
                 term.weight,
             )
         )
-    return Step(tokens, comparisons)
+    return Step(inputs.tokens, comparisons)
 
 
 def step_loss(model: DualEncoder, step: Step, loss: Loss) -> Tensor:

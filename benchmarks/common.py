@@ -13,13 +13,15 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+
+if TYPE_CHECKING:  # gpu_step runs where pydantic is missing
+    from ramen_ray.config import EncoderConfig
 
 ROOT = Path(__file__).parent.parent
 NUM_THREADS = 2
@@ -124,12 +126,12 @@ def _private_bytes(process: psutil.Process) -> int:
     return int(memory.rss - memory.shared)
 
 
-def prepared(dataset: str, encoder: EncoderConfig) -> Prepared:
+def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
     """Prepare a dataset directory with the project's pipeline, in another process, or reuse it."""
     return Prepared(in_fresh_process(_prepare, dataset, encoder))
 
 
-def _prepare(dataset: str, encoder: EncoderConfig) -> Path:
+def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.pipeline import prepare
     from ramen_ray.orchestration.runs.components import encoder_tokenizer

@@ -1,8 +1,10 @@
-"""The training step on a GPU: tokens/s, share of the bf16 matmul rate, memory. Needs no Ray.
+"""The training step on a GPU: share of the bf16 matmul rate, waits, memory. Needs no Ray.
 
 A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two
 anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
-weight, plus attention) per second with those of a large bf16 matrix product, measured in turns.
+weight, plus attention; tokens of distinct texts, no padding) per second with those of a large bf16
+matrix product. Steps whose next batch is made on a thread meanwhile, steps without, and products
+are measured in turns. `waited_ms_per_step` is how long a step waited for its batch.
 
     python -m benchmarks.gpu_step [--rounds 3] [--steps 20]
 """
@@ -10,6 +12,9 @@ weight, plus attention) per second with those of a large bf16 matrix product, me
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,12 +29,15 @@ from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
-from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
+from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.method.training.step import TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
+WARMUP_STEPS = 2
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
 
@@ -44,15 +52,15 @@ def main() -> int:
     if not options.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
+    torch.set_float32_matmul_precision("high")  # as workers do
     device = torch.device("cpu" if options.smoke else "cuda")
     state, sampler = _build(device, options.smoke)
     sides = {
-        "step": lambda: _steps(state, sampler, options.steps, device),
+        "step": lambda: _steps(state, sampler, options.steps, prefetch=True),
+        "step_without_thread": lambda: _steps(state, sampler, options.steps, prefetch=False),
         "matmul": lambda: _matmul(512 if options.smoke else 8192, device),
     }
     found = {side: medians(rows) for side, rows in alternate(options.rounds, sides).items()}
-    if not options.smoke:
-        found["step"]["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     finish(found["step"]["flops_per_s"] / found["matmul"]["flops_per_s"], found)
     return 0
 
@@ -89,38 +97,58 @@ def _texts(draw: np.random.Generator, count: int) -> TokenTable:
     return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
 
 
-def _steps(
-    state: TrainState, sampler: Sampler, steps: int, device: torch.device
-) -> dict[str, float]:
+class Watched:
+    """Takes the place of ``step_inputs``: counts what steps compute on, and how long they wait."""
+
+    def __init__(self, prefetch: bool) -> None:
+        """Count from zero."""
+        self.prefetch = prefetch
+        self.waited_s, self.texts, self.tokens, self.squares = 0.0, 0, 0, 0
+
+    def __call__(self, *arguments: Any) -> Iterator[StepInputs]:
+        """Yield what ``step_inputs`` does."""
+        inputs = step_inputs(*arguments, prefetch=self.prefetch)
+        while True:
+            started = time.perf_counter()
+            one = next(inputs, None)
+            self.waited_s += time.perf_counter() - started
+            if one is None:
+                return
+            lengths = one.tokens.lengths
+            self.texts += len(lengths)
+            self.tokens += int(lengths.sum())
+            self.squares += int((lengths**2).sum())
+            yield one
+
+
+def _steps(state: TrainState, sampler: Sampler, steps: int, prefetch: bool) -> dict[str, float]:
     """Time ``steps`` steps after two untimed ones, and count the encoder's operations."""
-    list(train_steps(state, sampler, OBJECTIVE, state.step + 2, use_bf16=True))
-    drawn = range(state.step, state.step + steps)
-    started = time.perf_counter()
-    tables, regularizers = sampler.data.tables, OBJECTIVE.regularizers
-    batches = [sampler.draw(step, state.sources, regularizers) for step in drawn]
-    texts = [DistinctTexts.from_batch(batch, tables) for batch in batches]
-    for step in texts:
-        gather_tokens(step.tables, step.rows, list(tables.values()))
-    host_seconds = time.perf_counter() - started
-    tokens = sum(int(t.lengths.sum()) for t in texts)
-    squares = sum(int((t.lengths**2).sum()) for t in texts)
+    device = state.model.device
+    list(train_steps(state, sampler, OBJECTIVE, state.step + WARMUP_STEPS, use_bf16=True))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    watched = Watched(prefetch)
     _wait(device)
     started = time.perf_counter()
-    list(train_steps(state, sampler, OBJECTIVE, state.step + steps, use_bf16=True))
+    with patch.object(step_module, "step_inputs", watched):
+        list(train_steps(state, sampler, OBJECTIVE, state.step + steps, use_bf16=True))
     _wait(device)
     seconds = time.perf_counter() - started
     encoder = state.model.encoder
     embeddings = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" in n)
     weights = sum(p.numel() for p in encoder.parameters()) - embeddings
     config = encoder.backbone.config
-    flops = 6 * weights * tokens + 12 * config.num_hidden_layers * config.hidden_size * squares
-    return {
+    attention = 12 * config.num_hidden_layers * config.hidden_size * watched.squares
+    figures = {
         "ms_per_step": 1000 * seconds / steps,
-        "host_ms_per_step": 1000 * host_seconds / steps,
-        "tokens_per_s": tokens / seconds,
-        "texts_per_step": sum(len(t.lengths) for t in texts) / steps,
-        "flops_per_s": flops / seconds,
+        "waited_ms_per_step": 1000 * watched.waited_s / steps,
+        "tokens_per_s": watched.tokens / seconds,
+        "texts_per_step": watched.texts / steps,
+        "flops_per_s": (6 * weights * watched.tokens + attention) / seconds,
     }
+    if device.type == "cuda":
+        figures["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return figures
 
 
 def _matmul(size: int, device: torch.device, repeats: int = 10) -> dict[str, float]:

@@ -23,7 +23,7 @@ from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, pre
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.sampling.encoded import DistinctTexts
+from ramen_ray.method.sampling.step_inputs import DistinctTexts
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.runs.components import (

@@ -40,7 +40,7 @@ from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, task_term
 from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
-from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, train_steps

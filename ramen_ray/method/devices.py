@@ -7,6 +7,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def staged(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return ``array`` as a CPU tensor from which a copy to ``device`` need not be waited for.
+
+    For a GPU it is page-locked: from other memory the driver copies large arrays only after all
+    that the GPU has been told to do before.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy ``array`` to ``device`` without waiting for the copy to finish."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    return staged(array, device).to(device, non_blocking=True)

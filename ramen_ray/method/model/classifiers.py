@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.method.devices import to_device
 from ramen_ray.method.model.pretrained import EncoderError
 
 IS_TRAINED_FILE = "is_trained.npy"
@@ -61,7 +62,7 @@ class Classifiers:
 
     def take(self, ads: Int64s) -> Tensor:
         """Return the vectors (n, d) of held ``ads`` (n,)."""
-        return self.vectors[torch.from_numpy(ads - self.first).to(self.vectors.device)]
+        return self.vectors[to_device(ads - self.first, self.vectors.device)]
 
     def save(self, folder: Path) -> None:
         """Write the held rows into ``folder``; workers with shares each write their own."""

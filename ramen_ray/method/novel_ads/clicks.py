@@ -21,8 +21,8 @@ from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.sampling.draws import draw_ads
-from ramen_ray.method.sampling.encoded import Pool
 from ramen_ray.method.sampling.orders import num_steps, random_order
+from ramen_ray.method.sampling.step_inputs import Pool
 from ramen_ray.method.sampling.training_data import ADS
 
 DROPOUT_KEY = 1

@@ -32,8 +32,9 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.encoded import EncodedBatch, Pool
+from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.step_inputs import Pool
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
 START_SHARE = 0.1

@@ -4,11 +4,11 @@ Shapes: b rows of this worker and B of the global batch, L ads of the pool, l th
 them, D width of an embedding.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import own_range
 from ramen_ray.method.model.heads import unit
 from ramen_ray.method.objectives.losses import Loss
@@ -76,8 +76,8 @@ def bce_term(temperature: float, weight: float) -> Term:
 def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
     """Return this worker's part of the mean loss over the ads that have a query in the batch."""
     clicked_LB = encoded.clicked_in_pool.T
-    own = torch.from_numpy(own_range(len(ads_LD))).to(ads_LD.device)
-    no_places_l1 = torch.from_numpy(np.full((len(own), 1), -1)).to(ads_LD.device)
+    own = to_device(own_range(len(ads_LD)), ads_LD.device)
+    no_places_l1 = torch.full_like(own, -1)[:, None]
     losses_l = loss(ads_LD[own] @ queries_BD.T, no_places_l1, clicked_LB[own])
     return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
 

@@ -125,7 +125,7 @@ def regularizer_term(
         nodes_nD = encoded.vectors(node_table(regularizer), nodes)
         similarity_nL = nodes_nD @ encoded.vectors(pool.table, pool.ids).T
         positives_n1 = encoded.places(pool, anchors[:, None])
-        known_nL = encoded.positive_anchors(pool, regularizer, nodes)
+        known_nL = encoded.own_linked_in_pool(regularizer)
         losses_n = loss(similarity_nL, positives_n1, known_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
 

@@ -1,11 +1,18 @@
-"""Exact nearest-neighbour search with faiss, and the removal of filter pairs."""
+"""Exact nearest-neighbour search by faiss or torch, and the removal of filter pairs."""
 
 from collections.abc import Iterable
 from typing import Any
 
-import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from ramen_ray.method.retrieval.torch_search import TorchIndex
+
+try:
+    import faiss
+except ImportError:  # other indexes than the exact one need it
+    faiss = None
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 
@@ -22,7 +29,7 @@ def search(
         query_embeddings: (queries, D) float32.
         ad_embeddings: (ads, D) float32.
         k: ads per query; with fewer than k ads, the rest is -1 and -inf.
-        gpu: search on this GPU if the installed faiss supports GPUs.
+        gpu: search on this GPU; None for the CPU.
 
     Returns:
         ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
@@ -31,11 +38,17 @@ def search(
 
 
 def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> Any:
-    """Build the index of ads (ads, D) float32 that :func:`search` uses, for several searches."""
-    index: Any = faiss.IndexFlatIP(ad_embeddings.shape[1])
-    if gpu is not None and faiss.get_num_gpus() > 0:
+    """Build the index of ads (ads, D) float32 that :func:`search` uses, for several searches.
+
+    It is one of torch on a GPU that the installed faiss cannot use, or if there is no faiss.
+    """
+    embeddings = np.ascontiguousarray(ad_embeddings)
+    if faiss is None or (gpu is not None and faiss.get_num_gpus() == 0):
+        return TorchIndex(embeddings, torch.device("cpu" if gpu is None else f"cuda:{gpu}"))
+    index: Any = faiss.IndexFlatIP(embeddings.shape[1])
+    if gpu is not None:
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
-    index.add(np.ascontiguousarray(ad_embeddings))
+    index.add(embeddings)
     return index
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.encoded import Pool
+from ramen_ray.method.sampling.step_inputs import Pool
 
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:

@@ -9,8 +9,8 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.distributed import gather_rows
 from ramen_ray.method.model.augmentation import Augmentation
-from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 
@@ -29,9 +29,11 @@ class AugmentationTraining:
         self.bank = bank
         self._drawn: tuple[Tensor, Int64s, Int64s, Tensor] | None = None
 
-    def after(self, encode: Callable[[Batch], EncodedBatch]) -> Callable[[Batch], EncodedBatch]:
+    def after(
+        self, encode: Callable[[StepInputs], EncodedBatch]
+    ) -> Callable[[StepInputs], EncodedBatch]:
         """Return what encodes a batch by ``encode``, and then enriches its queries."""
-        return lambda batch: self._enriched(encode(batch))
+        return lambda inputs: self._enriched(encode(inputs))
 
     def _enriched(self, encoded: EncodedBatch) -> EncodedBatch:
         links = encoded.local.links

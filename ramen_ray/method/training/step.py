@@ -1,9 +1,9 @@
-"""The training step: draw a batch, encode its distinct texts once, compute losses, update."""
+"""The training step: take a batch, encode its distinct texts once, compute losses, update."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,43 +13,13 @@ from torch import Tensor, nn
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
+from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.encoded import EncodedBatch, encode
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training.augmentation_training import AugmentationTraining
 from ramen_ray.method.training.classifier_training import ClassifierTraining
-
-
-class StepResult(NamedTuple):
-    """The result of a step, before the update.
-
-    Attributes:
-        losses: (terms,) this worker's part of the objective's terms.
-        encoded: the batch that they were computed on.
-    """
-
-    losses: Tensor
-    encoded: EncodedBatch
-
-
-def compute_step(
-    encode: Callable[[Batch], EncodedBatch],
-    sampler: Sampler,
-    sources: Sources,
-    objective: Objective,
-    step: int,
-) -> StepResult:
-    """Compute the losses of a step, without changing anything.
-
-    Args:
-        encode: encodes a batch; see :func:`~ramen_ray.method.sampling.encoded.encode`.
-        sampler: draws this worker's share of the batch.
-        sources: what it draws from.
-        objective: the terms.
-        step: number of steps before this one.
-    """
-    encoded = encode(sampler.draw(step, sources, objective.regularizers_at(step)))
-    return StepResult(objective.losses(encoded, step), encoded)
+from ramen_ray.method.training.prefetching import step_inputs
 
 
 @dataclass
@@ -96,37 +66,41 @@ def train_steps(
 ) -> Iterator[Tensor]:
     """Train from ``state.step`` up to step ``stop``; yields this worker's losses (terms,) of each.
 
-    The yielded losses stay on the device, so that no step waits for them.
+    The yielded losses stay on the device, so that no step waits for them. All batches are drawn
+    from the sources that ``state`` has at the beginning.
     """
     device = next(state.model.parameters()).device
     num_workers = world()[1]
     weights = torch.tensor(objective.weights, device=device)
     classifiers_of = None if state.classifiers is None else state.classifiers.rows
-    encode_batch: Callable[[Batch], EncodedBatch] = partial(
-        encode, state.model, sampler.data, use_bf16=use_bf16, classifiers_of=classifiers_of
+    encode_batch: Callable[[StepInputs], EncodedBatch] = partial(
+        encode, state.model, use_bf16=use_bf16, classifiers_of=classifiers_of
     )
     if state.augmentation is not None:
         encode_batch = state.augmentation.after(encode_batch)
-    while state.step < stop:
-        losses, encoded = compute_step(encode_batch, sampler, state.sources, objective, state.step)
-        if state.curriculum is not None:
-            state.curriculum.observe(encoded)
-        if state.adaptive is not None:
-            state.adaptive.observe(encoded)  # before the update: this step uses the new weights
-            weights = state.adaptive.weights
-        loss = (losses * weights).sum() * num_workers  # DDP averages gradients over the workers
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
-        state.optimizer.step()
-        state.schedule.step()
-        if state.classifiers is not None and encoded.classifiers_Ld is not None:
-            state.classifiers.update(encoded.ad_pool.ids, encoded.classifiers_Ld.grad)
-        if state.augmentation is not None:
-            state.augmentation.update()
-        state.step += 1
-        yield losses.detach()
+    steps = range(state.step, stop)
+    with closing(step_inputs(sampler, state.sources, objective, steps, device)) as batches:
+        for inputs in batches:
+            encoded = encode_batch(inputs)
+            losses = objective.losses(encoded, state.step)
+            if state.curriculum is not None:
+                state.curriculum.observe(encoded)
+            if state.adaptive is not None:
+                state.adaptive.observe(encoded)  # before the update: this step has the new weights
+                weights = state.adaptive.weights
+            loss = (losses * weights).sum() * num_workers  # DDP averages gradients over the workers
+            state.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if max_gradient_norm is not None:
+                nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
+            state.optimizer.step()
+            state.schedule.step()
+            if state.classifiers is not None and encoded.classifiers_Ld is not None:
+                state.classifiers.update(encoded.ad_pool.ids, encoded.classifiers_Ld.grad)
+            if state.augmentation is not None:
+                state.augmentation.update()
+            state.step += 1
+            yield losses.detach()
 
 
 def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:

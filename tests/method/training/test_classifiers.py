@@ -29,7 +29,8 @@ from ramen_ray.method.training.checkpoints import (
     save_checkpoint,
     save_classifiers,
 )
-from ramen_ray.method.training.step import compute_step, global_losses, train_steps
+from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.orchestration.runs.components import (
     build_classifiers,
     build_model,
@@ -91,10 +92,10 @@ class Run:
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
     rows_of = run.state.classifiers.rows
-    encode_batch = partial(encode, run.model, run.sampler.data, classifiers_of=rows_of)
-    losses, encoded = compute_step(
-        encode_batch, run.sampler, run.state.sources, run.objective, step=1
-    )
+    steps, device = range(1, 2), run.model.device
+    (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
+    encoded = encode(run.model, inputs, classifiers_of=rows_of)
+    losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
     clicks, batch = prepared_bag.clicks["train"], encoded.batch
     drawn = np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()])

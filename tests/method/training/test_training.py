@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import open_graphs
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import (
     CheckpointError,
@@ -31,7 +31,8 @@ from ramen_ray.method.training.checkpoints import (
     save_checkpoint,
 )
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, compute_step, global_losses, train_steps
+from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
@@ -52,6 +53,18 @@ def _sampler(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int =
     return Sampler(training_data, batch_size, seed=3)
 
 
+def _inputs(
+    sampler: Sampler,
+    step: int,
+    objective: Objective = OBJECTIVE,
+    sources: Sources | None = None,
+) -> StepInputs:
+    """Return what a step computes on."""
+    sources, steps = sources or Sources(sampler.data.graphs), range(step, step + 1)
+    (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
+    return inputs
+
+
 def _step(
     model: nn.Module,
     sampler: Sampler,
@@ -60,9 +73,8 @@ def _step(
     sources: Sources | None = None,
 ) -> Tensor:
     """Return a step's losses (terms,)."""
-    sources = sources or Sources(sampler.data.graphs)
-    encode_batch = partial(encode, model, sampler.data)
-    return compute_step(encode_batch, sampler, sources, objective, step).losses
+    encoded = encode(model, _inputs(sampler, step, objective, sources))
+    return objective.losses(encoded, step)
 
 
 def _state(
@@ -315,9 +327,8 @@ def test_an_encoded_batch_knows_vectors_of_whatever_it_drew(
     kind: str, data: Prepared, encoder_path: Path
 ):
     model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
-    local = sampler.draw(0, Sources(sampler.data.graphs), OBJECTIVE.regularizers)
-    encoded = encode(model, sampler.data, local)
-    for table, ids in local.drawn():
+    encoded = encode(model, _inputs(sampler, 0))
+    for table, ids in encoded.local.drawn():
         drawn = ids[ids >= 0]
         expected = torch.from_numpy(model.embed_texts(sampler.data.tables[table], drawn))
         torch.testing.assert_close(encoded.vectors(table, drawn), expected)
@@ -331,13 +342,11 @@ def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
     schedule = ClusterSchedule(1, 1, 4, (), 2)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
     curriculum.advance(0)
-    sources, rows = Sources(sampler.data.graphs), []
+    rows = []
     for step in range(sampler.steps_per_epoch):
-        result = compute_step(
-            partial(encode, model, sampler.data), sampler, sources, OBJECTIVE, step
-        )
-        curriculum.observe(result.encoded)
-        rows += result.encoded.batch.queries.tolist()
+        encoded = encode(model, _inputs(sampler, step))
+        curriculum.observe(encoded)
+        rows += encoded.batch.queries.tolist()
     expected = model.embed_queries(data.queries["train"], np.array(rows))
     seen = curriculum.seen
     torch.testing.assert_close(seen[rows].float(), torch.from_numpy(expected), rtol=0, atol=1e-3)
@@ -348,16 +357,9 @@ def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
 
 def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):
     encoder, sampler = _build("transformer", encoder_path), _sampler(prepared)
-    sources = Sources(sampler.data.graphs)
+    inputs = _inputs(sampler, 0)
     full, half = (
-        compute_step(
-            partial(encode, encoder, sampler.data, use_bf16=use_bf16),
-            sampler,
-            sources,
-            OBJECTIVE,
-            0,
-        ).losses
-        for use_bf16 in (False, True)
+        OBJECTIVE.losses(encode(encoder, inputs, use_bf16), step=0) for use_bf16 in (False, True)
     )
     assert (half != full).any()
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.02)

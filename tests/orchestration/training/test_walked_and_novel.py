@@ -3,13 +3,13 @@
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import TOPICS
 from mlflow.tracking import MlflowClient
 from ray.train import Checkpoint, UserCallback
@@ -23,7 +23,7 @@ from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import compute_step
+from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.walks import walked_edges
@@ -120,8 +120,8 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(
     for name, folder in (("own", None), ("walked", edges)):
         training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
         sampler, sources = build_sampler(config, data, training_data), Sources(training_data.graphs)
-        encode_batch = partial(encode, build_model(config), training_data)
-        losses, _ = compute_step(encode_batch, sampler, sources, objective, 0)
+        (inputs,) = step_inputs(sampler, sources, objective, range(1), torch.device("cpu"))
+        losses = objective.losses(encode(build_model(config), inputs), step=0)
         first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
     client = MlflowClient(tracking_uri=trained.run.uri)
     logged = {

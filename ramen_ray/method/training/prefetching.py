@@ -1,0 +1,59 @@
+"""Batches made ahead: while a GPU computes a step, a thread makes what the next one needs."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TypeVar
+
+import torch
+
+from ramen_ray.method.distributed import world
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.step_inputs import StepInputs
+
+T = TypeVar("T")
+
+
+def prefetched(items: Iterable[T]) -> Iterator[T]:
+    """Yield ``items`` in order; a thread makes the next one while the caller has the last.
+
+    An error in ``items`` is raised where the item would have come. The thread ends with the
+    iteration; close the iterator if it may be left early.
+    """
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1, "prefetched") as thread:
+        coming = thread.submit(next, source, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, source, end)
+            yield item  # type: ignore[misc]
+
+
+def step_inputs(
+    sampler: Sampler,
+    sources: Sources,
+    objective: Objective,
+    steps: range,
+    device: torch.device,
+    prefetch: bool | None = None,
+) -> Iterator[StepInputs]:
+    """Yield what each of ``steps`` computes on; close it if it may be left early.
+
+    Args:
+        sampler: draws this worker's share of the batches.
+        sources: what it draws from.
+        objective: says which regularisers take part in a step.
+        steps: the steps.
+        device: where they will be computed.
+        prefetch: make the next one on a thread, which changes none of them; None to do so for a
+            GPU only, as a CPU is busy with the step itself. With several workers only the draws are
+            made ahead: the rest has a collective, and no thread may start one amid those of a step.
+    """
+    drawn = (sampler.draw(step, sources, objective.regularizers_at(step)) for step in steps)
+    if not (device.type == "cuda" if prefetch is None else prefetch):
+        yield from (StepInputs.from_local(sampler.data, local, device) for local in drawn)
+    elif world()[1] > 1:
+        with closing(prefetched(drawn)) as ahead:
+            yield from (StepInputs.from_local(sampler.data, local, device) for local in ahead)
+    else:
+        yield from prefetched(StepInputs.from_local(sampler.data, one, device) for one in drawn)

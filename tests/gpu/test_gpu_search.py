@@ -1,0 +1,89 @@
+"""Search and shortlists on a GPU find what a CPU finds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.retrieval.search import build_index, search_index
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.method.retrieval.torch_search import TorchIndex
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+K = 100
+WITHIN = 1e-5  # of a score in float64; TF32 is off by up to 1e-3
+
+
+def _unit(num_rows: int, seed: int) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(num_rows, 64))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _by_faiss(ads: np.ndarray) -> Any:
+    faiss = pytest.importorskip("faiss", reason="there is no faiss here")
+    if faiss.get_num_gpus() == 0:
+        pytest.skip("the faiss that is installed knows no GPU")
+    return build_index(ads, gpu=0)
+
+
+def _by_torch(ads: np.ndarray) -> Any:
+    return TorchIndex(ads, torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize("build", [_by_torch, _by_faiss])
+def test_the_nearest_ads_are_those_of_a_full_sort(build: Any) -> None:
+    queries, ads = _unit(2000, 0), _unit(50_000, 1)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")  # as in training
+    try:
+        found, scores = search_index(build(ads), queries, K)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    products = queries.astype(np.float64) @ ads.astype(np.float64).T
+    best = -np.sort(-products, axis=1)[:, :K]
+    np.testing.assert_allclose(scores, best, atol=WITHIN)
+    np.testing.assert_allclose(np.take_along_axis(products, found, 1), best, atol=WITHIN)
+    assert all(len(set(row)) == K for row in found.tolist())
+
+
+@pytest.mark.parametrize("build", [_by_torch, _by_faiss])
+def test_fewer_ads_than_asked_for_are_padded(build: Any) -> None:
+    found, scores = search_index(build(_unit(3, 1)), _unit(5, 0), 8)
+    assert (np.sort(found[:, :3], axis=1) == np.arange(3)).all()
+    assert (found[:, 3:] == -1).all()
+    assert np.isneginf(scores[:, 3:]).all()
+
+
+def test_equal_scores_are_ordered_as_on_a_cpu() -> None:
+    draw = np.random.default_rng(0)
+    queries, ads = (draw.integers(-2, 3, size=(n, 4)).astype(np.float32) for n in (50, 40_000))
+    by_gpu, by_cpu = (
+        search_index(TorchIndex(ads, torch.device(device)), queries, 300)
+        for device in ("cuda:0", "cpu")
+    )
+    assert by_gpu[0].tolist() == by_cpu[0].tolist()
+    assert by_gpu[1].tolist() == by_cpu[1].tolist()
+
+
+def test_shortlists_are_those_of_a_cpu(
+    foldoc: Prepared, word_encoder: Path, tmp_path: Path
+) -> None:
+    made = {}
+    for device in ("cuda:0", "cpu"):
+        model = DualEncoder(build_transformer(str(word_encoder))).to(device)
+        file = tmp_path / f"{device[:3]}.npy"
+        write_shortlists(model, foldoc, 50, file)
+        made[device] = open_shortlists(file)
+    by_gpu, by_cpu = made["cuda:0"], made["cpu"]
+    assert by_gpu.shape == by_cpu.shape
+    common = [len(set(a) & set(b)) / len(set(b)) for a, b in zip(by_gpu, by_cpu, strict=True)]
+    assert np.mean(common) > 0.99  # nearly equal scores may change places, at the end too

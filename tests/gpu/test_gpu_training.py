@@ -1,0 +1,189 @@
+"""Training on a GPU: precision, waits, memory and NCCL, on the dictionary."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.texts import bucket_bounds
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+GPU, CPU = "cuda:0", "cpu"
+WEIGHTS = {"links": 0.1, "categories": 0.1}
+OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
+BATCH_SIZE = 256
+
+
+class Run:
+    """A run on one device; all of them start from the same weights."""
+
+    def __init__(self, data: Prepared, encoder: Path, device: str, total_steps: int) -> None:
+        self.data = data
+        self.model = DualEncoder(build_transformer(str(encoder))).to(device)
+        training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
+        self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
+        optimizer = build_optimizer(self.model.encoder, 1e-3, 0.01)
+        schedule = build_schedule(optimizer, total_steps // 10, total_steps)
+        self.state = TrainState(self.model, optimizer, schedule, Sources(training_data.graphs))
+
+    def train(self, stop: int, use_bf16: bool = False) -> np.ndarray:
+        """Train up to a step; returns the losses (steps, terms)."""
+        steps = train_steps(self.state, self.sampler, OBJECTIVE, stop, use_bf16=use_bf16)
+        return global_losses(list(steps))
+
+    def metrics(self, use_bf16: bool = False) -> dict[str, float]:
+        """Evaluate on the validation split; in per cent."""
+        return evaluate(self.model, self.data, "validation", Propensity(), use_bf16)[0]
+
+
+@pytest.fixture
+def exact_products() -> Iterator[None]:
+    """Multiply float32 matrices without TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_a_gpu_trains_as_a_cpu_does(
+    foldoc: Prepared, word_encoder: Path, exact_products: None
+) -> None:
+    by_gpu, by_cpu = (Run(foldoc, word_encoder, device, 40) for device in (GPU, CPU))
+    np.testing.assert_allclose(by_gpu.train(5), by_cpu.train(5), rtol=1e-3, atol=1e-5)
+
+
+def test_bf16_trains_as_well_as_float32(foldoc: Prepared, word_encoder: Path) -> None:
+    steps = 120
+    half, full = (Run(foldoc, word_encoder, GPU, steps) for _ in range(2))
+    losses, expected = half.train(steps, use_bf16=True), full.train(steps)
+    np.testing.assert_allclose(losses[:5], expected[:5], rtol=0.05, atol=0.02)
+    np.testing.assert_allclose(losses[-20:].mean(0), expected[-20:].mean(0), rtol=0.1, atol=0.005)
+    found, wanted = half.metrics(use_bf16=True), full.metrics()
+    for name in ("P@1", "R@10", "R@100"):
+        assert found[name] == pytest.approx(wanted[name], abs=1.5), name
+
+
+def test_a_thread_makes_the_same_inputs_in_page_locked_memory(
+    foldoc: Prepared, word_encoder: Path
+) -> None:
+    run = Run(foldoc, word_encoder, GPU, 10)
+    plain, ahead = (
+        list(
+            step_inputs(
+                run.sampler, run.state.sources, OBJECTIVE, range(4), run.model.device, prefetch
+            )
+        )
+        for prefetch in (False, True)
+    )
+    for one, other in zip(plain, ahead, strict=True):
+        assert other.tokens.token_ids.tolist() == one.tokens.token_ids.tolist()
+        assert torch.equal(other.clicked, one.clicked)
+        assert other.clicked.is_pinned()
+        assert other.linked.keys() == one.linked.keys()
+        for regularizer, mask in other.linked.items():
+            assert torch.equal(mask, one.linked[regularizer])
+            assert mask.is_pinned()
+
+
+def test_a_step_waits_for_the_gpu_only_where_transformers_looks_at_a_mask(
+    foldoc: Prepared, word_encoder: Path
+) -> None:
+    run = Run(foldoc, word_encoder, GPU, 40)
+    run.train(4, use_bf16=True)
+    steps = range(4, 12)
+    inputs = step_inputs(run.sampler, run.state.sources, OBJECTIVE, steps, run.model.device, False)
+    num_padded = sum(
+        int(one.tokens.lengths[start] != one.tokens.lengths[stop - 1])
+        for one in inputs
+        for start, stop in bucket_bounds(one.tokens.lengths)
+    )
+    training = train_steps(run.state, run.sampler, OBJECTIVE, steps.stop, use_bf16=True)
+    next(training)  # the weights of the terms are copied before the first step
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            list(training)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    said = [str(one.message) for one in waits if "called a synchronizing" in str(one.message)]
+    assert len(said) <= num_padded, said
+
+
+def test_memory_of_a_step_is_that_of_weights_moments_and_states(
+    foldoc: Prepared, word_encoder: Path
+) -> None:
+    run = Run(foldoc, word_encoder, GPU, 40)
+    run.train(2, use_bf16=True)
+    steps = range(2, 8)
+    inputs = step_inputs(run.sampler, run.state.sources, OBJECTIVE, steps, run.model.device, False)
+    padded, texts, masks = zip(
+        *(
+            (
+                sum(ids.size for ids, _ in one.tokens.buckets()),
+                len(one.texts.rows),
+                one.clicked.nelement() + sum(mask.nelement() for mask in one.linked.values()),
+            )
+            for one in inputs
+        ),
+        strict=True,
+    )
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run.train(steps.stop, use_bf16=True)
+    peak = torch.cuda.max_memory_allocated()
+    assert peak <= _bound(run.model, max(padded), max(texts), max(masks))
+
+
+def _bound(model: DualEncoder, tokens: int, texts: int, similarities: int) -> float:
+    """Return the bytes that a step needs, with a quarter to spare.
+
+    Weights, gradients and two moments in float32, and the weights in bfloat16; what a layer keeps
+    for its gradient (34 bytes per token and unit in 16 bits, section 4.1 of Korthikanti et al.,
+    2022; here twice that, since norms and residuals stay in float32); embeddings of tokens and
+    texts; and five matrices of similarities.
+    """
+    weights = sum(parameter.nelement() for parameter in model.parameters())
+    config = model.encoder.backbone.config
+    states = 2 * 34 * config.num_hidden_layers * config.hidden_size * tokens
+    embeddings = 4 * 4 * config.hidden_size * (tokens + texts)
+    return 1.25 * (18 * weights + states + embeddings + 5 * 4 * similarities) + (64 << 20)
+
+
+def test_one_worker_on_nccl_gives_the_same_losses(
+    foldoc: Prepared, word_encoder: Path, tmp_path: Path, exact_products: None
+) -> None:
+    expected = Run(foldoc, word_encoder, GPU, 40).train(5)
+    distributed.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        run = Run(foldoc, word_encoder, GPU, 40)
+        run.state.model = nn.parallel.DistributedDataParallel(run.model, device_ids=[0])
+        found = run.train(5)
+        del run
+        gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
+    finally:
+        distributed.destroy_process_group()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,176 @@
+"""Items that a thread makes ahead, and the inputs of steps with and without it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import run_in_two_processes
+from torch import Tensor, distributed
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.prefetching import prefetched, step_inputs
+from ramen_ray.method.training.step import TrainState, train_steps
+
+CPU = torch.device("cpu")
+WEIGHTS = {"links": 0.3, "topics": 0.2}
+OBJECTIVE = ramen_objective(TripletLoss(0.3, 4), WEIGHTS, WEIGHTS, every_steps=2)
+PATIENCE_S = 900.0
+
+
+def _threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("prefetched")]
+
+
+def _sampler(data: Prepared) -> Sampler:
+    training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
+    return Sampler(training_data, 16, seed=3, num_hard_negatives=2)
+
+
+def _sources(sampler: Sampler) -> Sources:
+    num_queries = len(sampler.data.query_ids)
+    ads = np.arange(num_queries * 4, dtype=np.int32).reshape(num_queries, 4) % 40
+    return Sources(sampler.data.graphs, shortlists=ads)
+
+
+def _arrays(inputs: StepInputs) -> list[Any]:
+    """Return all that differs from step to step."""
+    masks = [inputs.clicked, *inputs.linked.values()]
+    texts = [inputs.texts.rows, inputs.texts.tables, inputs.tokens.token_ids]
+    pools = [inputs.ad_pool.ids, *(pool.ids for pool in inputs.anchor_pools.values())]
+    drawn = [ids for _, ids in (*inputs.batch.drawn(), *inputs.local.drawn())]
+    return [array.tolist() for array in (*masks, *texts, *pools, *drawn)]
+
+
+@pytest.mark.parametrize("how_many", [0, 1, 7])
+def test_items_come_in_order_from_another_thread(how_many: int) -> None:
+    makers = []
+
+    def items() -> Iterator[int]:
+        for number in range(how_many):
+            makers.append(threading.current_thread())
+            yield number
+
+    assert list(prefetched(items())) == list(range(how_many))
+    assert threading.current_thread() not in makers
+    assert len(set(makers)) == min(how_many, 1)
+    assert not _threads()
+
+
+def test_the_next_item_is_made_meanwhile_and_no_other() -> None:
+    begun = [threading.Event() for _ in range(4)]
+
+    def items() -> Iterator[int]:
+        for number, event in enumerate(begun):
+            event.set()
+            yield number
+
+    with closing(prefetched(items())) as ahead:
+        assert next(ahead) == 0
+        assert begun[1].wait(PATIENCE_S)
+        assert next(ahead) == 1
+        assert begun[2].wait(PATIENCE_S)
+        assert not begun[3].is_set()
+    assert not begun[3].is_set()
+    assert not _threads()
+
+
+def test_an_error_is_raised_in_the_place_of_its_item() -> None:
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise ValueError("the third")
+
+    ahead, found = prefetched(items()), []
+    with pytest.raises(ValueError, match="the third"):
+        for item in ahead:
+            found.append(item)
+    assert found == [1, 2]
+    assert not _threads()
+
+
+def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
+    sampler = _sampler(prepared_bag)
+    steps = range(1, 3 * sampler.steps_per_epoch)
+    sources = _sources(sampler)
+    plain, ahead = (
+        [
+            _arrays(inputs)
+            for inputs in step_inputs(_sampler(prepared_bag), sources, OBJECTIVE, steps, CPU, on)
+        ]
+        for on in (False, True)
+    )
+    assert len(plain) == len(steps)
+    assert ahead == plain
+    assert plain[0] != plain[1]
+
+
+def _worker(rank: int, folder: Path, prepared: Path) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    sampler = _sampler(Prepared(prepared))
+    plain, ahead = (
+        [_arrays(i) for i in step_inputs(sampler, _sources(sampler), OBJECTIVE, range(5), CPU, on)]
+        for on in (False, True)
+    )
+    assert ahead == plain
+    assert len(plain) == 5
+    assert not _threads()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_workers_have_the_same_inputs_with_a_thread(
+    prepared_bag: Prepared, tmp_path: Path
+) -> None:
+    run_in_two_processes(_worker, tmp_path, prepared_bag.path)
+
+
+class _Fails(torch.nn.Module):
+    """An encoder that fails in its second step."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.calls = encoder, 0
+
+    def forward(self, texts: Any) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("out of memory")
+        embeddings: Tensor = self.encoder(texts)
+        return embeddings
+
+
+@pytest.mark.parametrize("ends", ["early", "by an error"])
+def test_the_thread_ends_with_the_training(
+    ends: str, prepared_bag: Prepared, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_thread(*arguments: Any) -> Iterator[StepInputs]:
+        return step_inputs(*arguments, prefetch=True)
+
+    monkeypatch.setattr("ramen_ray.method.training.step.step_inputs", on_a_thread)
+    encoder, sampler = build_bag(str(encoder_path)), _sampler(prepared_bag)
+    optimizer = build_optimizer(encoder, 1e-3, 0.01)
+    model = _Fails(encoder) if ends == "by an error" else encoder
+    state = TrainState(model, optimizer, build_schedule(optimizer, 1, 9), _sources(sampler))
+    steps = train_steps(state, sampler, OBJECTIVE, 5)
+    next(steps)
+    assert _threads()
+    if ends == "early":
+        steps.close()
+    else:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(steps)
+    assert state.step == 1
+    assert not _threads()
