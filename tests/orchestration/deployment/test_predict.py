@@ -21,6 +21,7 @@ from support import NUM_CPUS
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
@@ -116,6 +117,59 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
     assert f"{answers} has predictions of a different call (top_k differ)" in printed
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+
+
+@pytest.mark.slow
+def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
+    cluster: None,
+    store: Store,
+    run: Run,
+    queries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards
+    answers = tmp_path / "answers"
+    flags: dict[str, Any] = {
+        "model": "models:/answering@champion",
+        "queries": queries,
+        "answers": answers,
+        "top-k": 5,
+        "gb-per-shard": 1e-9,
+    }
+    code, printed = run(predict, **flags)
+    assert code == 0, printed
+    assert printed.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
+    parts = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    texts = found["text"].to_pandas().astype(object)
+    whole: Any = Registry(store.uri).load("models:/answering@champion")
+    expected = whole.predict(texts, params={"top_k": 5})
+    assert found["error"].to_pylist() == expected["error"].tolist()
+    retriever = whole.unwrap_python_model()
+    pairs = zip(retriever.ad_ids.to_pylist(), retriever.ad_texts.to_pylist(), strict=True)
+    text_of = dict(pairs)
+    for row, (ads, scores) in enumerate(
+        zip(found["ads"].to_pylist(), found["scores"].to_pylist(), strict=True)
+    ):
+        assert ads == expected["ads"][row]  # equal scores are of equal texts
+        assert ads == [text_of[ad] for ad in found["ad_ids"][row].as_py()]
+        np.testing.assert_allclose(scores, expected["scores"][row], atol=1e-6)
+
+    before = {part.name: part.read_bytes() for part in parts}
+    kept = parts[0].stat().st_mtime_ns
+    parts[2].unlink()
+    (answers / ".attempts").mkdir()
+    (answers / ".attempts" / "queries-000002.npy").write_bytes(b"half of it")
+    code, printed = run(predict, **flags)
+    assert code == 0, printed
+    again = {part.name: part.read_bytes() for part in answers.glob("*.parquet")}
+    assert again == before
+    assert parts[0].stat().st_mtime_ns == kept
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 
