@@ -4,6 +4,7 @@ Ray Data runs it. Each shard is a step of a dataset's plan with an actor of its 
 it finds to the best ads so far. So all actors work at the same time, on different blocks.
 """
 
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,26 @@ import faiss
 import numpy as np
 import ray
 import ray.data
+from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
-from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, TopK, merge_topk, search_index
+from ramen_ray.method.retrieval.search import (
+    QUERIES_PER_PASS,
+    TopK,
+    merge_topk,
+    search,
+    search_index,
+)
+from ramen_ray.method.retrieval.shards import embedded_shards, shard_ranges
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
-from ramen_ray.orchestration.cluster.resources import ClusterError, has_room, quiet_ray_data
+from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
+    has_room,
+    num_cpus,
+    quiet_ray_data,
+    start_ray,
+    user_errors,
+)
 
 MOST_BLOCKS = 1000
 BYTES_BESIDES = 1 << 29
@@ -25,8 +41,9 @@ BYTES_BESIDES = 1 << 29
 MOMENT_S, PATIENCE_S = 2, 600
 
 Block = dict[str, Any]
-"""A block of queries: the ``.npy`` file with their embeddings in ``queries``, and in ``start`` and
-``stop`` which rows they are. After a search also ``ads`` and ``scores``, a TopK."""
+"""A block of queries: a ``name`` for errors, and their embeddings (n, D) in ``queries``, or where
+these are, the rows ``start`` to ``stop`` of the ``.npy`` file ``file``. After a search also ``ads``
+and ``scores``, a TopK."""
 
 
 class Shard(Protocol):
@@ -100,6 +117,36 @@ def search_shards(
     return ads, scores
 
 
+def search_arrays(
+    queries: NDArray[np.float32],
+    ads: NDArray[np.float32],
+    k: int,
+    *,
+    gb_per_shard: float,
+    folder: Path,
+) -> TopK:
+    """Search as :func:`ramen_ray.method.retrieval.search.search`, in shards if there are several.
+
+    Args:
+        queries: (queries, D) float32.
+        ads: (ads, D) float32.
+        k: ads per query.
+        gb_per_shard: the size of a shard.
+        folder: a folder that all machines can reach; the arrays are in files there meanwhile.
+    """
+    if len(shard_ranges(len(ads), ads[:1].nbytes, gb_per_shard)) <= 1:
+        return search(queries, ads, k)
+    start_ray()
+    with tempfile.TemporaryDirectory(prefix=".search-", dir=folder) as made, user_errors():
+        of_queries, of_ads = Path(made) / "queries.npy", Path(made) / "ads.npy"
+        np.save(of_queries, queries)
+        np.save(of_ads, ads)
+        shards = embedded_shards(of_ads, 0, gb_per_shard)
+        resources = ShardResources.of_free(max(num_cpus() // len(shards), 1))
+        asked = of_queries, len(queries)
+        return search_shards(shards, asked, k, resources, Path(made) / "attempts")
+
+
 def stream_blocks(
     shards: Sequence[Shard],
     blocks: Iterable[Block],
@@ -154,16 +201,18 @@ class _SearchShard:
             self.index, self.first = shard.open()
 
     def __call__(self, block: Block) -> Block:
-        start, stop = block["start"], block["stop"]
-        with limited_attempts(
-            self.attempts, f"{block['queries']}, {start} to {stop}, {self.shard}"
-        ):
-            queries = np.load(block["queries"], mmap_mode="r")[start:stop]
-            ads, scores = search_index(self.index, queries, self.k)
+        with limited_attempts(self.attempts, f"{block['name']}, {self.shard}"):
+            ads, scores = search_index(self.index, _queries_of(block), self.k)
         best = [(block["ads"], block["scores"])] if "ads" in block else []
         own = (np.where(ads >= 0, ads + self.first, -1), scores)
         ads, scores = merge_topk([*best, own], self.k)
         return {**block, "ads": ads, "scores": scores}
+
+
+def _queries_of(block: Block) -> NDArray[np.float32]:
+    if "queries" in block:
+        return np.asarray(block["queries"])
+    return np.asarray(np.load(block["file"], mmap_mode="r")[block["start"] : block["stop"]])
 
 
 def query_blocks(file: Path, num_queries: int) -> list[Block]:
@@ -171,7 +220,12 @@ def query_blocks(file: Path, num_queries: int) -> list[Block]:
     passes = -(-num_queries // QUERIES_PER_PASS)
     size = QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1)
     return [
-        {"queries": str(file), "start": start, "stop": min(start + size, num_queries)}
+        {
+            "name": f"queries from {start}",
+            "file": str(file),
+            "start": start,
+            "stop": min(start + size, num_queries),
+        }
         for start in range(0, num_queries, size)
     ]
 

@@ -1,20 +1,30 @@
 """Ads in shards that actors hold: a search of all, and what is made with it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from jobs.graph import Similar
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval import index, shards
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration import search as searching
-from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE, ShortlistMining
+from ramen_ray.orchestration.background.shortlists import (
+    SHORTLISTS_FILE,
+    ShortlistMining,
+    shortlist_task,
+)
+from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.search import ShardResources, search_shards
@@ -77,6 +87,22 @@ def test_a_shard_that_fits_no_machine_is_reported(
         search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
 
 
+def test_similar_texts_are_those_of_one_search(
+    cluster: None, dataset_path: Path, encoder_path: Path, few_ads: float, tmp_path: Path
+) -> None:
+    made = {}
+    for size in (few_ads, 1.0):
+        copy = tmp_path / str(size) / "dataset"
+        shutil.copytree(dataset_path, copy)
+        settings = SimilarSettings(encoder=str(encoder_path), min_similarity=0.1, max_length=16)
+        Similar(dataset=copy, settings=settings, gb_per_shard=size).add()
+        assert [path.name for path in copy.parent.iterdir()] == ["dataset"]
+        made[size] = [Dataset(copy).read(f"edges/similar/{side}") for side in ("query", "ad")]
+    for in_shards, whole in zip(*made.values(), strict=True):
+        assert len(whole) > 40
+        assert in_shards.equals(whole)
+
+
 def test_a_checkpoint_is_evaluated_in_shards_as_without(
     cluster: None, small_run: RunConfig, encoder_path: Path, few_ads: float, tmp_path: Path
 ) -> None:
@@ -129,3 +155,24 @@ def test_an_approximate_search_tells_its_recall(
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
     assert figures == {"recall": pytest.approx(1.0)}  # graphs of 16 ads lose none
     assert (found >= 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize("gb_per_shard", [1e-9, 1.0])
+def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
+    prepared_bag: Prepared,
+    small_run: RunConfig,
+    few_ads: float,
+    gb_per_shard: float,
+    tmp_path: Path,
+) -> None:
+    config = overlay(
+        small_run,
+        {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},
+    )
+    context = TaskContext(
+        prepared_bag.path, tmp_path, [], tmp_path, 5, torch.device("cpu"), use_bf16=False
+    )
+    task = shortlist_task(config, context)
+    assert task is not None
+    assert task.has_own_tasks == (gb_per_shard == few_ads)
+    assert task.compute.gb_per_shard == (gb_per_shard if gb_per_shard == few_ads else None)

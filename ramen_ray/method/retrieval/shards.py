@@ -57,6 +57,9 @@ class EmbeddedShard:
     first: int
     kind: IndexKind = "flat"
 
+    def __str__(self) -> str:
+        return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
+
     @property
     def num_bytes(self) -> int:
         """Size of the embeddings."""
@@ -104,6 +107,9 @@ class IndexShard:
     file: Path
     rows: range
     num_bytes: int
+
+    def __str__(self) -> str:
+        return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
 
     def open(self) -> tuple[Any, int]:
         """Make an index of the ads; returns it, and what to add to its row numbers.

@@ -122,7 +122,7 @@ def _encoder_bytes(retriever: Path) -> int:
 
 
 class _Encode:
-    """An actor that encodes the queries of one partition after another into a file each."""
+    """An actor that encodes the queries of one partition after another."""
 
     def __init__(self, work: Work) -> None:
         from ramen_ray.tracking.retriever_model import Retriever, find_error
@@ -134,12 +134,10 @@ class _Encode:
 
     def __call__(self, row: dict[str, Any]) -> Block:
         partition = self.work.partitions[row["partition"]]
-        file = self.work.aside / f"queries-{row['partition']:06d}.npy"
         with limited_attempts(self.work.aside, f"{partition.name}, encoding"):
             parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
-            embeddings = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
-            np.save(file, embeddings)
-        return {**row, "queries": str(file), "start": 0, "stop": len(embeddings)}
+        queries = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
+        return {**row, "name": partition.name, "queries": queries}
 
     def _encode(self, texts: pa.Array) -> NDArray[np.float32]:
         queries = [text for text in texts.to_pylist() if self.find_error(text) is None]
@@ -168,7 +166,6 @@ class _Write:
         partition = work.partitions[number]
         with limited_attempts(work.aside, f"{partition.name}, writing"):
             partition.write_answers(work.column, work.output / PART.format(number), answer)
-        Path(block["queries"]).unlink(missing_ok=True)
         return {"partition": number}
 
     def _answers(
