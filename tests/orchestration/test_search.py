@@ -94,7 +94,7 @@ def test_similar_texts_are_those_of_one_search(
     for size in (few_ads, 1.0):
         copy = tmp_path / str(size) / "dataset"
         shutil.copytree(dataset_path, copy)
-        settings = SimilarSettings(encoder=str(encoder_path), min_similarity=0.1, max_length=16)
+        settings = SimilarSettings(str(encoder_path), 5, 0.1, max_similarity=1.0, max_length=16)
         Similar(dataset=copy, settings=settings, gb_per_shard=size).add()
         assert [path.name for path in copy.parent.iterdir()] == ["dataset"]
         made[size] = [Dataset(copy).read(f"edges/similar/{side}") for side in ("query", "ad")]

@@ -71,7 +71,7 @@ def test_of_equal_ads_those_of_higher_rows_come_first(
     tmp_path: Path, k: int, is_sharded: bool
 ) -> None:
     draw = np.random.default_rng(2)
-    ads, queries = (draw.integers(-1, 2, size=(rows, 8)).astype(np.float32) for rows in (3000, 40))
+    ads, queries = (draw.integers(-1, 2, size=(rows, 16)).astype(np.float32) for rows in (3000, 40))
     np.save(tmp_path / "ads.npy", ads)
     shards = embedded_shards(tmp_path / "ads.npy", 0, 1e-6 if is_sharded else 1.0)
     assert len(shards) == (3 if is_sharded else 1)
@@ -87,8 +87,8 @@ def test_of_equal_ads_those_of_higher_rows_come_first(
 def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(
     tmp_path: Path, kind: str
 ) -> None:
-    ads, queries = _unit_rows(11_000, 3)[:, :16].copy(), _unit_rows(50, 4)[:, :16].copy()
-    index = new_index(kind, 16, len(ads))
+    ads, queries = (_unit_rows(rows, 3)[:, :8].copy() for rows in (11_000, 50))
+    index = new_index(kind, 8, len(ads))
     if not index.is_trained:
         index.train(ads)
     index.add(ads)
