@@ -76,7 +76,7 @@ def measure(file: Path, num_queries: int, num_shards: int, rounds: int) -> dict[
         return {"seconds": time.monotonic() - started}
 
     results = alternate(rounds, {"one": in_one, "shards": in_shards})
-    same = all((a == b).all() for a, b in zip(found["one"], found["shards"], strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(found["one"], found["shards"], strict=True))
     return {
         "one_s": medians(results["one"])["seconds"],
         "shards_s": medians(results["shards"])["seconds"],

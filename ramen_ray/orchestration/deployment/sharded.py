@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.retrieval.retriever import ADS, ENCODER_FOLDER, INDEX
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.retrieval.retriever import ADS, INDEX
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import ClusterError, has_room, num_cpus
