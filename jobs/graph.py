@@ -11,19 +11,21 @@ Examples:
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import command_with_edges, parse_settings, run_job
-from ramen_ray.config import Section
+from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.data.graphs.edge_import import add_edge_list
 from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.method.graph.similar import SimilarSettings, add_similar
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.preparation.sessions import add_co_session
+from ramen_ray.orchestration.search import search_arrays
 
 
 class NewAnchorSet(Section):
@@ -52,10 +54,14 @@ class Similar(NewAnchorSet):
     settings: OmitArgPrefixes[SimilarSettings]
     name: str = "similar"
     """What to call the anchor set."""
+    gb_per_shard: PositiveFloat = GB_PER_SHARD
+    """GB of embeddings that one process searches; more are cut into shards, a process each."""
 
     def add(self) -> dict[str, int]:
         """Compare the texts and add the set."""
-        return add_similar(self.dataset, self.name, self.settings, self.replace)
+        beside = self.dataset.absolute().parent
+        find = partial(search_arrays, gb_per_shard=self.gb_per_shard, folder=beside)
+        return add_similar(self.dataset, self.name, self.settings, self.replace, find)
 
 
 class Edges(NewAnchorSet):

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
-from ramen_ray.orchestration.deployment.predict import QueryTable, predict
+from ramen_ray.config import GB_PER_SHARD, PositiveFloat
+from ramen_ray.orchestration.deployment.predict import Processes, QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
@@ -31,6 +32,8 @@ class PredictSettings(RetrieverSettings):
     """Ads per query."""
     use_gpu: bool = False
     """Wait for machines with GPUs; by default, GPUs are used only if the cluster has some now."""
+    gb_per_shard: PositiveFloat = GB_PER_SHARD
+    """GB of a retriever that one process holds; a larger one is cut into shards, a process each."""
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
         QueryTable(settings.queries, settings.column),
         settings.answers.absolute(),
         settings.top_k,
-        settings.use_gpu,
+        Processes(settings.use_gpu, settings.gb_per_shard),
     )
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
 

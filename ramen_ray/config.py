@@ -22,6 +22,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, AfterValidator(checked_name)]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
+GB_PER_SHARD = 8.0
 WITHOUT_GRAPH: Mapping[str, Any] = {
     "regularization.lambda_x": {},
     "regularization.lambda_z": {},
@@ -309,6 +310,9 @@ class WorkersConfig(Section):
     """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0
     """How long to wait for the cluster to offer the workers' CPUs and GPUs."""
+    gb_per_shard: PositiveFloat = GB_PER_SHARD
+    """GB of embeddings of ads that one process searches, for shortlists and in jobs/evaluate.py;
+    more are cut into shards, each held by a process of its own."""
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:

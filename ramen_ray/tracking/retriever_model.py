@@ -52,11 +52,15 @@ class Retriever(PythonModel):
         self.ad_ids, self.ad_texts = (
             ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
         )
+        self.load_encoder(folder, context.model_config or {})
+
+    def load_encoder(self, folder: Path, config: dict[str, Any]) -> None:
+        """Load what :meth:`encode` needs from the folder that the run wrote."""
         self.settings = json.loads((folder / "retriever.json").read_text(encoding="utf-8"))
         self.tokenizer = Tokenizer.from_file(str(folder / "encoder" / "tokenizer.json"))
         self.tokenizer.enable_truncation(self.settings["max_length"])
         self.tokenizer.no_padding()
-        settings = {**self.settings, **(context.model_config or {})}
+        settings = {**self.settings, **config}
         load = _load_bag if settings["pooling"] == "bag" else _load_transformer
         self.pool = load(folder / "encoder", settings)
         self.vectors_of = _load_heads(folder, settings)
@@ -86,7 +90,7 @@ class Retriever(PythonModel):
             )
         _check_size(len(model_input), top_k)
         queries = model_input.iloc[:, 0].tolist()
-        errors = [_find_error(query) for query in queries]
+        errors = [find_error(query) for query in queries]
         answered = [row for row, error in enumerate(errors) if error is None]
         answers: list[tuple[list[Any], ...]] = [([], [], []) for _ in queries]
         if answered:
@@ -107,8 +111,9 @@ class Retriever(PythonModel):
             self.pool([token_ids[row] for row in by_length[start : start + TEXTS_PER_PASS]])
             for start in range(0, len(texts), TEXTS_PER_PASS)
         ]
-        vectors = np.empty((len(texts), self.index.d), dtype=np.float32)
-        vectors[by_length] = self.vectors_of(np.concatenate(parts))
+        sorted_vectors = self.vectors_of(np.concatenate(parts))
+        vectors = np.empty(sorted_vectors.shape, dtype=np.float32)
+        vectors[by_length] = sorted_vectors
         return vectors
 
     def search(self, embeddings: Embeddings, top_k: int) -> list[tuple[list[Any], ...]]:
@@ -139,7 +144,8 @@ def _check_size(num_queries: int, top_k: int) -> None:
         raise MlflowException.invalid_parameter_value(problem)
 
 
-def _find_error(query: object) -> str | None:
+def find_error(query: object) -> str | None:
+    """Return why a query cannot be answered; None if it can."""
     if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas' null
         return "the query is missing"
     if not isinstance(query, str):

@@ -5,7 +5,7 @@ RAMEN paper). Validation and test queries have no edges and are not anchors, exc
 have the same text as one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,12 +25,15 @@ from ramen_ray.data.validation.leaks import Protocol
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import resolve_pretrained, text_tokenizer
-from ramen_ray.method.retrieval.search import search
+from ramen_ray.method.retrieval.search import TopK, search
 
 NGRAM_LENGTHS = (2, 4)
 PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
+
+Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], TopK]
+"""Finds the k texts that are nearest to each query, as :func:`search`."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,20 @@ class SimilarSettings:
 
 
 def add_similar(
-    dataset_path: Path, name: str, settings: SimilarSettings, replace: bool = False
+    dataset_path: Path,
+    name: str,
+    settings: SimilarSettings,
+    replace: bool = False,
+    find: Search = search,
 ) -> dict[str, int]:
     """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: what to call the set.
+        settings: which texts are similar.
+        replace: replace a set of that name.
+        find: how the embeddings are searched if an encoder makes them.
 
     Returns:
         Counts of the rows written, of the nodes without edges, and of edges left out.
@@ -88,7 +102,7 @@ def add_similar(
     encoded = pa.chunked_array([chunk for texts in nodes for chunk in texts.chunks])
     encoded = encoded.combine_chunks().dictionary_encode()
     texts, text_of_node = encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
-    neighbours = nearest_texts(texts, settings)
+    neighbours = nearest_texts(texts, settings, find)
     edges = {
         "query": _edges_of(text_of_node[: len(nodes[0])], neighbours),
         "ad": _edges_of(text_of_node[len(nodes[0]) :], neighbours),
@@ -98,14 +112,14 @@ def add_similar(
     return add_anchor_set(dataset_path, name, texts, edges, made, replace) | left_out
 
 
-def nearest_texts(texts: pa.StringArray, settings: SimilarSettings) -> Edges:
+def nearest_texts(texts: pa.StringArray, settings: SimilarSettings, find: Search = search) -> Edges:
     """Find the ``top_k`` texts nearest to each text (n,), best first; ties by position."""
     folded = _folded(texts)
     if settings.encoder is None:
         parts = list(_by_ngrams(texts, folded, settings))
     else:
         embeddings = _embed(texts, settings.encoder, settings.max_length)
-        parts = list(_by_embeddings(embeddings, folded, settings))
+        parts = list(_by_embeddings(embeddings, folded, settings, find))
     rows, others, similarities = (np.concatenate(column) for column in zip(*parts, strict=True))
     best = heaviest(rows, similarities, others, settings.top_k)
     return Edges(rows[best], others[best], similarities[best])
@@ -140,12 +154,15 @@ def _by_ngrams(
 
 
 def _by_embeddings(
-    embeddings: NDArray[np.float32], folded: NDArray[np.int64], settings: SimilarSettings
+    embeddings: NDArray[np.float32],
+    folded: NDArray[np.int64],
+    settings: SimilarSettings,
+    find: Search,
 ) -> Iterator[Found]:
     """Yield near pairs (row, other, similarity); searches deeper if duplicates fill the top."""
     rows, k = np.arange(len(embeddings)), settings.top_k + SPARE_NEIGHBOURS
     while len(rows):
-        others, similarities = search(embeddings[rows], embeddings, min(k, len(embeddings)))
+        others, similarities = find(embeddings[rows], embeddings, min(k, len(embeddings)))
         kept = (similarities >= settings.min_similarity) & (folded[others] != folded[rows][:, None])
         kept &= similarities <= settings.max_similarity
         done = kept.sum(axis=1) >= settings.top_k

@@ -39,6 +39,6 @@ def evaluate(
     k = max(KS) + most_filters(filter_pairs)
     ads, scores = search(query_embeddings, ad_embeddings, k, device.index)
     ads = np.append(own_ads, -1)[ads]
-    results = zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True)
-    topk = drop_filtered(merge_topk(list(results), k), filter_pairs, max(KS))
+    results = list(zip(gather_arrays(ads, device), gather_arrays(scores, device), strict=True))
+    topk = drop_filtered(merge_topk(results[::-1], k), filter_pairs, max(KS))
     return Judgement.from_prepared(data, split, propensity).metrics(topk[0]), topk

@@ -28,12 +28,21 @@ SAMPLED_ADS_PER_CELL = 40
 SHARE_OF_CELLS_SEARCHED = 1 / 16
 FEWEST_CELLS_SEARCHED = 64
 
+MOST_EXACT_PRODUCTS = 10**14
+"""Multiplications of an exact search by CPUs; an hour or so of two cores."""
+ADS_PER_BLOCK = 65_536
+
 
 def choose_kind(num_ads: int) -> IndexKind:
     """Choose by size: exact search, then HNSW, then IVF-PQ, where HNSW needs too much memory."""
     if num_ads <= MOST_FLAT_ADS:
         return "flat"
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
+
+
+def costs_too_much(num_queries: int, num_ads: int, dim: int) -> bool:
+    """Say whether an exact search by CPUs would take too long, so that another kind pays."""
+    return num_queries * num_ads * dim > MOST_EXACT_PRODUCTS
 
 
 def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
@@ -58,6 +67,21 @@ def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
 def sample_size(num_ads: int) -> int:
     """Return how many of ``num_ads`` ads an index of kind ``ivf_pq`` is trained on."""
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
+
+
+def filled_index(kind: IndexKind, embeddings: NDArray[np.float32]) -> Any:
+    """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory.
+
+    An index of kind ``hnsw`` depends on the order in which faiss's threads add to it.
+    """
+    num_ads, dim = embeddings.shape
+    index = new_index(kind, dim, num_ads)
+    if not index.is_trained:
+        sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
+        index.train(np.ascontiguousarray(embeddings[np.sort(sample)]))
+    for start in range(0, num_ads, ADS_PER_BLOCK):
+        index.add(np.ascontiguousarray(embeddings[start : start + ADS_PER_BLOCK]))
+    return index
 
 
 def search_first(index: Any, query_embeddings: NDArray[np.float32], k: int, num_ads: int) -> TopK:

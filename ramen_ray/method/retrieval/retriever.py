@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import users_ids
@@ -37,7 +36,7 @@ from ramen_ray.method.model.dual_encoder import (
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.search import search_index, search_parts
+from ramen_ray.method.retrieval.search import search_index, search_parts, share_found
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_PER_BLOCK = 65_536
@@ -192,11 +191,4 @@ def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
 
     exact, _ = search_parts(queries, add_parts(), ad_ids, no_filters, RECALL_AT)
     found, _ = search_index(index, queries, RECALL_AT)
-    return _share_found(found, exact)
-
-
-def _share_found(found: Int64s, exact: Int64s) -> float:
-    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, ignoring -1."""
-    span = int(exact.max()) + 2
-    rows = np.arange(len(exact))[:, None] * span
-    return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())
+    return share_found(found, exact)

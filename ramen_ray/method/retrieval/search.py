@@ -16,6 +16,11 @@ except ImportError:  # other indexes than the exact one need it
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 
+QUERIES_PER_PASS = 1024
+ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
+SPARE, MOST_EQUAL = 8, 1024
+"""Ads searched besides k, and, if some beyond the k-th are equal to it, besides k after all."""
+
 
 def search(
     query_embeddings: NDArray[np.float32],
@@ -53,14 +58,38 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
 
 
 def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
-    """Find each query's k most similar ads of an index; see :func:`search`."""
-    scores, ads = index.search(np.ascontiguousarray(query_embeddings), k)
+    """Find each query's k most similar ads of an index; see :func:`search`.
+
+    Of equally similar ads, those of higher rows come first, as faiss has it. If the index is exact,
+    this also decides which are among the k, unless more than MOST_EQUAL are equal: then a search
+    over parts finds the same ads as one over all.
+    """
+    starts = range(0, max(len(query_embeddings), 1), QUERIES_PER_PASS)
+    passes = [
+        _search_pass(index, query_embeddings[start : start + QUERIES_PER_PASS], k)
+        for start in starts
+    ]
+    ads, scores = (np.concatenate(parts) for parts in zip(*passes, strict=True))
     scores[ads < 0] = -np.inf
     return ads, scores
 
 
+def _search_pass(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
+    queries = np.ascontiguousarray(query_embeddings)
+    is_exact = isinstance(index, faiss.IndexFlat)
+    for depth in (k + SPARE, k + MOST_EQUAL) if is_exact else (k,):
+        scores, ads = index.search(queries, depth)
+        if depth >= index.ntotal or (scores[:, k - 1] > scores[:, -1]).all():
+            break
+    return ads[:, :k], scores[:, :k]
+
+
 def merge_topk(parts: list[TopK], k: int) -> TopK:
-    """Merge the results of searches over disjoint sets of ads into the k best of each query."""
+    """Merge the results of searches over disjoint sets of ads into the k best of each query.
+
+    Of equally similar ads, those of earlier parts come first: give the part of the highest rows
+    first, and the result is that of one search.
+    """
     ads = np.concatenate([part[0] for part in parts], axis=1)
     scores = np.concatenate([part[1] for part in parts], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -94,7 +123,7 @@ def search_parts(
     for part in ad_parts:
         ads, scores = search(query_embeddings, part, searched)
         ids = np.append(ad_ids[first : first + len(part)], -1)  # search returns -1 for no ad
-        best = [merge_topk([*best, (ids[ads], scores)], searched)]
+        best = [merge_topk([(ids[ads], scores), *best], searched)]
         first += len(part)
     return drop_filtered(best[0], filter_pairs, k)
 
@@ -114,3 +143,10 @@ def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:
 def most_filters(filter_pairs: NDArray[Any]) -> int:
     """Return the largest number of filter pairs that one query has."""
     return int(np.bincount(filter_pairs[:, 0]).max(initial=0)) if len(filter_pairs) else 0
+
+
+def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, ignoring -1."""
+    span = int(exact.max()) + 2
+    rows = np.arange(len(exact))[:, None] * span
+    return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())

@@ -9,43 +9,105 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.store.mapped_files import map_new_array
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.search import build_index, drop_filtered, search_index
+from ramen_ray.method.model.dual_encoder import DualEncoder, Embeddings
+from ramen_ray.method.retrieval.index import choose_kind, costs_too_much, filled_index
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    build_index,
+    drop_filtered,
+    search_index,
+    search_parts,
+    share_found,
+)
 
 QUERIES_PER_BLOCK = 1 << 14
+ADS_PER_BLOCK = 1 << 16
+SAMPLED_QUERIES = 1000
+RECALL = "recall"
+
+
+class Shortlists:
+    """The file of all train queries' shortlists, which is written block by block.
+
+    It holds (train queries, size) int32 ads for ``np.load``: what is left of the ``size`` nearest,
+    best first, then -1.
+    """
+
+    def __init__(self, data: Prepared, size: int, file: Path) -> None:
+        """Make the file."""
+        self.size, self._clicks, self._hashes = (
+            size,
+            data.clicks["train"],
+            data.queries["train"].hashes,
+        )
+        self._same_text = HashIndex.from_hashes(data.ads.hashes)
+        self._ad_ids = np.append(data.candidates("validation"), -1)  # search returns -1 for no ad
+        self._lists = map_new_array(file, np.int32, (len(self._hashes), size))
+
+    def write(self, rows: Int64s, found: TopK) -> None:
+        """Write the shortlists of some queries, without their own ads and their own texts.
+
+        Args:
+            rows: (n,) the queries.
+            found: their nearest candidates (n, size), by number among the candidates.
+        """
+        dropped = zip(
+            self._clicks.gather(rows), self._same_text.all(self._hashes[rows]), strict=True
+        )
+        pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)
+        ads, scores = found
+        self._lists[rows] = drop_filtered((self._ad_ids[ads], scores), pairs, self.size)[0]
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        self._lists.flush()
 
 
 def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
-) -> None:
-    """Search the ads for every train query, a batch at a time; drop its ads and its own text.
+) -> dict[str, float]:
+    """Search the ads for every train query, a batch at a time; see :class:`Shortlists`.
 
-    Writes (train queries, size) int32 ads for ``np.load``: what is left of the ``size`` nearest,
-    best first, then -1.
+    Returns:
+        ``recall`` of the search, measured on some queries, if an exact one would cost too much.
     """
-    queries, clicks, ads = (
-        data.queries["train"],
-        data.clicks["train"],
-        data.candidates("validation"),
-    )
-    index = build_index(model.embed_texts(data.ads, ads, use_bf16), model.device.index)
-    same_text = HashIndex.from_hashes(data.ads.hashes)
-    ad_ids = np.append(ads, -1)  # search returns -1 for no ad
-    shape = (len(queries), size)
-    shortlists = map_new_array(file, np.int32, shape)
+    queries, ads = data.queries["train"], data.candidates("validation")
+    embeddings, gpu = model.embed_texts(data.ads, ads, use_bf16), model.device.index
+    is_exact = gpu is not None or not costs_too_much(len(queries), *embeddings.shape)
+    if is_exact:
+        index = build_index(embeddings, gpu)
+    else:
+        index = filled_index(choose_kind(len(ads)), embeddings)
+    shortlists = Shortlists(data, size, file)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
-        embedded = model.embed_texts(queries, rows, use_bf16)
-        found, scores = search_index(index, embedded, size)
-        dropped = zip(clicks.gather(rows), same_text.all(queries.hashes[rows]), strict=True)
-        pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)
-        shortlists[rows] = drop_filtered((ad_ids[found], scores), pairs, size)[0]
-    shortlists.flush()
+        shortlists.write(
+            rows, search_index(index, model.embed_texts(queries, rows, use_bf16), size)
+        )
+    shortlists.close()
+    if is_exact:
+        return {}
+    sample = model.embed_texts(queries, sampled_queries(len(queries)), use_bf16)
+    exact, _ = _search_exactly(sample, embeddings, size)
+    return {RECALL: share_found(search_index(index, sample, size)[0], exact)}
+
+
+def sampled_queries(num_queries: int) -> Int64s:
+    """Return the rows of the queries, ascending, that recall is measured on."""
+    drawn = np.random.default_rng(0).permutation(num_queries)[:SAMPLED_QUERIES]
+    return np.sort(drawn)
+
+
+def _search_exactly(queries: Embeddings, ads: Embeddings, k: int) -> TopK:
+    """Search without a second copy of all ads."""
+    parts = (ads[start : start + ADS_PER_BLOCK] for start in range(0, len(ads), ADS_PER_BLOCK))
+    return search_parts(queries, parts, np.arange(len(ads)), np.empty((0, 2), dtype=np.int64), k)
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :func:`write_shortlists` wrote; processes on one machine share its pages."""
+    """Memory-map what :class:`Shortlists` wrote; processes on one machine share its pages."""
     return np.asarray(np.load(file, mmap_mode="r"))

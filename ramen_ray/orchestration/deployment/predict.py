@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import ray.data
 from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 
-from ramen_ray.config import ConfigError
+from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import whole_file
@@ -34,24 +33,20 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
+from ramen_ray.orchestration.deployment.partitions import (
+    ANSWERS,
+    PART,
+    QUERIES_PER_BATCH,
+    Partition,
+)
+from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
-PART = "part-{:06d}.parquet"
 ATTEMPTS = ".attempts"
-ANSWERS = pa.schema(
-    [
-        ("ad_ids", pa.list_(pa.string())),
-        ("ads", pa.list_(pa.string())),
-        ("scores", pa.list_(pa.float32())),
-        ("error", pa.string()),
-    ]
-)
-QUERIES_PER_BATCH = 4096
 ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
-CPUS_PER_ACTOR = 2
 BYTES_PER_ACTOR = 1 << 30
 """Memory of a process besides the retriever's files: torch and a batch of answers."""
 MOMENT_S, PATIENCE_S = 2, 600
@@ -83,23 +78,16 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class _Partition:
-    """Rows ``start`` to ``stop`` of a row group."""
+class Processes:
+    """The processes that answer.
 
-    group: Piece
-    start: int
-    stop: int
+    Attributes:
+        use_gpu: Wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
+        gb_per_shard: GB of a retriever that one process holds; a larger one is cut into shards.
+    """
 
-    def read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        """Read the rows batch by batch; rows before ``start`` are read and dropped."""
-        first = 0
-        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.start]):
-            begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
-            if begin < end:
-                yield rows.slice(begin, end - begin)
-            first += len(rows)
-            if first >= self.stop:
-                return
+    use_gpu: bool = False
+    gb_per_shard: float = GB_PER_SHARD
 
 
 def predict(
@@ -108,7 +96,7 @@ def predict(
     table: QueryTable,
     output: Path,
     top_k: int,
-    use_gpu: bool = False,
+    processes: Processes = Processes(),
 ) -> Answered:
     """Write each query's best ads beside it; the same call resumes an interrupted one.
 
@@ -121,7 +109,7 @@ def predict(
         table: the queries, on any file system that pyarrow knows.
         output: a folder that all machines can reach; made if it is missing.
         top_k: ads per query.
-        use_gpu: wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
+        processes: what may answer.
 
     Raises:
         DatasetError: the source cannot be read.
@@ -135,7 +123,7 @@ def predict(
     num_ads = retriever.metadata["num_ads"]
     if not 1 <= top_k <= num_ads:
         raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
-    if use_gpu and not retriever.uses_gpu:
+    if processes.use_gpu and not retriever.uses_gpu:
         raise ConfigError(
             f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
         )
@@ -156,10 +144,18 @@ def predict(
     )
     if missing:
         start_ray()
-        answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
         shutil.rmtree(output / ATTEMPTS, ignore_errors=True)  # left by a killed call
+        needs = _needs(retriever, processes.use_gpu)
         with user_errors():
-            _answer(missing, _needs(retriever, use_gpu), answerer)
+            if retriever.num_bytes <= processes.gb_per_shard * 1e9:
+                answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
+                _answer(missing, needs, answerer)
+            else:
+                aside = output / ATTEMPTS
+                aside.mkdir()
+                folder = registry.download(retriever.uri, aside)  # all machines can reach it there
+                work = Work(partitions, table.column, top_k, output, folder, aside)
+                answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
         shutil.rmtree(output / ATTEMPTS)
     return _count(output, len(partitions), len(partitions) - len(missing))
 
@@ -177,7 +173,7 @@ def _parquet_pieces(table: QueryTable) -> list[Piece]:
     return pieces
 
 
-def _partitions(pieces: list[Piece]) -> list[_Partition]:
+def _partitions(pieces: list[Piece]) -> list[Partition]:
     """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
     partitions = []
     files = {piece.path: piece.filesystem for piece in pieces}
@@ -186,7 +182,7 @@ def _partitions(pieces: list[Piece]) -> list[_Partition]:
         num_rows = footers[piece.path].row_group(piece.start).num_rows
         starts = range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
         partitions += [
-            _Partition(piece, start, min(start + QUERIES_PER_PARTITION, num_rows))
+            Partition(piece, start, min(start + QUERIES_PER_PARTITION, num_rows))
             for start in starts
         ]
     return partitions
@@ -280,7 +276,7 @@ class _Answerer:
         self,
         uri: str,
         model_uri: str,
-        partitions: list[_Partition],
+        partitions: list[Partition],
         column: str,
         top_k: int,
         output: Path,
@@ -292,23 +288,10 @@ class _Answerer:
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
         partition = self.partitions[number]
-        work = f"{partition.group.path}, row group {partition.group.start}"
-        with limited_attempts(self.output / ATTEMPTS, f"{work}, rows from {partition.start}"):
-            self._write(partition, self.output / PART.format(number))
+        with limited_attempts(self.output / ATTEMPTS, partition.name):
+            file = self.output / PART.format(number)
+            partition.write_answers(self.column, file, self._answer)
         return {"partition": np.array([number])}
-
-    def _write(self, partition: _Partition, file: Path) -> None:
-        group = partition.group
-        with group.filesystem.open_input_file(group.path) as source:
-            parquet = pq.ParquetFile(source)
-            schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
-            with (
-                whole_file(file) as aside,
-                pq.ParquetWriter(aside, schema, compression="zstd") as writer,
-            ):
-                for rows in partition.read(parquet):
-                    columns = [*rows.columns, *self._answer(rows[self.column]).columns]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)

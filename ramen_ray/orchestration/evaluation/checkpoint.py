@@ -1,4 +1,7 @@
-"""Evaluate a checkpoint: Ray Data embeds queries and ads, a task searches and measures."""
+"""Evaluate a checkpoint: Ray Data embeds queries and ads, a task searches and measures.
+
+If one process cannot hold the embeddings of the ads, they are searched in shards.
+"""
 
 import tempfile
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ import ray
 import ray.data
 
 from ramen_ray.bases.combination import Part
-from ramen_ray.config import ConfigError, RunConfig, read_config
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, read_config
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
 from ramen_ray.data.prepared.folder import Prepared
@@ -22,13 +25,20 @@ from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
 from ramen_ray.method.model.augmented_queries import AugmentedQueries, save_links, with_links
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, load_model
 from ramen_ray.method.retrieval.links import first_links, held_out_links
-from ramen_ray.method.retrieval.search import TopK, search_parts
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    drop_filtered,
+    most_filters,
+    search_parts,
+)
+from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.training.checkpoints import CheckpointError
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray, user_errors
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
+from ramen_ray.orchestration.search import ShardResources, search_shards
 from ramen_ray.orchestration.training.linking import write_links
 
 ADS_PER_PART = 65_536
@@ -106,8 +116,9 @@ def evaluate_checkpoint(
             task = ray.remote(_enrich).options(num_cpus=config.workers.cpus_per_worker)
             ray.get(task.remote(checkpoint, Path(folder), split, file))
         propensity = build_propensity(config)
+        found = _search_shards(config.workers, data, split, file)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
-        measured, topk = task.remote(data, split, file, propensity)
+        measured, topk = task.remote(data, split, file, propensity, found)
         metrics: dict[str, float] = ray.get(measured)
         if predictions is not None:
             write_predictions(predictions, opened, split, ray.get(topk))
@@ -201,14 +212,31 @@ def _embed(
     embed_tables(checkpoint, [queries, ads], file, resources, part=part)
 
 
-def _measure(
-    data: Prepared, split: str, file: Path, propensity: Propensity
-) -> tuple[dict[str, float], TopK]:
-    embeddings = np.load(file, mmap_mode="r")
+def _search_shards(workers: WorkersConfig, data: Prepared, split: str, file: Path) -> TopK | None:
+    """Search the candidates by number, as deep as filters need; None if one shard holds them."""
     num_queries = len(data.queries[split])
-    queries, ads = embeddings[:num_queries], embeddings[num_queries:]
-    parts = (ads[start : start + ADS_PER_PART] for start in range(0, len(ads), ADS_PER_PART))
-    topk = search_parts(queries, parts, data.candidates(split), data.filters(split), max(KS))
+    shards = embedded_shards(file, num_queries, workers.gb_per_shard)
+    if len(shards) <= 1:
+        return None
+    k = max(KS) + most_filters(data.filters(split))
+    resources = ShardResources(workers.cpus_per_worker, workers.cpus_per_worker)
+    with user_errors():
+        return search_shards(shards, (file, num_queries), k, resources, file.parent / "attempts")
+
+
+def _measure(
+    data: Prepared, split: str, file: Path, propensity: Propensity, found: TopK | None
+) -> tuple[dict[str, float], TopK]:
+    """Measure what a search of shards has found, or search first."""
+    ids, filters = data.candidates(split), data.filters(split)
+    if found is None:
+        embeddings = np.load(file, mmap_mode="r")
+        num_queries = len(data.queries[split])
+        queries, ads = embeddings[:num_queries], embeddings[num_queries:]
+        parts = (ads[start : start + ADS_PER_PART] for start in range(0, len(ads), ADS_PER_PART))
+        topk = search_parts(queries, parts, ids, filters, max(KS))
+    else:
+        topk = drop_filtered((np.append(ids, -1)[found[0]], found[1]), filters, max(KS))
     return Judgement.from_prepared(data, split, propensity).metrics(topk[0]), topk
 
 

@@ -16,7 +16,7 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Head
-from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.method.model.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.augmentation_terms import oak_terms
@@ -59,6 +59,11 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     if config.kind == "bag":
         return build_bag(config.pretrained)
     return build_transformer(config.pretrained, config.pooling, config.num_layers)
+
+
+def embedding_dim(config: EncoderConfig) -> int:
+    """Return the width of an encoder's embeddings, without loading its weights."""
+    return int(config.projection_dim or load_config(config.pretrained).hidden_size)
 
 
 def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:

@@ -1,6 +1,7 @@
 """Tables of queries answered, and ads added after training."""
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from support import NUM_CPUS
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
@@ -116,6 +118,61 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
     assert f"{answers} has predictions of a different call (top_k differ)" in printed
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+
+
+@pytest.mark.slow
+def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
+    cluster: None,
+    store: Store,
+    run: Run,
+    queries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards
+    table, answers = tmp_path / "queries", tmp_path / "answers"
+    shutil.copytree(queries, table)
+    pq.write_table(pa.table({"day": [42, 43], "text": ["", None]}), table / "c.parquet")
+    flags: dict[str, Any] = {
+        "model": "models:/answering@champion",
+        "queries": table,
+        "answers": answers,
+        "top-k": 5,
+        "gb-per-shard": 1e-9,
+    }
+    code, printed = run(predict, **flags)
+    assert code == 0, printed
+    assert printed.endswith(f"answers: {answers} (44 queries, 5 of them with an error)\n")
+    parts = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3, 2]
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    whole: Any = Registry(store.uri).load("models:/answering@champion")
+    texts = found["text"].to_pandas().astype(object)
+    expected = whole.predict(texts, params={"top_k": 5})
+    assert found["error"].to_pylist() == expected["error"].tolist()
+    assert found["ads"].to_pylist() == expected["ads"].tolist()  # equal scores are of equal texts
+    retriever = whole.unwrap_python_model()
+    pairs = zip(retriever.ad_ids.to_pylist(), retriever.ad_texts.to_pylist(), strict=True)
+    text_of = dict(pairs)
+    for ad_ids, ads in zip(found["ad_ids"].to_pylist(), found["ads"].to_pylist(), strict=True):
+        assert [text_of[ad] for ad in ad_ids] == ads
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+
+    before = {part.name: part.read_bytes() for part in parts}
+    stamps = {part.name: part.stat().st_mtime_ns for part in parts}
+    parts[2].unlink()
+    (answers / ".attempts").mkdir()
+    (answers / ".attempts" / "ads.arrow").write_bytes(b"half of it")  # a killed call's
+    code, printed = run(predict, **flags)
+    assert code == 0, printed
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+    rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
+    assert rewritten == [parts[2].name]
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
 
 

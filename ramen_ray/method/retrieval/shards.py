@@ -1,0 +1,146 @@
+"""Shards: consecutive ads, few enough for one process to hold them in an index of their own.
+
+An exact search of shards finds the same ads as one search of all, with the same scores to the bit.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from ramen_ray.method.retrieval.index import (
+    ADS_PER_BLOCK,
+    IndexKind,
+    choose_kind,
+    filled_index,
+    new_index,
+)
+from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT
+
+BYTES_PER_NUMBER = 4
+BY_ID_RANGE = 0  # faiss: InvertedLists::SUBSET_TYPE_ID_RANGE
+
+
+def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
+    """Cut ads into shards of about equal size; one if all fit.
+
+    Args:
+        num_ads: the number of ads.
+        bytes_per_ad: memory of an ad in an index.
+        gb_per_shard: GB of ads that a process may hold; a shard has at least ADS_PER_PRODUCT ads.
+
+    Returns:
+        The rows of each shard, in order.
+    """
+    num_products = max(math.ceil(num_ads / ADS_PER_PRODUCT), 1)
+    most = max(int(gb_per_shard * 1e9 / bytes_per_ad) // ADS_PER_PRODUCT, 1)
+    size = math.ceil(num_products / math.ceil(num_products / most)) * ADS_PER_PRODUCT
+    return [range(start, min(start + size, num_ads)) for start in range(0, num_ads, size)]
+
+
+@dataclass(frozen=True)
+class EmbeddedShard:
+    """Ads whose embeddings are in a file.
+
+    Attributes:
+        file: an ``.npy`` file of embeddings float32, which all machines can reach.
+        rows: the rows of the file that are the shard's ads.
+        first: the number of the shard's first ad.
+        kind: how they are indexed.
+    """
+
+    file: Path
+    rows: range
+    first: int
+    kind: IndexKind = "flat"
+
+    def __str__(self) -> str:
+        return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the embeddings."""
+        return len(self.rows) * int(np.load(self.file, mmap_mode="r").shape[1]) * BYTES_PER_NUMBER
+
+    def open(self) -> tuple[Any, int]:
+        """Index the ads; returns the index, and what to add to its row numbers."""
+        embeddings = np.load(self.file, mmap_mode="r")
+        return filled_index(self.kind, embeddings[self.rows.start : self.rows.stop]), self.first
+
+
+def embedded_shards(
+    file: Path, first_row: int, gb_per_shard: float, is_exact: bool = True
+) -> list[EmbeddedShard]:
+    """Cut the ads whose embeddings follow from a row of ``file`` into shards.
+
+    Args:
+        file: see :class:`EmbeddedShard`.
+        first_row: the row of the first ad.
+        gb_per_shard: see :func:`shard_ranges`.
+        is_exact: search all ads; else each shard gets an index of the kind that fits its size.
+    """
+    num_rows, dim = np.load(file, mmap_mode="r").shape
+    return [
+        EmbeddedShard(
+            file,
+            range(first_row + ads.start, first_row + ads.stop),
+            ads.start,
+            "flat" if is_exact else choose_kind(len(ads)),
+        )
+        for ads in shard_ranges(num_rows - first_row, dim * BYTES_PER_NUMBER, gb_per_shard)
+    ]
+
+
+@dataclass(frozen=True)
+class IndexShard:
+    """Some ads of a retriever's index.
+
+    Attributes:
+        file: the index, which all machines can reach; it is not loaded as a whole.
+        rows: the ads.
+        num_bytes: memory that they need.
+    """
+
+    file: Path
+    rows: range
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
+
+    def open(self) -> tuple[Any, int]:
+        """Make an index of the ads; returns it, and what to add to its row numbers.
+
+        An index in compressed cells keeps its cells and codes, so that it finds what the whole one
+        does. One with a graph gets a graph of these ads alone.
+        """
+        whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
+        if isinstance(whole, faiss.IndexIVF):
+            return self._keep_own(whole), 0
+        kind: IndexKind = "hnsw" if isinstance(whole, faiss.IndexHNSW) else "flat"
+        index = new_index(kind, whole.d, len(self.rows))
+        for start in range(self.rows.start, self.rows.stop, ADS_PER_BLOCK):
+            count = min(ADS_PER_BLOCK, self.rows.stop - start)
+            index.add(whole.reconstruct_n(start, count))
+        return index, self.rows.start
+
+    def _keep_own(self, whole: Any) -> Any:
+        own = faiss.ArrayInvertedLists(whole.nlist, whole.code_size)
+        whole.invlists.copy_subset_to(own, BY_ID_RANGE, self.rows.start, self.rows.stop)
+        whole.replace_invlists(own, True)
+        own.this.disown()
+        whole.ntotal = len(self.rows)
+        return whole
+
+
+def index_shards(file: Path, gb_per_shard: float) -> list[IndexShard]:
+    """Cut the index of a retriever into shards of at most about ``gb_per_shard`` GB each."""
+    num_ads = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC).ntotal
+    bytes_per_ad = file.stat().st_size / num_ads
+    return [
+        IndexShard(file, rows, round(len(rows) * bytes_per_ad))
+        for rows in shard_ranges(num_ads, bytes_per_ad, gb_per_shard)
+    ]

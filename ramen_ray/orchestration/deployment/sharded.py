@@ -1,0 +1,223 @@
+"""Answer partitions of queries with a retriever that is too large for one process.
+
+The steps of a dataset of Ray Data: actors encode the queries of a partition, actors that each hold
+a shard of the index search it, and an actor writes the answers. So each process holds the encoder,
+a shard, or the part of the ads' texts that it has just looked up.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+import ray.data
+from numpy.typing import NDArray
+from ray.data import ActorPoolStrategy
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.retrieval.retriever import ADS, INDEX
+from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
+from ramen_ray.orchestration.cluster.resources import ClusterError, has_room, num_cpus
+from ramen_ray.orchestration.deployment.partitions import (
+    ANSWERS,
+    PART,
+    Partition,
+)
+from ramen_ray.orchestration.search import PATIENCE_S, Block, ShardResources, through_shards
+
+CPUS_PER_ACTOR = 2
+BYTES_PER_ENCODER = 1 << 30
+"""Memory of a process that encodes, besides the encoder's files."""
+BYTES_TO_WRITE = 1 << 30
+MAPPED_ADS_FILE = "ads.arrow"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the actors of all steps know; plain values.
+
+    Attributes:
+        partitions: all partitions of the queries.
+        column: the column with the queries' texts.
+        top_k: ads per query.
+        output: the folder of the answers.
+        retriever: folder of the retriever, which all machines can reach.
+        aside: a folder for what is needed until all is answered.
+    """
+
+    partitions: list[Partition]
+    column: str
+    top_k: int
+    output: Path
+    retriever: Path
+    aside: Path
+
+
+def answer_with_shards(
+    work: Work, missing: list[int], gb_per_shard: float, num_gpus: int = 0
+) -> None:
+    """Answer the partitions ``missing``, by number.
+
+    Args:
+        work: what is answered, and with what.
+        missing: the partitions to answer.
+        gb_per_shard: GB of the index that a process may hold.
+        num_gpus: GPUs of a process that encodes.
+
+    Raises:
+        ClusterError: the cluster has no room for all shards at once, or processes have died.
+    """
+    shards = index_shards(work.retriever / INDEX, gb_per_shard)
+    resources = _share_cpus(len(shards) + 1)
+    encoder = {"CPU": resources.num_cpus, "memory": float(_encoder_bytes(work.retriever))}
+    encoder |= {"GPU": float(num_gpus)} if num_gpus else {}
+    needed = [encoder, {"memory": float(BYTES_TO_WRITE)}, *map(resources.needs, shards)]
+    if not has_room(needed, PATIENCE_S):
+        memory = sum(one["memory"] for one in needed) / 1e9
+        raise ClusterError(
+            f"the machines have not had {memory:.1f} GB of memory free in {PATIENCE_S} s, for "
+            f"{len(shards)} shards of the retriever at once; add machines, or run this again"
+        )
+    logger.info("answering with %d shards, in a process each", len(shards))
+    write_mapped_ads(work.retriever / ADS, work.aside / MAPPED_ADS_FILE)
+    items = [{"partition": number} for number in missing]
+    encoded = ray.data.from_items(items, override_num_blocks=len(items)).map(
+        _Encode,
+        fn_constructor_args=(work,),
+        compute=ActorPoolStrategy(min_size=1, max_size=len(items)),
+        num_cpus=encoder["CPU"],
+        num_gpus=num_gpus,
+        memory=encoder["memory"],
+    )
+    found = through_shards(encoded, shards, work.top_k, resources, work.aside)
+    found.map(
+        _Write,
+        fn_constructor_args=(work,),
+        compute=ActorPoolStrategy(size=1),
+        num_cpus=0,
+        memory=BYTES_TO_WRITE,
+    ).materialize()
+
+
+def _share_cpus(num_actors: int) -> ShardResources:
+    """Give each of several actors as many CPUs as one has alone, or a share of what there is."""
+    share = min(CPUS_PER_ACTOR, num_cpus() / num_actors)
+    if share >= 1:
+        return ShardResources(int(share), int(share))
+    return ShardResources(1, math.floor(100 * share) / 100)
+
+
+def _encoder_bytes(retriever: Path) -> int:
+    files = (file for file in (retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
+    return BYTES_PER_ENCODER + sum(file.stat().st_size for file in files)
+
+
+class _Encode:
+    """An actor that encodes the queries of one partition after another."""
+
+    def __init__(self, work: Work) -> None:
+        from ramen_ray.tracking.retriever_model import Retriever, find_error
+
+        self.work, self.find_error = work, find_error
+        self.encoder = Retriever()
+        self.encoder.load_encoder(work.retriever, {})
+        self.dim = self.encoder.encode(["a query"]).shape[1]
+
+    def __call__(self, row: dict[str, Any]) -> Block:
+        partition = self.work.partitions[row["partition"]]
+        with limited_attempts(self.work.aside, f"{partition.name}, encoding"):
+            parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
+        queries = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
+        return {**row, "name": partition.name, "queries": queries}
+
+    def _encode(self, texts: pa.Array) -> NDArray[np.float32]:
+        queries = [text for text in texts.to_pylist() if self.find_error(text) is None]
+        return self.encoder.encode(queries) if queries else np.empty((0, self.dim), np.float32)
+
+
+class _Write:
+    """An actor that writes the answers of one partition after another."""
+
+    def __init__(self, work: Work) -> None:
+        from ramen_ray.tracking.retriever_model import find_error
+
+        self.work, self.find_error = work, find_error
+        self.ads = MappedAds(work.aside / MAPPED_ADS_FILE)
+
+    def __call__(self, block: Block) -> dict[str, Any]:
+        work, number, done = self.work, block["partition"], 0
+
+        def answer(texts: pa.Array) -> pa.Table:
+            nonlocal done
+            errors = [self.find_error(text) for text in texts.to_pylist()]
+            own = slice(done, done + errors.count(None))
+            done = own.stop
+            return self._answers(errors, block["ads"][own], block["scores"][own])
+
+        partition = work.partitions[number]
+        with limited_attempts(work.aside, f"{partition.name}, writing"):
+            partition.write_answers(work.column, work.output / PART.format(number), answer)
+        return {"partition": number}
+
+    def _answers(
+        self, errors: list[str | None], ads: Int64s, scores: NDArray[np.float32]
+    ) -> pa.Table:
+        """Spell out the ads (n, k) of the n queries that have no error."""
+        is_found = ads >= 0  # an approximate index may find fewer
+        lengths = np.zeros(len(errors), dtype=np.int32)
+        lengths[[error is None for error in errors]] = is_found.sum(axis=1)
+        ends = pa.array(np.append(0, lengths.cumsum()), pa.int32())
+        found = self.ads.take(ads[is_found])
+        flat = [found["ad_id"], found["text"], pa.array(scores[is_found], pa.float32())]
+        lists = [
+            pa.ListArray.from_arrays(ends, column)
+            for column in (_plain(flat[0]), _plain(flat[1]), flat[2])
+        ]
+        return pa.Table.from_arrays([*lists, pa.array(errors, pa.string())], schema=ANSWERS)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    return column.cast(pa.string()).combine_chunks()
+
+
+class MappedAds:
+    """The ids and texts of a retriever's ads, in a mapped file: memory has what is looked up."""
+
+    def __init__(self, file: Path) -> None:
+        """Map a file that :func:`write_mapped_ads` wrote."""
+        self._reader = pa.ipc.open_file(pa.memory_map(str(file)))
+        numbers = range(self._reader.num_record_batches)
+        lengths = [self._reader.get_batch(number).num_rows for number in numbers]
+        self._starts = np.cumsum([0, *lengths])
+
+    def take(self, rows: Int64s) -> pa.Table:
+        """Return ``ad_id`` and ``text`` of ads (n,) by row."""
+        shown, places = np.unique(rows, return_inverse=True)
+        bounds = np.searchsorted(shown, self._starts)
+        parts = [
+            self._reader.get_batch(number).take(pa.array(shown[begin:end] - self._starts[number]))
+            for number, (begin, end) in enumerate(pairwise(bounds.tolist()))
+            if begin < end
+        ]
+        return pa.Table.from_batches(parts, self._reader.schema).take(pa.array(places))
+
+
+def write_mapped_ads(ads: Path, file: Path) -> None:
+    """Copy the parquet file ``ads`` into a file for :class:`MappedAds`, batch by batch."""
+    source = pq.ParquetFile(ads)
+    with (
+        pa.OSFile(str(file), "wb") as sink,
+        pa.ipc.new_file(sink, source.schema_arrow) as writer,
+    ):
+        for batch in source.iter_batches():
+            writer.write_batch(batch)

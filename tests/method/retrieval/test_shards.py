@@ -1,0 +1,127 @@
+"""Shards of ads against a full sort, and against one search of all."""
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramen_ray.method.retrieval.index import new_index
+from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
+from ramen_ray.method.retrieval.shards import (
+    EmbeddedShard,
+    IndexShard,
+    embedded_shards,
+    index_shards,
+    shard_ranges,
+)
+
+NUM_QUERIES, NUM_ADS, WIDTH = 600, 3000, 256
+"""Enough for faiss to multiply matrices, in which a number's last bits depend on its place."""
+
+
+def _search_shards(
+    shards: list[EmbeddedShard] | list[IndexShard], queries: np.ndarray, k: int
+) -> TopK:
+    parts = []
+    for shard in reversed(shards):
+        index, first = shard.open()
+        ads, scores = search_index(index, queries, k)
+        parts.append((np.where(ads >= 0, ads + first, -1), scores))
+    return merge_topk(parts, k)
+
+
+def _unit_rows(num_rows: int, seed: int) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(num_rows, WIDTH)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@given(st.integers(0, 30_000), st.integers(1, 5000), st.floats(1e-6, 0.2))
+def test_shards_are_all_ads_in_order_and_fit(
+    num_ads: int, bytes_per_ad: int, gb_per_shard: float
+) -> None:
+    shards = shard_ranges(num_ads, bytes_per_ad, gb_per_shard)
+    assert [row for shard in shards for row in shard] == list(range(num_ads))
+    assert all(shard.start % 1024 == 0 for shard in shards)
+    sizes = [len(shard) for shard in shards]
+    assert all(n <= 1024 or n * bytes_per_ad <= gb_per_shard * 1e9 for n in sizes)
+    if num_ads * bytes_per_ad <= gb_per_shard * 1e9 and num_ads <= 1024:
+        assert len(shards) <= 1
+    assert max(sizes[:-1], default=0) - min(sizes[:-1], default=0) == 0
+
+
+@pytest.mark.parametrize("k", [7, 100, 4000])
+def test_shards_find_what_one_search_finds_to_the_bit(tmp_path: Path, k: int) -> None:
+    ads, queries = _unit_rows(NUM_ADS, 1), _unit_rows(NUM_QUERIES, 0)
+    ads[2500:2700], ads[1100:1105] = ads[100:300], ads[7]  # some are in several shards
+    queries[:50] = ads[100:150]
+    np.save(tmp_path / "all.npy", np.concatenate([queries, ads]))
+    shards = embedded_shards(tmp_path / "all.npy", NUM_QUERIES, 0.0011)
+    assert [len(shard.rows) for shard in shards] == [1024, 1024, 952]
+    found, whole = _search_shards(shards, queries, k), search(queries, ads, k)
+    assert found[0].tolist() == whole[0].tolist()
+    assert found[1].tolist() == whole[1].tolist()
+
+
+@pytest.mark.parametrize("k", [1, 5, 130])
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_of_equal_ads_those_of_higher_rows_come_first(
+    tmp_path: Path, k: int, is_sharded: bool
+) -> None:
+    draw = np.random.default_rng(2)
+    ads, queries = (draw.integers(-1, 2, size=(rows, 16)).astype(np.float32) for rows in (3000, 40))
+    np.save(tmp_path / "ads.npy", ads)
+    shards = embedded_shards(tmp_path / "ads.npy", 0, 1e-6 if is_sharded else 1.0)
+    assert len(shards) == (3 if is_sharded else 1)
+    found, scores = _search_shards(shards, queries, k)
+    similarity = queries.astype(int) @ ads.astype(int).T
+    for row in range(len(queries)):
+        best = sorted(range(3000), key=lambda ad: (similarity[row, ad], ad), reverse=True)[:k]
+        assert found[row].tolist() == best
+        assert scores[row].tolist() == similarity[row, best].tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_pq"])
+def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(
+    tmp_path: Path, kind: str
+) -> None:
+    ads, queries = (_unit_rows(rows, 3)[:, :8].copy() for rows in (11_000, 50))
+    index = new_index(kind, 8, len(ads))
+    if not index.is_trained:
+        index.train(ads)
+    index.add(ads)
+    faiss.write_index(index, str(tmp_path / "index.faiss"))
+    shards = index_shards(tmp_path / "index.faiss", 1e-4)
+    assert len(shards) > 1
+    found, whole = _search_shards(shards, queries, 20), search_index(index, queries, 20)
+    assert found[0].tolist() == whole[0].tolist()
+    assert found[1].tolist() == whole[1].tolist()
+    opened = [shard.open()[0].ntotal for shard in shards]
+    assert sum(opened) == 11_000
+    assert max(opened) < 11_000
+
+
+def test_shards_of_an_index_with_a_graph_find_almost_all(tmp_path: Path) -> None:
+    ads, queries = _unit_rows(3000, 5), _unit_rows(50, 6)
+    index = new_index("hnsw", WIDTH, len(ads))
+    index.add(ads)
+    faiss.write_index(index, str(tmp_path / "index.faiss"))
+    shards = index_shards(tmp_path / "index.faiss", 2e-3)
+    assert len(shards) == 3
+    found, _ = _search_shards(shards, queries, 10)
+    assert share_found(found, search(queries, ads, 10)[0]) > 0.95
+
+
+@given(st.integers(0, 99))
+def test_the_share_found_is_that_of_sets(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    exact = np.stack([draw.permutation(9)[:4] for _ in range(5)])
+    found = np.where(draw.random((5, 6)) < 0.3, -1, draw.integers(0, 9, (5, 6)))
+    exact[0, 2:] = -1
+    hits = sum(
+        len(set(one.tolist()) & set(other.tolist()) - {-1})
+        for one, other in zip(exact, found, strict=True)
+    )
+    assert share_found(found, exact) == pytest.approx(hits / 18)

@@ -1,0 +1,178 @@
+"""Ads in shards that actors hold: a search of all, and what is made with it."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from jobs.graph import Similar
+from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.graph.similar import SimilarSettings
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.retrieval import index, shards
+from ramen_ray.method.retrieval.shards import embedded_shards
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
+from ramen_ray.orchestration import search as searching
+from ramen_ray.orchestration.background.shortlists import (
+    SHORTLISTS_FILE,
+    ShortlistMining,
+    shortlist_task,
+)
+from ramen_ray.orchestration.background.task import TaskContext
+from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.search import ShardResources, search_shards
+
+pytestmark = pytest.mark.slow
+
+K = 30
+
+
+@pytest.fixture
+def few_ads(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Let shards have 16 ads; returns the size to ask for."""
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
+    return 1e-9
+
+
+@pytest.fixture
+def embeddings(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """2,500 queries and 3,000 ads of small whole numbers, so that many are equal, in a file."""
+    draw = np.random.default_rng(3)
+    queries, ads = (draw.integers(-2, 3, (rows, 12)).astype(np.float32) for rows in (2500, 3000))
+    np.save(tmp_path / "embeddings.npy", np.concatenate([queries, ads]))
+    return queries, ads
+
+
+def _assert_a_full_sort(
+    found: tuple[np.ndarray, np.ndarray], queries: np.ndarray, ads: np.ndarray
+) -> None:
+    similarity = queries @ ads.T
+    rows = np.broadcast_to(np.arange(len(ads)), similarity.shape)
+    expected = np.lexsort((-rows, -similarity), axis=1)[:, :K]
+    assert found[0].tolist() == expected.tolist()
+    assert found[1].tolist() == np.take_along_axis(similarity, expected, 1).tolist()
+
+
+@pytest.mark.parametrize("num_cpus", [0.5, 1, 0], ids=["all at once", "two at once", "one by one"])
+def test_queries_stream_through_all_shards(
+    cluster: None, embeddings: tuple[np.ndarray, np.ndarray], tmp_path: Path, num_cpus: float
+) -> None:
+    file = tmp_path / "embeddings.npy"
+    three = embedded_shards(file, 2500, 1e-6)
+    assert len(three) == 3
+    resources = ShardResources(1, num_cpus)
+    found = search_shards(three, (file, 2500), K, resources, tmp_path / "attempts")
+    _assert_a_full_sort(found, *embeddings)
+    assert not list((tmp_path / "attempts").iterdir())
+
+
+def test_a_shard_that_fits_no_machine_is_reported(
+    cluster: None,
+    embeddings: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searching, "BYTES_BESIDES", 10**15)
+    monkeypatch.setattr(searching, "PATIENCE_S", 1)
+    file = tmp_path / "embeddings.npy"
+    three = embedded_shards(file, 2500, 1e-6)
+    with pytest.raises(ClusterError, match=r"1 CPUs and 1000000\.0 GB of memory free in 1 s"):
+        search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
+
+
+def test_similar_texts_are_those_of_one_search(
+    cluster: None, dataset_path: Path, encoder_path: Path, few_ads: float, tmp_path: Path
+) -> None:
+    made = {}
+    for size in (few_ads, 1.0):
+        copy = tmp_path / str(size) / "dataset"
+        shutil.copytree(dataset_path, copy)
+        settings = SimilarSettings(str(encoder_path), 5, 0.1, max_similarity=1.0, max_length=16)
+        Similar(dataset=copy, settings=settings, gb_per_shard=size).add()
+        assert [path.name for path in copy.parent.iterdir()] == ["dataset"]
+        made[size] = [Dataset(copy).read(f"edges/similar/{side}") for side in ("query", "ad")]
+    for in_shards, whole in zip(*made.values(), strict=True):
+        assert len(whole) > 40
+        assert in_shards.equals(whole)
+
+
+def test_a_checkpoint_is_evaluated_in_shards_as_without(
+    cluster: None, small_run: RunConfig, encoder_path: Path, few_ads: float, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    DualEncoder(build_bag(str(encoder_path))).save(checkpoint, 16)
+    changes = {"encoder.kind": "bag", "encoder.max_length": 16}
+    found = {}
+    for size in (few_ads, 1.0):
+        config = overlay(small_run, {**changes, "workers.gb_per_shard": size})
+        write_config(config, checkpoint / "config.json")
+        file = tmp_path / f"{size}.parquet"
+        found[size] = evaluate_checkpoint(checkpoint, "test", predictions=file), pq.read_table(file)
+    in_shards, whole = found.values()
+    assert in_shards[0] == whole[0]
+    assert in_shards[1].equals(whole[1])
+
+
+@pytest.fixture
+def model(encoder_path: Path, tmp_path: Path) -> Path:
+    DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
+    return tmp_path / "model"
+
+
+def _mine(data: Prepared, model: Path, folder: Path, size: float) -> tuple[dict, np.ndarray]:
+    folder.mkdir()
+    figures = ShortlistMining(data.path, 12, False, 1, gb_per_shard=size)(model, folder)
+    assert [file.name for file in folder.iterdir()] == [SHORTLISTS_FILE]
+    return figures, open_shortlists(folder / SHORTLISTS_FILE)
+
+
+def test_shortlists_of_shards_are_those_of_all_ads(
+    cluster: None, prepared_bag: Prepared, model: Path, few_ads: float, tmp_path: Path
+) -> None:
+    figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
+    assert figures == {}
+    write_shortlists(load_model(model), prepared_bag, 12, tmp_path / "whole.npy")
+    assert found.tolist() == open_shortlists(tmp_path / "whole.npy").tolist()
+
+
+def test_an_approximate_search_tells_its_recall(
+    cluster: None,
+    prepared_bag: Prepared,
+    model: Path,
+    few_ads: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(index, "MOST_EXACT_PRODUCTS", 1)
+    monkeypatch.setattr(index, "MOST_FLAT_ADS", 4)
+    figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
+    assert figures == {"recall": pytest.approx(1.0)}  # graphs of 16 ads lose none
+    assert (found >= 0).any(axis=1).all()
+
+
+@pytest.mark.parametrize("gb_per_shard", [1e-9, 1.0])
+def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
+    prepared_bag: Prepared,
+    small_run: RunConfig,
+    few_ads: float,
+    gb_per_shard: float,
+    tmp_path: Path,
+) -> None:
+    config = overlay(
+        small_run,
+        {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},
+    )
+    context = TaskContext(
+        prepared_bag.path, tmp_path, [], tmp_path, 5, torch.device("cpu"), use_bf16=False
+    )
+    task = shortlist_task(config, context)
+    assert task is not None
+    assert task.has_own_tasks == (gb_per_shard == few_ads)
+    assert task.compute.gb_per_shard == (gb_per_shard if gb_per_shard == few_ads else None)
