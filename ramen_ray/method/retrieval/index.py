@@ -28,8 +28,6 @@ SAMPLED_ADS_PER_CELL = 40
 SHARE_OF_CELLS_SEARCHED = 1 / 16
 FEWEST_CELLS_SEARCHED = 64
 
-MOST_EXACT_PRODUCTS = 10**14
-"""Multiplications of an exact search by CPUs; an hour or so of two cores."""
 ADS_PER_BLOCK = 65_536
 
 
@@ -38,11 +36,6 @@ def choose_kind(num_ads: int) -> IndexKind:
     if num_ads <= MOST_FLAT_ADS:
         return "flat"
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
-
-
-def costs_too_much(num_queries: int, num_ads: int, dim: int) -> bool:
-    """Say whether an exact search by CPUs would take too long, so that another kind pays."""
-    return num_queries * num_ads * dim > MOST_EXACT_PRODUCTS
 
 
 def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:

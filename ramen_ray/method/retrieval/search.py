@@ -20,6 +20,13 @@ QUERIES_PER_PASS = 1024
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
 """Ads searched besides k, and, if some beyond the k-th are equal to it, besides k after all."""
+MOST_EXACT_PRODUCTS = 10**14
+"""Multiplications of an exact search by CPUs; an hour or so of two cores."""
+
+
+def costs_too_much(num_queries: int, num_ads: int, dim: int) -> bool:
+    """Say whether an exact search by CPUs would take too long, so that another kind pays."""
+    return num_queries * num_ads * dim > MOST_EXACT_PRODUCTS
 
 
 def search(
@@ -76,8 +83,8 @@ def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> T
 
 def _search_pass(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
     queries = np.ascontiguousarray(query_embeddings)
-    is_exact = isinstance(index, faiss.IndexFlat)
-    for depth in (k + SPARE, k + MOST_EQUAL) if is_exact else (k,):
+    is_flat = faiss is not None and isinstance(index, faiss.IndexFlat)
+    for depth in (k + SPARE, k + MOST_EQUAL) if is_flat else (k,):
         scores, ads = index.search(queries, depth)
         if depth >= index.ntotal or (scores[:, k - 1] > scores[:, -1]).all():
             break

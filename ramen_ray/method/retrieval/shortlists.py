@@ -14,10 +14,10 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder, Embeddings
-from ramen_ray.method.retrieval.index import choose_kind, costs_too_much, filled_index
 from ramen_ray.method.retrieval.search import (
     TopK,
     build_index,
+    costs_too_much,
     drop_filtered,
     search_index,
     search_parts,
@@ -39,11 +39,8 @@ class Shortlists:
 
     def __init__(self, data: Prepared, size: int, file: Path) -> None:
         """Make the file."""
-        self.size, self._clicks, self._hashes = (
-            size,
-            data.clicks["train"],
-            data.queries["train"].hashes,
-        )
+        self.size = size
+        self._clicks, self._hashes = data.clicks["train"], data.queries["train"].hashes
         self._same_text = HashIndex.from_hashes(data.ads.hashes)
         self._ad_ids = np.append(data.candidates("validation"), -1)  # search returns -1 for no ad
         self._lists = map_new_array(file, np.int32, (len(self._hashes), size))
@@ -81,6 +78,8 @@ def write_shortlists(
     if is_exact:
         index = build_index(embeddings, gpu)
     else:
+        from ramen_ray.method.retrieval.index import choose_kind, filled_index  # need faiss
+
         index = filled_index(choose_kind(len(ads)), embeddings)
     shortlists = Shortlists(data, size, file)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.retrieval.index import costs_too_much
-from ramen_ray.method.retrieval.search import share_found
+from ramen_ray.method.retrieval.search import costs_too_much, share_found
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import (
     RECALL,
