@@ -63,4 +63,6 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
     every = base.refresh_every
     schedule = Schedule(every, every, config.training.epochs, run.steps_per_epoch, wait)
     folder = run.folder / "shortlists"
-    return BackgroundTask("shortlists", folder, mining, mining.take, schedule, run.device)
+    return BackgroundTask(
+        "shortlists", folder, mining, mining.take, schedule, run.device, local=run.local
+    )
