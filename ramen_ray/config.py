@@ -335,6 +335,9 @@ class RunConfig(Section):
     output: str = "outputs"
     """Folder for prepared data, walked graphs, runs and, unless MLFLOW_TRACKING_URI is set, the
     MLflow store. Several machines need a folder that all of them can reach."""
+    local_folder: str | None = None
+    """Folder on each machine's own disk. Workers copy into it what steps read, so that these do not
+    read a slow shared folder; None reads everything where it is."""
     name: Name | None = None
     """Name of the run; None makes one from the configuration. An interrupted run resumes when it is
     started again under its name."""
@@ -392,6 +395,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "dataset": str(Path(config.dataset).absolute()),
         "output": str(Path(config.output).absolute()),
     }
+    if config.local_folder is not None:
+        paths["local_folder"] = str(Path(config.local_folder).absolute())
     if config.oak.linker is not None:
         linker = str(Path(config.oak.linker).absolute())
         paths["oak"] = config.oak.model_copy(update={"linker": linker})

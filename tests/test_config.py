@@ -222,13 +222,14 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
             "classifier.unclicked": "own",
             "oak.anchor_sets": ("links",),
             "oak.linker": "linker",
+            "local_folder": "local",
             "oak.pooling": "mean",
         }
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:
             same.add(key)
     workers = {key for key in flatten(config) if key.startswith("workers.")}
-    assert same == {"dataset", "name", "output", "experiment", *workers}
+    assert same == {"dataset", "name", "output", "local_folder", "experiment", *workers}
 
 
 def _parse(*arguments: str) -> RunConfig:

@@ -15,7 +15,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.retrieval import index, shards
+from ramen_ray.method.retrieval import index, search, shards
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration import search as searching
@@ -150,7 +150,7 @@ def test_an_approximate_search_tells_its_recall(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(index, "MOST_EXACT_PRODUCTS", 1)
+    monkeypatch.setattr(search, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr(index, "MOST_FLAT_ADS", 4)
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
     assert figures == {"recall": pytest.approx(1.0)}  # graphs of 16 ads lose none

@@ -85,7 +85,13 @@ def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
     )
     first, every = settings.warmup_epochs, settings.every_epochs
     schedule = Schedule(first, every, config.training.epochs, run.steps_per_epoch, wait)
-    folder = run.folder / "graphs"
     return BackgroundTask(
-        "graph", folder, pruning, pruning.take, schedule, run.device, has_own_tasks=True
+        "graph",
+        run.folder / "graphs",
+        pruning,
+        pruning.take,
+        schedule,
+        run.device,
+        has_own_tasks=True,
+        local=run.local,
     )

@@ -137,9 +137,15 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
     )
     every = base.refresh_every
     schedule = Schedule(every, every, config.training.epochs, run.steps_per_epoch, wait)
-    folder, in_shards = run.folder / "shortlists", mining.gb_per_shard is not None
     return BackgroundTask(
-        "shortlists", folder, mining, mining.take, schedule, run.device, has_own_tasks=in_shards
+        "shortlists",
+        run.folder / "shortlists",
+        mining,
+        mining.take,
+        schedule,
+        run.device,
+        has_own_tasks=mining.gb_per_shard is not None,
+        local=run.local,
     )
 
 

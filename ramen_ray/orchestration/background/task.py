@@ -33,6 +33,7 @@ from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import free_share
+from ramen_ray.orchestration.runs.local_folder import LocalFolder
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class TaskContext:
         steps_per_epoch: steps of an epoch.
         device: this worker's.
         use_bf16: encode in bfloat16 where there is a GPU.
+        local: where this machine has its copies of results.
     """
 
     data: Path
@@ -94,6 +96,7 @@ class TaskContext:
     steps_per_epoch: int
     device: torch.device
     use_bf16: bool
+    local: LocalFolder
 
 
 @dataclass
@@ -112,6 +115,7 @@ class BackgroundTask:
         schedule: when to compute.
         device: this worker's.
         has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
+        local: where this machine has its copy of the result in use.
         taken: step of the checkpoint that the result in use was made from; None before the first.
         waited_s: seconds that training has waited for results so far.
     """
@@ -123,6 +127,7 @@ class BackgroundTask:
     schedule: Schedule
     device: torch.device
     has_own_tasks: bool = False
+    local: LocalFolder = field(default_factory=LocalFolder)
     taken: int | None = None
     waited_s: float = 0.0
     _task: ray.ObjectRef | None = field(default=None, init=False)
@@ -187,8 +192,11 @@ class BackgroundTask:
                 shutil.rmtree(self.result(later))
 
     def _take(self, step: int, sources: Sources) -> Sources:
-        self.taken = step
-        return self.take(self.result(step), sources)
+        before, self.taken = self.taken, step
+        sources = self.take(self.local.copy_of(self.result(step)), sources)
+        if before is not None:
+            self.local.forget(self.result(before))
+        return sources
 
     def _start_and_check(self, step: int, checkpoint: Path) -> int | None:
         """Start what is due after ``step``, and return the step of the newest result."""

@@ -23,7 +23,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
-WHERE_IT_RUNS = {"dataset", "name", "output", "experiment", "workers"}
+WHERE_IT_RUNS = {"dataset", "name", "output", "local_folder", "experiment", "workers"}
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 RUN_COPY = ".run.json"

@@ -49,6 +49,7 @@ from ramen_ray.orchestration.runs.components import (
     held_classifiers,
     use_bf16,
 )
+from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.worker.final_evaluation import (
@@ -85,6 +86,7 @@ class Setup:
         folder: the run's.
         device: where this worker computes.
         use_bf16: whether it encodes under bfloat16 autocast.
+        local: where this machine has its copies of what steps read.
         data: the prepared dataset.
         objective: the terms.
         sampler: draws this worker's share of the batches.
@@ -96,6 +98,7 @@ class Setup:
     folder: Path
     device: torch.device
     use_bf16: bool
+    local: LocalFolder
     data: Prepared
     objective: Objective
     sampler: Sampler
@@ -127,6 +130,7 @@ def run_worker(task: WorkerTask) -> WorkerResult:
     train(run)
     for one in setup.background:
         one.stop()
+    setup.local.forget(setup.folder)
     evaluation = evaluate_best(
         setup.config,
         setup.data.splits[1:],
@@ -151,21 +155,32 @@ def set_up(task: WorkerTask) -> Setup:
     config, device = task.config, ray.train.torch.get_device()
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
-    data, edges = Prepared(Path(task.prepared)), Path(task.edges)
     objective = build_objective(config)
     regularizers = objective.regularizers
-    training_data = TrainingData.from_prepared(data, regularizers, edges)
+    local = _local_folder(config, device)
+    prepared, edges = Path(task.prepared), Path(task.edges)
+    data = Prepared(local.copy_of(prepared))
+    if edges.is_relative_to(prepared):
+        graphs = data.path / edges.relative_to(prepared)
+    else:
+        graphs = local.copy_of_graphs(edges, regularizers)
+    training_data = TrainingData.from_prepared(data, regularizers, graphs)
     sampler = build_sampler(config, data, training_data)
     folder, bf16 = Path(task.run_directory), use_bf16(config, device)
     context = TaskContext(
-        data.path, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16
-    )
+        prepared, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16, local
+    )  # tasks may run on other machines, so they read the shared folders
     log = None
     if world()[0] == 0:
         total_steps = sampler.steps_per_epoch * config.training.epochs
         log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
     background = background_tasks(config, context)
-    return Setup(config, folder, device, bf16, data, objective, sampler, background, log)
+    return Setup(config, folder, device, bf16, local, data, objective, sampler, background, log)
+
+
+def _local_folder(config: RunConfig, device: torch.device) -> LocalFolder:
+    path = None if config.local_folder is None else Path(config.local_folder)
+    return LocalFolder(path, ray.train.get_context().get_local_rank() == 0, device)
 
 
 def start_or_resume(setup: Setup) -> Training:

@@ -1,0 +1,85 @@
+"""Copies on each machine's own disk of what its workers read in every step."""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ramen_ray.data.store.checksums import DamagedError
+from ramen_ray.data.store.local_copies import copy_folder
+from ramen_ray.errors import first_line_of
+from ramen_ray.method.distributed import sum_over_workers
+from ramen_ray.method.sampling.regularizers import Regularizer
+
+SECONDS_BETWEEN_SIGNS = 10  # to waiting workers, whose collectives would time out
+
+CPU = torch.device("cpu")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on this machine's own disk that mirrors shared folders.
+
+    A worker copies whole folders, not its share of the queries: an epoch gives each worker other
+    queries, and the positives of a batch are looked up among the clicks and edges of all of it.
+
+    Attributes:
+        path: where the copies are, each at the path of the shared folder; None to copy nothing.
+        is_first: whether this worker is the one of its machine that copies.
+        device: this worker's.
+    """
+
+    path: Path | None = None
+    is_first: bool = True
+    device: torch.device = CPU
+
+    def copy_of(self, folder: Path) -> Path:
+        """Return this machine's copy of ``folder``, an absolute path; made unless it is there.
+
+        Every worker calls this; it returns when all machines are done. If a machine cannot have a
+        copy, for want of room for example, its workers are told to read ``folder`` itself: that is
+        slower, but gives the same numbers.
+        """
+        if self.path is None:
+            return folder
+        place = self._place(self.path, folder)
+        self._together(lambda: _copy(folder, place))
+        return place if place.is_dir() else folder
+
+    def copy_of_graphs(self, folder: Path, regularizers: Iterable[Regularizer]) -> Path:
+        """Return a folder with the graphs of ``regularizers``, each of which has its checksums."""
+        copies = {self.copy_of(folder / one.path).parent.parent for one in regularizers}
+        return copies.pop() if len(copies) == 1 else folder
+
+    def forget(self, folder: Path) -> None:
+        """Remove this machine's copies of ``folder`` and of what is in it."""
+        if self.path is not None and self.is_first:
+            shutil.rmtree(self._place(self.path, folder), ignore_errors=True)
+
+    def _place(self, path: Path, folder: Path) -> Path:
+        return path / folder.relative_to(folder.anchor)
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """Do ``work`` in the first worker of each machine; all return when all are done."""
+        with ThreadPoolExecutor(1) as pool:
+            begun = [pool.submit(work)] if self.is_first else []
+            is_busy = True
+            while is_busy:
+                unfinished = len(wait(begun, SECONDS_BETWEEN_SIGNS).not_done)
+                is_busy = bool(sum_over_workers(torch.tensor(unfinished, device=self.device)))
+        for one in begun:
+            one.result()
+
+
+def _copy(folder: Path, place: Path) -> None:
+    try:
+        copy_folder(folder, place)
+    except (OSError, DamagedError) as error:
+        reason = first_line_of(error)
+        logger.warning("warning: %s is not copied, and read where it is: %s", folder, reason)
