@@ -17,9 +17,9 @@ class Machines:
     """
 
     def __init__(self) -> None:
-        head = {"num_cpus": 0, "node_ip_address": "127.0.0.1"}
+        head = {"num_cpus": 0, "node_ip_address": "127.0.0.2"}  # Ray replaces 127.0.0.1
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        self._addresses = (f"127.0.0.{last}" for last in count(2))
+        self._addresses = (f"127.0.0.{last}" for last in count(3))
         self._running: list[tuple[int, Any]] = []
         ray.init(address=self._cluster.address, log_to_driver=False)
 
