@@ -27,6 +27,7 @@ from ramen_ray.orchestration.background.shortlists import (
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.search import ShardResources, search_shards
 
 pytestmark = pytest.mark.slow
@@ -169,8 +170,9 @@ def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
         small_run,
         {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},
     )
+    cpu = torch.device("cpu")
     context = TaskContext(
-        prepared_bag.path, tmp_path, [], tmp_path, 5, torch.device("cpu"), use_bf16=False
+        prepared_bag.path, tmp_path, [], tmp_path, 5, cpu, use_bf16=False, local=LocalFolder()
     )
     task = shortlist_task(config, context)
     assert task is not None
