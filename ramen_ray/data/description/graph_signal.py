@@ -4,10 +4,11 @@ A graph helps where it ties queries to the ads that are clicked for them. Held-o
 edges, so this is measured on train clicks: how often does a query share an anchor with its ad, and
 how often with an ad that was clicked for another query?
 
-The dataset must be free of errors (:func:`ramen_ray.data.validation.check`). Edges are in memory
-one anchor set at a time.
+The dataset must be free of errors (:func:`ramen_ray.data.validation.check`). Tables are read as
+streams; memory holds a sample of the clicks, and the edges of its queries and ads.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
 from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
@@ -96,34 +98,57 @@ class GraphSignal:
         }
 
 
-def graph_signals(dataset: Dataset) -> dict[str, GraphSignal]:
-    """Measure every anchor set of a dataset."""
+def graph_signals(
+    dataset: Dataset, clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]
+) -> dict[str, GraphSignal]:
+    """Measure every anchor set of a dataset.
+
+    Args:
+        dataset: the dataset directory.
+        clicks: its clicks by split, counted.
+        edges: its edges by anchor set, counted.
+    """
     if not dataset.anchor_sets:
         return {}
-    queries, ads = _clicks(dataset, "train")
-    _, test_ads = _clicks(dataset, "test")
-    unclicked = np.bincount(ads, minlength=dataset.num_rows("ads")) == 0
-    if len(ads) > MAX_CLICKS:
-        draws = keyed_hash((_SAMPLE,), np.arange(len(ads)))
-        chosen = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
-        queries, ads = queries[chosen], ads[chosen]
+    queries, ads = sample_clicks(dataset)
     wordless = ~words_in_common(dataset, queries, ads)
+    query_ids, query_rows = np.unique(queries, return_inverse=True)
+    ad_ids, ad_rows = np.unique(ads, return_inverse=True)
+    unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
     leaks = Leaks.from_dataset(dataset)
     signals = {}
     for name in dataset.anchor_sets:
-        of_query, of_ad = (read_edges(dataset, name, side) for side in NODE_TABLES)
-        reached = unclicked & (np.diff(of_ad.indptr) > 0)
+        of_query = read_edges(dataset, name, "query", query_ids)
+        of_ad = read_edges(dataset, name, "ad", ad_ids)
+        per_query, per_ad = edges[name].per_query, edges[name].per_ad
         signals[name] = GraphSignal(
-            of_query.nnz / of_query.shape[0],
-            of_ad.nnz / of_ad.shape[0],
-            len(test_ads),
-            int(reached[test_ads].sum()),
-            shared_anchors(of_query, of_ad, queries, ads),
-            shared_anchors(of_query, of_ad, queries[wordless], ads[wordless]),
-            of_query.nnz + of_ad.nnz,
+            float(per_query.mean()),
+            float(per_ad.mean()),
+            int(test_clicks.sum()),
+            int(test_clicks[unclicked & (per_ad > 0)].sum()),
+            shared_anchors(of_query, of_ad, query_rows, ad_rows),
+            shared_anchors(of_query, of_ad, query_rows[wordless], ad_rows[wordless]),
+            int(per_query.sum() + per_ad.sum()),
             _count_leaks(dataset, name, leaks),
         )
     return signals
+
+
+def sample_clicks(dataset: Dataset) -> tuple[Int64s, Int64s]:
+    """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
+    draws = np.empty(0, dtype=np.uint64)
+    clicks = np.empty((2, 0), dtype=np.int64)
+    first = 0
+    for rows in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
+        found = np.stack(click_pairs(rows))
+        numbers = np.arange(first, first + found.shape[1])
+        draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
+        clicks = np.concatenate([clicks, found], axis=1)
+        first += len(numbers)
+        if len(draws) > MAX_CLICKS:
+            lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
+            draws, clicks = draws[lowest], clicks[:, lowest]
+    return clicks[0], clicks[1]
 
 
 def shared_anchors(
@@ -132,10 +157,10 @@ def shared_anchors(
     """Count the clicks that join a query and an ad with an anchor in common.
 
     Args:
-        query_edges: (train queries, anchors).
+        query_edges: (queries, anchors).
         ad_edges: (ads, anchors).
-        queries: (clicks,) train queries.
-        ads: (clicks,) the ads that were clicked.
+        queries: (clicks,) rows of ``query_edges``.
+        ads: (clicks,) rows of ``ad_edges``, the ads that were clicked.
     """
     linked = (np.diff(query_edges.indptr)[queries] > 0) & (np.diff(ad_edges.indptr)[ads] > 0)
     queries, ads = queries[linked], ads[linked]
@@ -163,16 +188,20 @@ def words_in_common(dataset: Dataset, queries: Int64s, ads: Int64s) -> Booleans:
     return _flag_shared(*matrices, *rows)
 
 
-def read_edges(dataset: Dataset, anchor_set: str, side: str) -> csr_array:
-    """Read the edges of train queries or ads as (nodes, anchors), 1 each."""
+def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> csr_array:
+    """Read the edges of some ``nodes`` (n,), train queries or ads, as (n, anchors), 1 each."""
     table = f"edges/{anchor_set}/{side}"
-    shape = dataset.num_rows(NODE_TABLES[side]), dataset.num_rows(f"anchors/{anchor_set}")
+    shape = len(nodes), dataset.num_rows(f"anchors/{anchor_set}")
     if not dataset.has(table):
         return csr_array(shape, dtype=np.int32)
-    batches = dataset.batches(table, [f"{side}_id", "anchor_id"])
-    pairs = [[column.to_numpy() for column in rows.columns] for rows in batches]
-    nodes, anchors = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
-    return _ones(nodes, anchors, shape)
+    row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
+    row_of[nodes] = np.arange(len(nodes))
+    found = []
+    for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
+        rows, anchors = row_of[batch.column(0).to_numpy()], batch.column(1).to_numpy()
+        found.append((rows[rows >= 0], anchors[rows >= 0]))
+    rows, anchors = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    return _ones(rows, anchors, shape)
 
 
 def _count_leaks(dataset: Dataset, anchor_set: str, leaks: Leaks) -> int:
@@ -196,10 +225,3 @@ def _flag_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int
 
 def _ones(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> csr_array:
     return csr_array((np.ones(len(rows), dtype=np.int32), (rows, columns)), shape=shape)
-
-
-def _clicks(dataset: Dataset, split: str) -> tuple[Int64s, Int64s]:
-    """Return the query and the ad of each click (clicks,) of a split."""
-    batches = dataset.batches(f"queries/{split}", ["query_id", "ad_ids"])
-    queries, ads = zip(*(click_pairs(rows) for rows in batches), strict=True)
-    return np.concatenate(queries), np.concatenate(ads)

@@ -18,7 +18,7 @@ HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 @dataclass(frozen=True)
 class NodeIndex:
-    """The train queries or the ads of a dataset: 24 bytes a node, 40 with the user's own ids.
+    """The train queries or the ads of a dataset: 20 bytes a node, 32 with the user's own ids.
 
     Attributes:
         key: makes the hashes of queries differ from those of ads.

@@ -43,16 +43,20 @@ def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class HashIndex:
-    """Finds rows by hash: ``hashes`` (rows,) ascending, and ``rows`` (rows,) in the same order."""
+    """Finds rows by hash: ``hashes`` (rows,) ascending, and ``rows`` (rows,) in the same order.
+
+    Rows are int32 if these hold all of them.
+    """
 
     hashes: UInt64s
-    rows: Int64s
+    rows: NDArray[Any]
 
     @classmethod
     def from_hashes(cls, hashes: UInt64s) -> "HashIndex":
         """Index rows 0, 1, ...; several may have the same hash."""
         order = np.argsort(hashes, kind="stable")
-        return cls(hashes[order], order)
+        is_small = len(order) <= np.iinfo(np.int32).max
+        return cls(hashes[order], order.astype(np.int32) if is_small else order)
 
     def first(self, hashes: UInt64s) -> Int64s:
         """Return the first row (n,) that has each of ``hashes`` (n,), or -1."""
@@ -66,7 +70,7 @@ class HashIndex:
         starts = np.searchsorted(self.hashes, hashes)
         counts = np.searchsorted(self.hashes, hashes, side="right") - starts
         rows = self.rows[ragged_positions(starts, counts)]
-        return np.repeat(np.arange(len(hashes)), counts), rows
+        return np.repeat(np.arange(len(hashes)), counts), rows.astype(np.int64)
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:

@@ -169,7 +169,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
             edges = by_table.get(table, parts.slice(0, 0))
             if len(edges) or side not in held_out:
-                _join_edges(table, edges, folder, keys[node_table])
+                _join_edges(table, edges, folder, keys[node_table], _id_type(num_rows[anchors]))
 
 
 def _join_texts(
@@ -233,15 +233,21 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
         np.save(folder / "train_click_counts.npy", counts)
 
 
-def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np.int64]) -> None:
+def _join_edges(
+    table: str,
+    parts: pa.Table,
+    folder: Path,
+    node_keys: NDArray[np.int64],
+    anchor_type: type[np.generic],
+) -> None:
     target = folder / table
     target.mkdir(parents=True, exist_ok=True)
     num_edges = pc.sum(parts["num_rows"]).as_py() or 0
     indptr = map_new_array(target / "indptr.npy", np.int64, (len(node_keys) + 1,))
     if not num_edges:  # a side without edges; an empty file cannot be mapped
-        np.save(target / "indices.npy", np.empty(0, dtype=np.int64))
+        np.save(target / "indices.npy", np.empty(0, dtype=anchor_type))
         return
-    indices = map_new_array(target / "indices.npy", np.int64, (num_edges,))
+    indices = map_new_array(target / "indices.npy", anchor_type, (num_edges,))
     cumulative = _new_cumulative(target, parts, num_edges)
     entry, last = 0, (-1, -1)
     for part in _open(parts):
@@ -294,4 +300,5 @@ def _open(parts: pa.Table) -> Iterator[dict[str, NDArray[Any]]]:
 
 
 def _id_type(limit: int) -> type[np.generic]:
+    """Return the smaller type that holds ids below ``limit``."""
     return np.int32 if limit <= np.iinfo(np.int32).max else np.int64

@@ -1,6 +1,7 @@
 """Checks across rows and tables, and checks for doubtful things: leaks, repeats, damaged texts.
 
-Tables are streamed column by column; memory holds a bit or eight bytes for each row.
+Tables are streamed column by column; memory holds a bit or eight bytes for each text, and nothing
+for each edge.
 """
 
 from collections.abc import Iterator

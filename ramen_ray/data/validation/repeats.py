@@ -1,18 +1,24 @@
-"""Rows that repeat the key of an earlier row, found with eight bytes of memory per row."""
+"""Rows that repeat the key of an earlier row, found in bounded memory.
 
-from collections.abc import Callable
+Keys that only ascend, as those of sorted edges do, need none. Others are compared a share of all
+possible keys at a time, and the table is read once for each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Tally
-from ramen_ray.data.prepared.hashing import find, hash_strings
+from ramen_ray.data.prepared.hashing import find, hash_strings, mix
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.validation.batches import ids, readable, table_batches
 
 Keys = tuple[NDArray[np.int64], NDArray[np.uint64]]
 """Row numbers within the batch (n,) and their keys (n,); rows without a key are left out."""
+
+KEYS_AT_ONCE = 1 << 24
 
 
 def tally_repeats(
@@ -47,15 +53,38 @@ def _repeated_keys(
     dataset: Dataset, table: str, columns: list[str], keys_of: Callable[[pa.RecordBatch], Keys]
 ) -> NDArray[np.uint64]:
     """Return the keys that occur more than once, sorted."""
-    keys = np.empty(dataset.num_rows(table), dtype=np.uint64)
-    filled = 0
-    for batch in table_batches(dataset, table, columns):
-        _, found = keys_of(batch.rows)
-        keys[filled : filled + len(found)] = found
-        filled += len(found)
-    keys = keys[:filled]
-    keys.sort()
-    return np.unique(keys[1:][keys[1:] == keys[:-1]])
+
+    def batches() -> Iterator[NDArray[np.uint64]]:
+        return (keys_of(batch.rows)[1] for batch in table_batches(dataset, table, columns))
+
+    if _ascend(batches()):
+        return np.empty(0, dtype=np.uint64)
+    num_shares = max(-(-dataset.num_rows(table) // KEYS_AT_ONCE), 1)
+    shares = [_repeated_in_share(batches(), share, num_shares) for share in range(num_shares)]
+    return np.sort(np.concatenate(shares))
+
+
+def _ascend(batches: Iterable[NDArray[np.uint64]]) -> bool:
+    """Say whether every key is above the one before; stops at the first that is not."""
+    last = np.empty(0, dtype=np.uint64)
+    for keys in batches:
+        joined = np.concatenate([last, keys])
+        if (joined[1:] <= joined[:-1]).any():
+            return False
+        last = joined[-1:]
+    return True
+
+
+def _repeated_in_share(
+    batches: Iterable[NDArray[np.uint64]], share: int, num_shares: int
+) -> NDArray[np.uint64]:
+    """Return the keys of a share that occur more than once; their hashes say whose share it is."""
+    parts = [np.empty(0, dtype=np.uint64)]
+    for keys in batches:
+        parts.append(keys if num_shares == 1 else keys[mix(keys) % np.uint64(num_shares) == share])
+    found = np.concatenate(parts)
+    found.sort()
+    return np.unique(found[1:][found[1:] == found[:-1]])
 
 
 def id_keys(rows: pa.RecordBatch) -> Keys:

@@ -63,7 +63,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         max_length=max_length,
         tokenizer=encoder,
         samples=sample_queries(dataset, NUM_SAMPLES, SEED),
-        signals=graph_signals(dataset),
+        signals=graph_signals(dataset, clicks, edges),
     )
 
 

@@ -44,7 +44,7 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_er
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 6
+PREPARED_VERSION = 7
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"

@@ -14,11 +14,18 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.description import graph_signal
+from ramen_ray.data.description.degrees import count_clicks, count_edges
 from ramen_ray.data.description.graph_signal import GraphSignal, SharedAnchors, graph_signals
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_signal import reading
 
 TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
+
+
+def _signals(dataset: Dataset) -> dict[str, GraphSignal]:
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+    return graph_signals(dataset, clicks, edges)
 
 
 def _words(text: str) -> set[str]:
@@ -73,7 +80,7 @@ def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table], at_once: 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_signal, "CLICKS_AT_ONCE", at_once)
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
-        found = graph_signals(dataset)["links"]
+        found = _signals(dataset)["links"]
         of_query, of_ad = (_edges_by_node(dataset, "links", side) for side in ("query", "ad"))
         rows = {split: dataset.read(f"queries/{split}").to_pylist() for split in ("train", "test")}
         texts = {row["ad_id"]: row["text"] for row in dataset.read("ads").to_pylist()}
@@ -115,7 +122,7 @@ def _random_clicks(path: Path, tied: bool) -> Dataset:
 @pytest.mark.parametrize("tied", [True, False])
 def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Path) -> None:
     dataset = _random_clicks(tmp_path / "clicks", tied)
-    found = graph_signals(dataset)["links"].shared
+    found = _signals(dataset)["links"].shared
     clicks = [
         (row["query_id"], ad)
         for row in dataset.read("queries/train").to_pylist()
@@ -126,7 +133,7 @@ def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Pa
     assert found.by_chance == pytest.approx(by_chance, rel=0.1)
     assert found.lift == pytest.approx(shared / by_chance, rel=0.1)
     assert (found.lift > 7) == tied
-    assert graph_signals(dataset)["links"].shared == found
+    assert _signals(dataset)["links"].shared == found
 
 
 def test_a_sample_is_measured_if_there_are_many_clicks(
@@ -134,7 +141,7 @@ def test_a_sample_is_measured_if_there_are_many_clicks(
 ) -> None:
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
     monkeypatch.setattr(graph_signal, "MAX_CLICKS", 120)
-    signal = graph_signals(dataset)["links"]
+    signal = _signals(dataset)["links"]
     assert signal.shared.clicks == signal.shared.shared == 120
     assert signal.reached_clicks == 0
 
