@@ -12,7 +12,8 @@ are measured in turns. `waited_ms_per_step` is how long a step waited for its ba
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -102,12 +103,12 @@ class Watched:
 
     def __init__(self, prefetch: bool) -> None:
         """Count from zero."""
-        self.prefetch = prefetch
+        self.make: Callable[..., Iterator[StepInputs]] = partial(step_inputs, prefetch=prefetch)
         self.waited_s, self.texts, self.tokens, self.squares = 0.0, 0, 0, 0
 
     def __call__(self, *arguments: Any) -> Iterator[StepInputs]:
         """Yield what ``step_inputs`` does."""
-        inputs = step_inputs(*arguments, prefetch=self.prefetch)
+        inputs = self.make(*arguments)
         while True:
             started = time.perf_counter()
             one = next(inputs, None)

@@ -41,7 +41,7 @@ def _by_torch(ads: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("build", [_by_torch, _by_faiss])
 def test_the_nearest_ads_are_those_of_a_full_sort(build: Any) -> None:
-    queries, ads = _unit(2000, 0), _unit(50_000, 1)
+    queries, ads = _unit(300, 0), _unit(50_000, 1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # as in training
     try:

@@ -1,6 +1,6 @@
 """Batches made ahead: while a GPU computes a step, a thread makes what the next one needs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TypeVar
@@ -15,7 +15,7 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 T = TypeVar("T")
 
 
-def prefetched(items: Iterable[T]) -> Iterator[T]:
+def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
     """Yield ``items`` in order; a thread makes the next one while the caller has the last.
 
     An error in ``items`` is raised where the item would have come. The thread ends with the
@@ -36,7 +36,7 @@ def step_inputs(
     steps: range,
     device: torch.device,
     prefetch: bool | None = None,
-) -> Iterator[StepInputs]:
+) -> Generator[StepInputs, None, None]:
     """Yield what each of ``steps`` computes on; close it if it may be left early.
 
     Args:
