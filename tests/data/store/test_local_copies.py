@@ -57,13 +57,15 @@ def _flip(file: Path) -> None:
 
 
 TOKENS = "tokens/ads/token_ids.npy"
+CHECKSUMS = "checksums-1-of-1.json"
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped bit": lambda copy: _flip(copy / TOKENS),
     "cut short": lambda copy: (copy / TOKENS).write_bytes(b"short"),
     "missing": lambda copy: (copy / TOKENS).unlink(),
-    "without checksums": lambda copy: (copy / "checksums-1-of-1.json").unlink(),
+    "without checksums": lambda copy: (copy / CHECKSUMS).unlink(),
     "of an earlier content": lambda copy: (
         (copy / TOKENS).write_bytes(b"earlier"),
+        (copy / CHECKSUMS).unlink(),  # else noted as a file of the folder
         write_checksums(copy),
     ),
     "emptied": lambda copy: (shutil.rmtree(copy), copy.mkdir()),
