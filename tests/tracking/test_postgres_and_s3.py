@@ -29,7 +29,7 @@ from ramen_ray.tracking.runs import open_run
 INSTALL = "pip install -e '.[stores]'"
 boto3 = pytest.importorskip("boto3", reason=INSTALL)
 pytest.importorskip("moto.server", reason=INSTALL)
-pytest.importorskip("psycopg2", reason=INSTALL)
+pytest.importorskip("psycopg", reason=INSTALL)
 
 pytestmark = pytest.mark.slow
 
