@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class LocalFolder:
     """A folder on this machine's own disk that mirrors shared folders.
 
-    A worker copies whole folders, not its share of the queries: an epoch gives each worker other
-    queries, and the positives of a batch are looked up among the clicks and edges of all of it.
+    Whole folders are copied, as no part of them belongs to one worker: each epoch deals the queries
+    out anew, each step the texts, and all look up the clicks and edges of the whole batch.
 
     Attributes:
         path: where the copies are, each at the path of the shared folder; None to copy nothing.
