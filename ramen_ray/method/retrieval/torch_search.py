@@ -70,7 +70,7 @@ def _keys(scores_BL: Tensor, first: int) -> Tensor:
     The upper half has the bits of the score, those after the sign inverted if it is negative: so
     they are ordered as integers. The lower half is the number of the ad, from ``first`` on.
     """
-    bits_BL = (scores_BL + 0.0).view(torch.int32)  # adding zero makes -0.0 the same as 0.0
+    bits_BL = scores_BL.view(torch.int32)
     upper_BL = (bits_BL ^ ((bits_BL >> 31) & 0x7FFFFFFF)).long() << AD_BITS
     ads_L = torch.arange(first, first + scores_BL.shape[1], device=scores_BL.device)
     return upper_BL + ads_L

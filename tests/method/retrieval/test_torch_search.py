@@ -80,8 +80,3 @@ def test_it_does_not_change_the_precision_of_training() -> None:
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_zero_and_minus_zero_are_equal() -> None:
-    nothing, ads = np.zeros((1, 1), dtype=np.float32), np.array([[1], [-1]], dtype=np.float32)
-    assert search_index(TorchIndex(ads, CPU), nothing, 2)[0].tolist() == [[1, 0]]
