@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramen_ray.errors import UserError, first_line_of, redacted
+from ramen_ray.full_disk import is_disk_full
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PARENT_TAG = "mlflow.parentRunId"
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+"""How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -84,6 +87,21 @@ class Run:
             self.client.log_artifacts(self.id, str(path), folder)
         else:
             self.client.log_artifact(self.id, str(path), folder)
+
+    def log_first_artifact(self, file: Path) -> None:
+        """Upload a file early, to see that artifacts can be kept before hours of training.
+
+        Raises:
+            TrackingError: they cannot be.
+        """
+        try:
+            self.log_artifacts(file)
+        except Exception as error:  # each store of artifacts has classes of its own
+            if is_disk_full(error):
+                raise
+            where = redacted(self.client.get_run(self.id).info.artifact_uri)
+            reason = first_line_of(error)
+            raise TrackingError(f"cannot write artifacts to {where}: {reason}") from error
 
     def log_predictions(self, columns: Mapping[str, list[object]]) -> None:
         """Log sample predictions as a table that the MLflow UI shows."""
@@ -183,8 +201,8 @@ def open_run(
         if run_id is not None:
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
-        local = uri.startswith("sqlite:")
-        artifacts = (output.absolute() / "mlartifacts").as_uri() if local else None
+        is_database = uri.startswith(DATABASES)
+        artifacts = (output.absolute() / "mlartifacts").as_uri() if is_database else None
         experiment_id = (
             known.experiment_id
             if known is not None

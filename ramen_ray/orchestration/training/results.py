@@ -12,7 +12,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, finished_run
+from ramen_ray.orchestration.runs.run_directory import finished_run
 from ramen_ray.orchestration.runs.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
@@ -95,7 +95,6 @@ def log_results(
         plots = Path(folder)
         write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
         run.log_artifacts(plots, "plots")
-    run.log_artifacts(result.run_directory / CONFIG_FILE)
 
 
 def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_objective
-from ramen_ray.orchestration.runs.run_directory import open_run_directory
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, open_run_directory
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.linking import write_links
@@ -62,6 +62,7 @@ def fit(
         keep_intact_checkpoints(directory.path)
         nested = parent is not None
         with run.closing(nested):
+            run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray()

@@ -1,0 +1,200 @@
+"""Runs in Postgres, retrievers in an S3-compatible store: train, sweep, promote, answer, serve."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from conftest import RunHere, free_port
+from mlflow.tracking import MlflowClient
+from support import PATIENCE_S, answers, running, the_error, wait_until
+
+from jobs import predict, promote, train, tune
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import open_run
+
+INSTALL = "pip install -e '.[stores]'"
+boto3 = pytest.importorskip("boto3", reason=INSTALL)
+pytest.importorskip("moto.server", reason=INSTALL)
+pytest.importorskip("psycopg", reason=INSTALL)
+
+pytestmark = pytest.mark.slow
+
+BUCKET = "retrievers"
+CHAMPION = "models:/dictionary@champion"
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Addresses of the database, of the S3-compatible store, and of MLflow's server over both."""
+
+    database: str
+    s3: str
+    server: str
+
+    def files(self) -> set[str]:
+        """List the files in the bucket."""
+        found = boto3.client("s3", endpoint_url=self.s3).list_objects_v2(Bucket=BUCKET)
+        return {file["Key"] for file in found.get("Contents", [])}
+
+
+def _programs() -> Path:
+    """Return the folder of Postgres' programs."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    on_path = shutil.which("initdb")
+    if not debian and on_path is None:
+        pytest.skip("Postgres is not installed: apt-get install postgresql")
+    return (debian[-1] if debian else Path(str(on_path))).parent
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    """A database of its own, as the user postgres if this one is root, whom Postgres refuses."""
+    programs, port = _programs(), free_port()
+    user = "postgres" if os.geteuid() == 0 else None
+
+    def run(program: str, *words: str) -> None:
+        command = [str(programs / program), "-D", f"{folder}/data", *words]
+        with (folder / "log").open("ab") as log:
+            subprocess.run(command, check=True, user=user, cwd=folder, stdout=log, stderr=log)
+
+    with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as made:
+        folder = Path(made)
+        if user:
+            shutil.chown(folder, user)
+        run("initdb", "--username=ramen", "--auth=trust", "--no-sync")
+        run("pg_ctl", "-w", "-o", f"-p {port} -h 127.0.0.1 -k {folder}", "start")
+        yield f"postgresql://ramen:s3cret@127.0.0.1:{port}/postgres"
+        run("pg_ctl", "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="module")
+def stores(
+    database: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Stores]:
+    """The servers, and a Ray whose processes know how to reach them."""
+    folder, s3_port, port = tmp_path_factory.mktemp("servers"), free_port(), free_port()
+    s3, server = f"http://127.0.0.1:{s3_port}", f"http://127.0.0.1:{port}"
+    s3_command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(s3_port)]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--workers", "1"]
+    command += ["--port", str(port), "--backend-store-uri", database]
+    command += ["--artifacts-destination", f"s3://{BUCKET}/kept"]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "us")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("MLFLOW_S3_ENDPOINT_URL", s3)
+        environment.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+        with running(s3_command, folder / "s3.log"):
+            wait_until(lambda: answers(f"{s3}/moto-api/"), (folder / "s3.log").read_text)
+            boto3.client("s3", endpoint_url=s3).create_bucket(Bucket=BUCKET)
+            with running(command, folder / "server.log"):
+                wait_until(lambda: answers(f"{server}/health"), (folder / "server.log").read_text)
+                ray.shutdown()  # the processes of another module's know nothing of these servers
+                request.getfixturevalue("cluster")
+                yield Stores(database, s3, server)
+                ray.shutdown()
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture
+def client(stores: Stores, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """MLflow's client; jobs that are run here use the same server."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stores.server)
+    return MlflowClient(stores.server)
+
+
+def _file(config: RunConfig, folder: Path, **changes: object) -> Path:
+    file = folder / f"{changes['name']}.json"
+    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    return file
+
+
+def test_a_team_trains_sweeps_promotes_answers_and_serves(
+    stores: Stores,
+    client: MlflowClient,
+    small_run: RunConfig,
+    dataset_path: Path,
+    run_here: RunHere,
+    tmp_path: Path,
+) -> None:
+    output = Path(small_run.output)
+    code, said = run_here(train, "--config", _file(small_run, tmp_path, name="first"))
+    assert code == 0, said
+    assert any(key.startswith("kept/") for key in stores.files())  # through MLflow's server
+    code, said = run_here(promote, output / "runs" / "first", "--name", "dictionary")
+    assert code == 0, said
+
+    client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
+    file = _file(small_run, tmp_path, name="swept", experiment="direct")
+    flags = ["--space", "optimizer", "--num-samples", "2", "--no-stop-early"]
+    code, said = run_here(tune, "--config", file, *flags)
+    assert code == 0, said
+    assert any(key.endswith("index.faiss") for key in stores.files() if key.startswith("direct/"))
+    sweep = output / "sweeps" / "swept"
+    code, said = run_here(promote, sweep, "--name", "dictionary", "--force")
+    assert code == 0, said
+    assert "dictionary@champion is version 2" in said
+    assert "against version 1 on the test split" in said
+
+    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    queries, answered = tmp_path / "queries.parquet", tmp_path / "answers"
+    pq.write_table(pa.table({"text": texts}), queries)
+    flags = ["--model", CHAMPION, "--queries", str(queries), "--answers", str(answered)]
+    code, said = run_here(predict, *flags, "--top-k", 3)
+    assert code == 0, said
+    expected = Registry(stores.server).load(CHAMPION).predict(texts, params={"top_k": 3})
+    assert pq.read_table(answered)["ads"].to_pylist() == expected["ads"].tolist()
+    assert _served(texts, tmp_path / "serving.log") == expected["ads"].tolist()
+
+
+def _served(texts: list[str], log: Path) -> list[list[str]]:
+    """Return the answers of a server that loads the champion."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", CHAMPION]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--env-manager", "local"]
+    body = json.dumps({"inputs": texts, "params": {"top_k": 3}}).encode()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
+    )
+    with running(command, log):
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/ping"), log.read_text)
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
+            return [row["ads"] for row in json.load(response)["predictions"]]
+
+
+def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(
+    client: MlflowClient, small_run: RunConfig, run_here: RunHere, tmp_path: Path
+) -> None:
+    client.create_experiment("misspelt", artifact_location="s3://misspelt/artifacts")
+    file = _file(small_run, tmp_path, name="unkept", experiment="misspelt")
+    code, said = run_here(train, "--config", file)
+    assert code == 2, said
+    told = the_error(said)
+    assert told.startswith("error: cannot write artifacts to s3://misspelt/artifacts/")
+    assert "NoSuchBucket" in told
+    assert not (Path(small_run.output) / "runs" / "unkept").exists()
+
+
+def test_a_database_without_a_server_keeps_artifacts_in_the_output(
+    stores: Stores, tmp_path: Path
+) -> None:
+    run = open_run(stores.database, "without-a-server", "a run", tmp_path)
+    (tmp_path / "note.txt").write_text("kept")
+    run.log_artifacts(tmp_path / "note.txt")
+    run.close("FINISHED")
+    (kept,) = (tmp_path / "mlartifacts").rglob("note.txt")
+    assert kept.read_text() == "kept"
