@@ -308,7 +308,8 @@ class WorkersConfig(Section):
     max_failures: Annotated[int, Field(ge=0)] = 3
     """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0
-    """How long to wait for the cluster to offer the workers' CPUs and GPUs."""
+    """How long to wait for the cluster to offer the workers' CPUs and GPUs. If a machine is lost,
+    a run waits max_failures + 1 times as long for another; a trial of a sweep, for a day."""
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
@@ -388,6 +389,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         "dataset": str(Path(config.dataset).absolute()),
         "output": str(Path(config.output).absolute()),
     }
+    encoder = Path(config.encoder.pretrained).expanduser()
+    if encoder.is_dir():
+        pretrained = str(encoder.absolute())
+        paths["encoder"] = config.encoder.model_copy(update={"pretrained": pretrained})
     if config.oak.linker is not None:
         linker = str(Path(config.oak.linker).absolute())
         paths["oak"] = config.oak.model_copy(update={"linker": linker})

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -374,19 +375,26 @@ def free_port() -> int:
                 return port
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    """A head node of its own, on loopback."""
+@contextmanager
+def running_head(port: int, *flags: str, **environment: str) -> Iterator[Head]:
+    """Run a head node of its own on loopback; its port is ``port``."""
     command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    port, dashboard_port, agent_port = (free_port() for _ in range(3))
-    command += [f"--port={port}", f"--dashboard-port={dashboard_port}", "--num-cpus=2"]
+    dashboard_port, agent_port = free_port(), free_port()
+    command += [f"--port={port}", f"--dashboard-port={dashboard_port}"]
     command += [f"--dashboard-agent-listen-port={agent_port}"]
     command += ["--min-worker-port=0", "--max-worker-port=0"]
-    command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1"]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    command += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", *flags]
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    process = subprocess.Popen(command, env=inherited | environment, stdout=subprocess.DEVNULL)
     yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}")
     started = psutil.Process(process.pid).children(recursive=True)
     for child in [*started, process]:
         child.kill()
     process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """A head node of its own, with two CPUs."""
+    with running_head(free_port(), "--num-cpus=2") as head:
+        yield head

@@ -139,6 +139,8 @@ def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
 def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_size: int) -> None:
     """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
 
+    If a lost machine has left some of it, that is written anew.
+
     Args:
         parts: descriptions that :func:`write_parts` returned, in any order.
         folder: the folder to write into.
@@ -179,7 +181,7 @@ def _join_texts(
     """
     token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
     target = folder / "tokens" / table
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
     token_ids = map_new_array(target / "token_ids.npy", token_type, (num_tokens,))
     offsets = map_new_array(target / "offsets.npy", np.int64, (num_texts + 1,))
@@ -208,7 +210,7 @@ def _join_texts(
 
 def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, int]) -> None:
     target = folder / "clicks" / table.removeprefix("queries/")
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     num_clicks = pc.sum(parts["num_clicks"]).as_py()
     if not num_clicks:
         raise DatasetError(f"{table}: no query has a click")
@@ -233,7 +235,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
 
 def _join_edges(table: str, parts: pa.Table, folder: Path, node_keys: NDArray[np.int64]) -> None:
     target = folder / table
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     num_edges = pc.sum(parts["num_rows"]).as_py() or 0
     indptr = map_new_array(target / "indptr.npy", np.int64, (len(node_keys) + 1,))
     if not num_edges:  # a side without edges; an empty file cannot be mapped

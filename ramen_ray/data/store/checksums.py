@@ -27,11 +27,12 @@ def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None
 
     Several writers may each note their files, in folders that are then put together.
     """
+    manifest = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
+    manifest.unlink(missing_ok=True)  # of a task that is run again
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor() as threads:
         found = zip(files, threads.map(_size_and_checksum, files), strict=True)
         content = {str(file.relative_to(folder)): noted for file, noted in found}
-    manifest = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
     manifest.write_text(json.dumps(content, indent=1) + "\n")
 
 

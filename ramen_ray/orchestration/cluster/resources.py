@@ -186,6 +186,12 @@ def num_cpus() -> int:
     return max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
 
+def most_cpus() -> int:
+    """Return how many CPUs the largest machine of the cluster has; at least 1."""
+    machines = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    return max([1, *(int(machine.get("CPU", 0)) for machine in machines)])
+
+
 def task_of(function: Callable[..., Any]) -> Any:
     """Return ``function`` as a Ray task of one CPU, also for use within a Tune trial.
 

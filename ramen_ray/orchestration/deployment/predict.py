@@ -30,7 +30,7 @@ from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
     has_room,
-    num_cpus,
+    most_cpus,
     start_ray,
     user_errors,
 )
@@ -229,7 +229,7 @@ def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
     """Return the resources that an actor needs, by Ray's names; memory in bytes."""
     offered = ray.cluster_resources()
     needs = {
-        "CPU": min(CPUS_PER_ACTOR, num_cpus()),
+        "CPU": min(CPUS_PER_ACTOR, most_cpus()),
         "memory": BYTES_PER_ACTOR + retriever.num_bytes,
     }
     if use_gpu or (retriever.uses_gpu and offered.get("GPU", 0) >= 1):

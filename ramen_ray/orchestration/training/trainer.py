@@ -1,5 +1,6 @@
 """Run a function in the workers of Ray Train."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -8,14 +9,20 @@ from typing import Any
 from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, ScalingConfig, UserCallback
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
-from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.orchestration.cluster.resources import ClusterError, kept_handler, user_errors
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
+
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+"""How long Ray Train waits for room for its workers; then that counts as one more failure."""
 
 
 def run_in_workers(
@@ -28,14 +35,16 @@ def run_in_workers(
 ) -> Any:
     """Call ``loop({"task": task})`` in every worker; returns what the first one returns.
 
-    Lost workers resume from the last checkpoint in ``directory``.
+    Lost workers resume from the last checkpoint in ``directory``, once there is room for them.
 
     Raises:
         UserError: the first worker returned it; see
             :func:`~ramen_ray.orchestration.worker.entry.train_loop_per_worker`.
-        ClusterError: workers have died too often, or Ray Train's controller has.
+        ClusterError: workers have died too often, or Ray Train's controller has; or a lost machine
+            was not replaced.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
     """
+    os.environ.setdefault(START_TIMEOUT, str(workers.startup_timeout_s))
     gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
     trainer = TorchTrainer(
         loop,
@@ -61,6 +70,14 @@ def run_in_workers(
             result = trainer.fit().return_value
     except WorkerGroupError as error:
         _raise_deaths(error, workers.max_failures)
+        raise
+    except ControllerError as error:
+        if isinstance(error.controller_failure, WorkerGroupStartupTimeoutError):
+            raise ClusterError(
+                f"workers were lost, and the cluster has had no room for all {workers.num_workers} "
+                f"since; add machines, and run the same command again to go on (waited "
+                f"{workers.max_failures + 1} times workers.startup_timeout_s)"
+            ) from error
         raise
     except SystemExit:
         if threading.current_thread() is not threading.main_thread():

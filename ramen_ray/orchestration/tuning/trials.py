@@ -22,6 +22,7 @@ from ramen_ray.orchestration.preparation.pipeline import is_prepared, prepare
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.training.trainer import START_TIMEOUT
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ SUMMARY = "summary"
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
+A_DAY_S = 86_400
 
 
 def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> dict[str, str]:
@@ -95,6 +97,7 @@ def train_in_trial(
     the trial's own resources, which include no CPU.
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
+    os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
     tokenizer = encoder_tokenizer(config.encoder)

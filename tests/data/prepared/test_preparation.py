@@ -3,11 +3,13 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import support
 from support import (
     MAX_LENGTH,
     errors_in,
@@ -20,6 +22,7 @@ from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.stages import join_parts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
@@ -216,6 +219,23 @@ def test_any_number_of_blocks_gives_the_same_arrays(
 ):
     found = _prepare(dataset_path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     assert _arrays(found) == _arrays(prepared)
+
+
+def test_a_join_that_a_lost_machine_interrupted_is_done_again(
+    prepared: Prepared,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def join_twice(parts: pa.Table, folder: Path, *rest: Any) -> None:
+        join_parts(parts, folder, *rest)
+        for half_written in folder.rglob("tokens/*/*.npy"):
+            half_written.write_bytes(b"half")
+        join_parts(parts, folder, *rest)
+
+    monkeypatch.setattr(support, "join_parts", join_twice)
+    assert _arrays(_prepare(dataset_path, encoder_path, tmp_path / "out")) == _arrays(prepared)
 
 
 def test_tables_in_parts_with_their_rows_in_any_order_give_the_same_arrays(

@@ -51,6 +51,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+def test_a_task_that_is_run_again_notes_its_files_anew(folder: Path) -> None:
+    (folder / "state").write_bytes(b"another")
+    write_checksums(folder)
+    assert find_damage(folder) is None
+
+
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_named_and_a_damaged_folder_removed(
     case: str, folder: Path, caplog: pytest.LogCaptureFixture

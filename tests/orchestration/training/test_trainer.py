@@ -10,6 +10,7 @@ from ray.exceptions import ActorDiedError
 from ray.train import CheckpointConfig, FailureConfig
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
+    WorkerGroupStartupTimeoutError,
     WorkerHealthCheckFailedError,
 )
 from ray.train.v2._internal.execution.failure_handling import (
@@ -50,6 +51,15 @@ def test_workers_that_die_too_often_are_told_in_one_line(
     with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
         _run(WorkerGroupError("dead", failures), monkeypatch)
     assert str(told.value).endswith("(A worker has died.)")
+
+
+def test_a_lost_machine_that_is_not_replaced_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(trainer.START_TIMEOUT, "60")
+    with pytest.raises(ClusterError, match="had no room for all 1 since; add machines") as told:
+        _run(ControllerError(WorkerGroupStartupTimeoutError(1)), monkeypatch)
+    assert "\n" not in str(told.value)
 
 
 def test_a_controller_that_dies_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

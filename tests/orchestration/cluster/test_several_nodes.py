@@ -1,0 +1,277 @@
+"""Several machines: training over all of them, machines that are lost, machines that join."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import TypeVar
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from machines import Machines
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from support import import_in_process, text_table, wait_until
+
+from ramen_ray.command_line import training_command
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.importers.tables.settings import UserTables
+from ramen_ray.data.sources import pieces
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
+from ramen_ray.orchestration.embedding import FEW_TEXTS
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.preparation.tables import import_tables
+from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.training.results import TrainResult
+from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.training.trainer import START_TIMEOUT
+from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.tracking.registry import Registry, uri_of
+from tune_spaces import SPACES
+
+pytestmark = pytest.mark.slow
+
+AMID = {
+    "preparation": "prepared/.*/attempts",
+    "walking": "walked/*/.aside",
+    "training": "runs/*/checkpoint_0*",
+    "shortlists": "runs/*/shortlists/.pending/step_*",
+    "pruning": "runs/*/graphs/.pending/step_*",
+}
+"""What is in a run's output while it does something."""
+
+Ended = TypeVar("Ended")
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv(START_TIMEOUT)  # trials have their own, as users' have
+        ray.shutdown()  # what another module left
+        machines = Machines()
+        yield machines
+        machines.shut_down()
+
+
+@pytest.fixture(scope="module")
+def config(
+    small_run: RunConfig, dataset_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> RunConfig:
+    """A run with all kinds of tasks, and so many texts that Ray Data embeds them for pruning."""
+    handmade = Dataset(dataset_path)
+    tables = {table: handmade.read(table) for table in handmade.tables}
+    words = sorted(set(" ".join(tables["ads"]["text"].to_pylist()).split()))
+    more = [" ".join(pair) for pair in product(words, words)][:FEW_TEXTS]
+    tables["ads"] = text_table("ad_id", [*tables["ads"]["text"].to_pylist(), *more])
+    larger = write_dataset(tmp_path_factory.mktemp("larger") / "larger", tables, name="larger")
+    return overlay(
+        small_run,
+        {
+            "dataset": str(larger.path),
+            "output": str(tmp_path_factory.mktemp("outputs")),
+            "walk.enabled": True,
+            "base.kind": "ance",
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "pruning.mode": "synchronous",
+            "training.checkpoint_every_steps": 3,
+            "workers.num_workers": 2,  # on machines of one CPU: one on each
+            "workers.startup_timeout_s": 600,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(machines: Machines, config: RunConfig, empty_store: Path) -> TrainResult:
+    machines.become(1, 1)
+    shutil.copy(empty_store, config.output)
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+def _disturbed(
+    job: Callable[[], Ended], begins: Callable[[], bool], disturb: Callable[[], object]
+) -> Ended:
+    """Run a job in another thread, and disturb it when something begins."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(job)
+        wait_until(lambda: begins() or running.done(), "it does not begin")
+        disturb()
+        return running.result()
+
+
+def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(
+    machines: Machines, config: RunConfig, tmp_path: Path
+) -> None:
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    on_it = NodeAffinitySchedulingStrategy(machines.add(), soft=False)
+    apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy=on_it)
+    ray.get(apart.remote(dataset, tmp_path / "first", tokenizer))
+    machines.lose()
+    machines.add()
+    prepared = prepare(dataset, tmp_path / "second", tokenizer).path
+    (first,) = (tmp_path / "first").glob("[!.]*")
+    assert _contents(first) == _contents(prepared)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def test_a_machine_lost_amid_an_import_changes_nothing(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.become(1, 1)
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 3000)
+    clicks = [f"query {row % 800},ad {row % 70}" for row in range(4000)]
+    (tmp_path / "clicks.csv").write_text("\n".join(["query,ad", *clicks]))
+    tables = UserTables(str(tmp_path / "clicks.csv"))
+    expected, _ = import_in_process(tables, tmp_path / "expected")
+    amid = False
+
+    def begins() -> bool:
+        return any(tmp_path.glob(".found-*/.staging/attempts"))
+
+    def disturb() -> None:
+        nonlocal amid
+        machines.lose()
+        amid = begins()
+
+    found = _disturbed(lambda: import_tables(tables, tmp_path / "found"), begins, disturb)
+    assert amid, "the machine was lost too late"
+    assert found.tables == expected.tables
+    for table in found.tables:
+        assert found.read(table).equals(expected.read(table))
+
+
+@pytest.mark.parametrize("stage", AMID)
+def test_a_machine_lost_amid_a_stage_changes_nothing(
+    stage: str,
+    machines: Machines,
+    config: RunConfig,
+    unharmed: TrainResult,
+    empty_store: Path,
+    tmp_path: Path,
+) -> None:
+    machines.become(1, 1)
+    shutil.copy(empty_store, tmp_path)
+    made_before = {"preparation": [], "walking": ["prepared"]}.get(stage, ["prepared", "walked"])
+    for made in made_before:
+        (tmp_path / made).symlink_to(Path(config.output) / made)
+
+    def begins() -> bool:
+        return any(tmp_path.glob(AMID[stage]))
+
+    amid = False
+
+    def disturb() -> None:
+        nonlocal amid
+        machines.lose()
+        amid = begins()
+        machines.add()
+
+    run = overlay(config, {"output": str(tmp_path), "name": "disturbed"})
+    disturbed = _disturbed(lambda: fit(run), begins, disturb)
+    assert disturbed.metrics == unharmed.metrics
+    assert amid, "the machine was lost too late"
+
+
+def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
+    machines: Machines,
+    config: RunConfig,
+    unharmed: TrainResult,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(START_TIMEOUT, "")
+    monkeypatch.delenv(START_TIMEOUT)
+    machines.become(1, 1)
+    workers = {"workers.startup_timeout_s": 5, "workers.max_failures": 1}
+    run = overlay(config, {"name": "left-alone", **workers})
+    folder = Path(config.output) / "runs" / "left-alone"
+    with pytest.raises(ClusterError, match="had no room for all 2 since; add machines"):
+        _disturbed(lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")), machines.lose)
+    patient = overlay(run, {"workers.startup_timeout_s": 600})
+    assert _disturbed(lambda: fit(patient), _waits, machines.add).metrics == unharmed.metrics
+
+
+def _waits() -> bool:
+    return any(group["state"] == "PENDING" for group in placement_group_table().values())
+
+
+def test_two_machines_give_the_numbers_of_one(
+    machines: Machines, config: RunConfig, unharmed: TrainResult
+) -> None:
+    machines.become(2)
+    together = fit(overlay(config, {"name": "together"}))
+    assert together.metrics == unharmed.metrics
+    for name in ("loss/task", "loss/R_x/links", "loss/R_z/topics"):
+        assert together.run.read_history(name) == unharmed.run.read_history(name)
+
+
+def test_a_sweep_with_a_machine_less_has_the_same_results(
+    machines: Machines, config: RunConfig
+) -> None:
+    alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
+    changes = {**alone, "training.epochs": 12, "workers.num_workers": 1}
+    trained = overlay(config, {**changes, "workers.startup_timeout_s": 1})
+    settings = SweepConfig(space="optimizer", search="random", num_samples=2, stop_early=False)
+    runs = Path(config.output) / "runs"
+
+    def swept(name: str) -> SweepResult:
+        named = overlay(trained, {"name": name})
+        return sweep(named, settings, SPACES["optimizer"](named), training_command)
+
+    def both_train() -> bool:
+        return len({file.parent for file in runs.glob("disturbed-*/checkpoint_0*")}) == 2
+
+    machines.become(1, 1)
+    expected = swept("undisturbed")
+    disturbed = _disturbed(lambda: swept("disturbed"), both_train, machines.lose)
+    assert _values(disturbed) == _values(expected)
+    assert len(_values(disturbed)) == 2
+
+
+def _values(result: SweepResult) -> list[tuple[str, float | None]]:
+    return sorted((str(trial.params), trial.value) for trial in result.trials)
+
+
+def test_a_table_is_answered_with_a_machine_less(
+    machines: Machines, unharmed: TrainResult, dataset_path: Path, tmp_path: Path
+) -> None:
+    machines.become(1, 1)
+    registry = Registry(unharmed.run.uri)
+    model = uri_of(registry.find_logged(unharmed.run.id, None)[1])
+    distinct = Dataset(dataset_path).read("queries/train")["text"].to_pylist()
+    texts = np.resize(np.array(distinct, dtype=object), 20 * 10_000)
+    queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
+    pq.write_table(pa.table({"text": texts}), queries, row_group_size=10_000)
+
+    def begins() -> bool:
+        return any(answers.glob("part-*.parquet"))
+
+    missing = 0
+
+    def disturb() -> None:
+        nonlocal missing
+        machines.lose()
+        missing = 20 - len(list(answers.glob("part-*.parquet")))
+
+    def job() -> Answered:
+        return predict(registry, model, QueryTable(str(queries)), answers, top_k=3)
+
+    done = _disturbed(job, begins, disturb)
+    assert missing, "the machine was lost too late"
+    assert (done.rows, done.errors, done.partitions) == (len(texts), 0, 20)
+    found = pq.read_table(answers)
+    assert found["text"].to_pylist() == texts.tolist()
+    ads = registry.load(model).predict(distinct, params={"top_k": 3})["ads"].tolist()
+    assert found["ads"].to_pylist() == [ads[row % len(distinct)] for row in range(len(texts))]
+    mlflow.set_tracking_uri(None)
