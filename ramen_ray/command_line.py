@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -29,6 +30,10 @@ Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
 SECONDS_TO_END = 20.0
+RAYS_COPIES = "working_dir_files"
+"""Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
+
+logger = logging.getLogger(__name__)
 
 
 class StoreSettings(Section):
@@ -149,6 +154,7 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
     """
     default, rest = _starting_config(argv)
     config: RunConfig = _parse_changes(RunConfig, default, rest, description)
+    _warn_of_rays_copy(config.output)
     return config
 
 
@@ -169,7 +175,18 @@ def parse_with_run_config(
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
     both: tuple[Settings, RunConfig] = _parse_changes(kind, (own, default), rest, description)
+    _warn_of_rays_copy(both[1].output)
     return both
+
+
+def _warn_of_rays_copy(output: str) -> None:
+    if RAYS_COPIES in Path.cwd().parts and not Path(output).is_absolute():
+        logger.warning(
+            "warning: --output %s is in Ray's copy of the submitted files, %s, which Ray may "
+            "delete and other machines do not see; give an absolute path",
+            output,
+            Path.cwd(),
+        )
 
 
 def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:

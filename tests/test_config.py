@@ -29,6 +29,7 @@ from ramen_ray.config import (
     flatten,
     overlay,
     read_config,
+    with_absolute_paths,
     write_config,
 )
 from ramen_ray.data.store.dataset import DatasetError
@@ -237,6 +238,29 @@ def _parse(*arguments: str) -> RunConfig:
 
 def test_without_arguments_it_is_the_default_preset():
     assert _parse() == PRESETS["rdocs"]()
+
+
+def test_results_in_rays_copy_of_a_job_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    _parse("--output", "/shared/outputs")
+    assert not caplog.messages
+    _parse("--output", "mine")
+    (warning,) = caplog.messages
+    assert "--output mine is in Ray's copy of the submitted files" in warning
+
+
+def test_workers_find_an_encoder_that_is_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "mine" / "encoder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    here = overlay(PLAIN, {"encoder.pretrained": "mine/encoder"})
+    assert with_absolute_paths(here).encoder.pretrained == str(tmp_path / "mine" / "encoder")
+    assert with_absolute_paths(PLAIN).encoder.pretrained == "an/encoder"  # of the hub
 
 
 def test_flags_change_a_preset_as_an_overlay_does():

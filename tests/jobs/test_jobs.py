@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
-from ramen_ray.tracking.registry import Registry, uri_of
+from ramen_ray.tracking.registry import Registry
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
@@ -104,9 +105,35 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     settings = json.loads((beside / "config.json").read_text())["regularization"]
     assert settings["lambda_x"] == settings["lambda_z"] == {}
     registry = Registry(mlflow_server)
-    retriever = registry.load(uri_of(registry.find_logged(run_id, None)[1]))
+    model_id = registry.find_logged(run_id, None)[1]
+    version = registry.register("submitted", run_id, model_id)
+    assert version.source == registry.register("submitted", run_id, model_id).source
+    registry.choose(version, "champion")
+    retriever = registry.load("models:/submitted@champion")
     assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3
     mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.slow
+def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_results(
+    head: Head, encoder_path: Path, tmp_path: Path
+) -> None:
+    command = [str(Path(sys.executable).with_name("ray")), "job", "submit"]
+    command += ["--address", head.dashboard, "--working-dir", str(ROOT), "--", sys.executable]
+    command += ["jobs/train.py", "tiny", "--name", "elsewhere", "--output", "mine"]
+    command += ["--encoder.pretrained", str(encoder_path), "--workers.cpus-per-worker", "1"]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+
+    wait_until(lambda: answers(f"{head.dashboard}/api/version"), "no job server")
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "--output mine is in Ray's copy of the submitted files" in said
+    (folder,) = re.findall(r"^run: +(\S+/mine/runs/elsewhere) \(MLflow", said, re.MULTILINE)
+    assert json.loads((Path(folder) / "run.json").read_text())["finished"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_upload_leaves_outputs_and_environments_behind() -> None:
