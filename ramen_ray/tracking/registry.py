@@ -182,7 +182,9 @@ class Registry:
             for version in self._client.search_model_versions(f"name = '{name}'"):
                 if version.source == uri_of(model_id):
                     return version
-            return self._client.create_model_version(name, uri_of(model_id), run_id)
+            return self._client.create_model_version(
+                name, uri_of(model_id), run_id, model_id=model_id
+            )
 
     def chosen(self, name: str, alias: str) -> ModelVersion | None:
         """Return the version that has an alias, whoever set it; None if none has."""

@@ -24,7 +24,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
-from ramen_ray.tracking.registry import Registry, uri_of
+from ramen_ray.tracking.registry import Registry
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
@@ -105,7 +105,11 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     settings = json.loads((beside / "config.json").read_text())["regularization"]
     assert settings["lambda_x"] == settings["lambda_z"] == {}
     registry = Registry(mlflow_server)
-    retriever = registry.load(uri_of(registry.find_logged(run_id, None)[1]))
+    model_id = registry.find_logged(run_id, None)[1]
+    version = registry.register("submitted", run_id, model_id)
+    assert version.source == registry.register("submitted", run_id, model_id).source
+    registry.choose(version, "champion")
+    retriever = registry.load("models:/submitted@champion")
     assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3
     mlflow.set_tracking_uri(None)
 
