@@ -34,7 +34,7 @@ from ramen_ray.presets import MINILM, PRESETS, tiny
 GIB = 2**30
 SMALL = Machine("small", cores=4, memory=16 * GIB, disk=1e12, network=1e9)
 WITH_GPU = Machine(
-    "gpu", 8, 64 * GIB, 1, 24 * GIB, gpu_bf16=1e14, gpu_fp32=2e13, disk=1e12, network=1e9
+    "gpu", 8, 64 * GIB, 1, 24 * GIB, gpu_bf16=1e14, gpu_fp32=2e13, disk=3e10, network=1e9
 )
 
 
