@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,6 +124,18 @@ def _private_bytes(process: psutil.Process) -> int:
     except psutil.NoSuchProcess:
         return 0
     return int(memory.rss - memory.shared)
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and its children (Ray), including ended ones."""
+    own_and_ended = ("user", "system", "children_user", "children_system")
+    here = psutil.Process()
+    used = 0.0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += sum(getattr(times, part) for part in own_and_ended)
+    return used
 
 
 def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:

@@ -29,9 +29,8 @@ from typing import Literal
 
 import igraph
 import numpy as np
-import psutil
 
-from benchmarks.common import alternate, finish, in_fresh_process
+from benchmarks.common import alternate, finish, in_fresh_process, processor_seconds
 from ramen_ray.config import WalkConfig
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared.folder import Prepared
@@ -103,9 +102,9 @@ def walk_all(folder: Path) -> dict[str, float]:
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)
     sides = [Regularizer(name, side) for name, side in product(ANCHORS, NODES)]
-    started, used = time.monotonic(), _processor_seconds()
+    started, used = time.monotonic(), processor_seconds()
     walked = walked_edges(data, sides, SETTINGS, 0, folder / "walked")
-    seconds, used = time.monotonic() - started, _processor_seconds() - used
+    seconds, used = time.monotonic() - started, processor_seconds() - used
     again = time.monotonic()
     walked_edges(data, sides, SETTINGS, 0, folder / "walked")
     num_walks = sum(
@@ -119,14 +118,6 @@ def walk_all(folder: Path) -> dict[str, float]:
         "walked_edges": sum(len(Csr.open(walked / side.path).indices) for side in sides),
         "hops": int(num_walks) * SETTINGS.num_hops,
     }
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of this process and its children (Ray), including ended ones."""
-    here = psutil.Process()
-    times = [process.cpu_times() for process in [here, *here.children(recursive=True)]]
-    own_and_ended = ("user", "system", "children_user", "children_system")
-    return sum(getattr(t, part) for t in times for part in own_and_ended)
 
 
 def walk_alone(folder: Path) -> dict[str, float]:

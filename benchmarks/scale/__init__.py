@@ -1,0 +1,1 @@
+"""Time and memory of every stage at growing sizes."""

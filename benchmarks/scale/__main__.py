@@ -1,0 +1,103 @@
+"""Seconds and peak memory of every stage at growing sizes, from a user's tables to pruned graphs.
+
+A size is a number of queries, with as many ads and anchors, 2 clicks a query, and, unless it says
+otherwise (100000x20), 5 edges a node, so 10M queries have 100M edges; degrees follow power laws.
+The stages of a size follow one another in one process: start of Ray, import of clicks, import of
+edges, validation, description, preparation, walks, training (a bag, batch 1024, 20 steps), pruning,
+co-session graphs. Figures of each: seconds, processor seconds, microseconds a row, peak memory of
+the driver, of Ray's processes without what they share, and of its store. With --unit-costs, the
+planner's unit costs are measured and fitted too: give at least four sizes, one with more edges.
+`ratio` is the training's queries per processor second at the largest size over the smallest.
+
+    python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import finish, in_fresh_process
+from benchmarks.scale.fitting import UNITS, fit
+from benchmarks.scale.generated import Shape, generate
+from benchmarks.scale.stages import ANCHOR_SET, STAGES, Row, measure
+from benchmarks.scale.units import unit_costs
+from ramen_ray.data.store.dataset import Dataset
+
+DEFAULT_EDGES = 5
+
+
+def main() -> None:
+    """Measure every size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", default=["100000", "1000000", "10000000"])
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--unit-costs", action="store_true")
+    options = parser.parse_args()
+    rows: dict[str, dict[str, Row]] = {}
+    units: dict[str, float] = {}
+    for shape in map(_shape, options.sizes):
+        with tempfile.TemporaryDirectory() as name:
+            rows[str(shape)] = measure_size(shape, Path(name), options.stages, Path(name) / "rows")
+            if options.unit_costs and len(rows) == len(options.sizes):
+                units = in_fresh_process(unit_costs, Path(name))
+    figures: dict[str, Any] = {"stages": rows}
+    if options.unit_costs:
+        for stage in UNITS:
+            units |= fit(stage, [of_size[stage] for of_size in rows.values()])
+        figures["unit_costs"] = units
+    rates = [
+        of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size
+    ]
+    finish(rates[-1] / rates[0] if rates else 0.0, figures)
+
+
+def measure_size(shape: Shape, folder: Path, stages: list[str], file: Path) -> dict[str, Row]:
+    """Generate the tables and run the stages; returns the rows, which it adds to ``file``."""
+    (folder / "source").mkdir()
+    in_fresh_process(generate, folder / "source", shape, "sessions" in stages)
+    in_fresh_process(_measure, shape, folder, stages, file)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {row.pop("stage"): row for row in lines if row.pop("shape") == str(shape)}
+
+
+def _measure(shape: Shape, folder: Path, stages: list[str], file: Path) -> None:
+    def report(stage: str, row: Row) -> None:
+        row["us_per_row"] = 1e6 * row["seconds"] / row["rows"]
+        row["rows_per_processor_s"] = row["rows"] / row["processor_s"]
+        row["load"] = os.getloadavg()[0]
+        if (folder / "dataset").exists():
+            row |= _sizes(Dataset(folder / "dataset"))
+        print(f"{shape} {stage}: {row}", flush=True)
+        with file.open("a") as stream:
+            stream.write(json.dumps({"shape": str(shape), "stage": stage, **row}) + "\n")
+
+    measure(stages, folder, report)
+
+
+def _sizes(dataset: Dataset) -> dict[str, float]:
+    """Count texts and edges of the dataset directory, without co-session graphs."""
+    tables = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
+    sides = [f"edges/{ANCHOR_SET}/{side}" for side in ("query", "ad")]
+    size = sum(
+        file.stat().st_size
+        for table in [*tables, *sides]
+        if dataset.has(table)
+        for file in dataset.files(table)
+    )
+    return {
+        "texts": sum(dataset.num_rows(table) for table in tables if dataset.has(table)),
+        "edges": sum(dataset.num_rows(table) for table in sides if dataset.has(table)),
+        "dataset_mb": size / 1e6,
+    }
+
+
+def _shape(text: str) -> Shape:
+    queries, _, edges = text.partition("x")
+    return Shape(int(queries), int(edges or DEFAULT_EDGES))
+
+
+if __name__ == "__main__":
+    main()

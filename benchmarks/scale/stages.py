@@ -1,0 +1,313 @@
+"""The stages, each through its public door, in the order in which a user runs them.
+
+All take the folder of a size: ``source`` has the generated tables, and the stages add ``dataset``,
+``prepared`` and ``walked``. They return the number of rows that they passed.
+"""
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.common import processor_seconds, sampled_memory
+from benchmarks.scale.generated import EVENTS_PER_QUERY
+from ramen_ray.config import EncoderConfig, RunConfig, overlay
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import Sampler
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.training.step import TrainState
+from ramen_ray.presets import MINILM, tiny
+
+ANCHOR_SET = "links"
+SIDES = [Regularizer(ANCHOR_SET, "query"), Regularizer(ANCHOR_SET, "ad")]
+ENCODER = EncoderConfig(kind="bag", pretrained=MINILM, max_length=32)
+BATCH_SIZE, WARMUP_STEPS, STEPS = 1024, 3, 20
+
+
+Row = dict[str, float]
+
+
+def measure(stages: Sequence[str], folder: Path, report: Callable[[str, Row], None]) -> None:
+    """Start Ray, run stages one after another, and report the figures of each as it ends.
+
+    A row has seconds, processor seconds, rows, and peaks of memory: ``driver`` is this process,
+    before and at the peak, ``processes`` are those of Ray without what they share, and the store is
+    Ray's.
+    """
+    torch.set_num_threads(1)
+    for stage in stages:
+        run = STAGES[stage](folder)
+        _give_memory_back()
+        before = psutil.Process().memory_info().rss
+        started, used = time.monotonic(), processor_seconds()
+        with sampled_memory() as peaks:
+            rows = run()
+            used = processor_seconds() - used
+        row = {
+            "seconds": time.monotonic() - started,
+            "processor_s": used,
+            "rows": rows,
+            "driver_before_mb": before / 1e6,
+            "driver_peak_mb": peaks["driver"] / 1e6,
+            "processes_peak_mb": peaks["below"] / 1e6,
+            "store_peak_mb": peaks["object_store"] / 1e6,
+        }
+        report(stage, row)
+
+
+def _give_memory_back() -> None:
+    """Return what the stage before has freed to the system, so that it does not count here."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+Stage = Callable[[], int]
+"""What is measured, after everything that is not."""
+
+
+def start(_: Path) -> Stage:
+    """Start Ray and, on each CPU, a process that has loaded what the stages need."""
+    import ray.data
+
+    from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray
+
+    def run() -> int:
+        start_ray()
+        tasks = num_cpus()
+        ray.data.range(tasks, override_num_blocks=tasks).map_batches(_load).take_all()
+        return tasks
+
+    return run
+
+
+def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    import ramen_ray.orchestration.preparation.pipeline  # noqa: F401
+
+    return batch
+
+
+def clicks(folder: Path) -> Stage:
+    """Import queries, ads and clicks."""
+    from ramen_ray.data.importers.tables.settings import UserTables
+    from ramen_ray.orchestration.preparation.tables import import_tables
+
+    source = folder / "source"
+    tables = UserTables(str(source / "clicks"), str(source / "query"), str(source / "ad"))
+
+    def run() -> int:
+        dataset = import_tables(tables, folder / "dataset")
+        splits = [f"queries/{split}" for split in dataset.splits]
+        return _num_rows(dataset, ["ads", *splits]) + _num_clicks(dataset)
+
+    return run
+
+
+def edges(folder: Path) -> Stage:
+    """Import both sides' edges."""
+    from ramen_ray.data.graphs.edge_import import add_edge_list
+    from ramen_ray.data.graphs.edge_lists import EdgeList
+    from ramen_ray.orchestration.cluster.tasks import in_tasks
+
+    source = folder / "source"
+    given = EdgeList(
+        query_edges=str(source / "query_edges"),
+        ad_edges=str(source / "ad_edges"),
+        anchors=str(source / "anchor"),
+        query_column="query_id",
+        weight_column="weight",
+        skip_bad_rows=True,  # a few queries of equal text have become one
+    )
+
+    def run() -> int:
+        counts = add_edge_list(folder / "dataset", ANCHOR_SET, given, run=in_tasks)
+        return sum(counts[f"edges/{one.path}"] for one in SIDES)
+
+    return run
+
+
+def validate(folder: Path) -> Stage:
+    """Validate the dataset directory."""
+    from ramen_ray.data.validation import validate
+
+    dataset = Dataset(folder / "dataset")
+
+    def run() -> int:
+        validate(dataset)
+        return _num_rows(dataset, dataset.tables)
+
+    return run
+
+
+def describe(folder: Path) -> Stage:
+    """Describe the dataset directory."""
+    from ramen_ray.orchestration.preparation.description import describe
+
+    dataset = Dataset(folder / "dataset")
+
+    def run() -> int:
+        describe(dataset, MINILM, max_length=32)
+        return _num_rows(dataset, dataset.tables)
+
+    return run
+
+
+def prepare(folder: Path) -> Stage:
+    """Prepare the dataset directory for a bag of embeddings."""
+    from ramen_ray.orchestration.preparation.pipeline import prepare
+    from ramen_ray.orchestration.runs.components import encoder_tokenizer
+
+    dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
+
+    def run() -> int:
+        prepare(dataset, folder / "prepared", tokenizer)
+        return _num_rows(dataset, dataset.tables)
+
+    return run
+
+
+def walk(folder: Path) -> Stage:
+    """Walk from all nodes; the rows are hops."""
+    from ramen_ray.config import WalkConfig
+    from ramen_ray.method.graph.walk import WalkSettings
+    from ramen_ray.orchestration.preparation.walks import walked_edges
+
+    data = prepared_in(folder)
+    settings = WalkSettings(**WalkConfig().model_dump(exclude={"enabled"}))
+
+    def run() -> int:
+        walked = walked_edges(data, SIDES, settings, 0, folder / "walked")
+        starts = [Csr.open(walked / one.path).indptr for one in SIDES]
+        return settings.num_hops * sum(int(np.count_nonzero(np.diff(one))) for one in starts)
+
+    return run
+
+
+def prune(folder: Path) -> Stage:
+    """Prune the dataset's own edges with an untrained bag; the rows are edges."""
+    from ramen_ray.orchestration.background.pruning import GraphPruning
+    from ramen_ray.orchestration.runs.components import build_model
+
+    data = prepared_in(folder)
+    build_model(_config(folder)).save(folder / "model", ENCODER.max_length)
+    pruning = GraphPruning(data.path, data.path / "edges", SIDES, 0.0, use_bf16=False)
+    (folder / "pruned").mkdir()
+
+    def run() -> int:
+        pruning(folder / "model", folder / "pruned")
+        return sum(len(data.edges(*one).indices) for one in SIDES)
+
+    return run
+
+
+def sessions(folder: Path) -> Stage:
+    """Make co-session graphs, which come into the dataset directory; the rows are events."""
+    from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
+    from ramen_ray.orchestration.preparation.sessions import add_co_session
+
+    dataset = Dataset(folder / "dataset")
+    num_queries = sum(dataset.num_rows(f"queries/{split}") for split in dataset.splits)
+    log = SessionLog(str(folder / "source" / "log"))
+
+    def run() -> int:
+        add_co_session(dataset.path, log, SessionSettings(), replace=True)
+        return EVENTS_PER_QUERY * num_queries
+
+    return run
+
+
+def train(folder: Path) -> Stage:
+    """Train a bag for some steps, with the graph of both sides; the rows are queries."""
+    from ramen_ray.method.training.step import train_steps
+
+    one = bag_run(folder, BATCH_SIZE)
+    list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
+
+    def run() -> int:
+        list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS + STEPS))
+        return STEPS * BATCH_SIZE
+
+    return run
+
+
+@dataclass(frozen=True)
+class BagRun:
+    """A training in this process, before its first step."""
+
+    state: TrainState
+    sampler: Sampler
+    objective: Objective
+
+
+def bag_run(folder: Path, batch_size: int) -> BagRun:
+    """Build the training of a bag, on the walked graph if there is one."""
+    from ramen_ray.method.sampling.training_data import TrainingData
+    from ramen_ray.orchestration.runs.components import (
+        build_model,
+        build_objective,
+        build_sampler,
+        build_state,
+    )
+
+    config = overlay(_config(folder), {"training.global_batch_size": batch_size})
+    data = prepared_in(folder)
+    objective, model = build_objective(config), build_model(config)
+    keep_tokens(model.encoder, data.occurring_tokens)
+    walked = next(iter((folder / "walked").glob("*")), None)
+    training_data = TrainingData.from_prepared(data, objective.regularizers, walked)
+    sampler = build_sampler(config, data, training_data)
+    return BagRun(build_state(config, model, model, sampler), sampler, objective)
+
+
+STAGES: dict[str, Callable[[Path], Stage]] = {
+    "start": start,
+    "clicks": clicks,
+    "edges": edges,
+    "validate": validate,
+    "describe": describe,
+    "prepare": prepare,
+    "walk": walk,
+    "train": train,
+    "prune": prune,
+    "sessions": sessions,
+}
+
+
+def prepared_in(folder: Path) -> Prepared:
+    """Open what :func:`prepare` has prepared."""
+    (path,) = (path for path in (folder / "prepared").iterdir() if path.is_dir())
+    return Prepared(path)
+
+
+def _config(folder: Path) -> RunConfig:
+    weights = {ANCHOR_SET: 0.1}
+    changes = {
+        "dataset": str(folder / "dataset"),
+        "encoder.max_length": ENCODER.max_length,
+        "regularization.lambda_x": weights,
+        "regularization.lambda_z": weights,
+        "training.global_batch_size": BATCH_SIZE,
+    }
+    return overlay(tiny(), changes)
+
+
+def _num_rows(dataset: Dataset, tables: list[str]) -> int:
+    return sum(dataset.num_rows(table) for table in tables)
+
+
+def _num_clicks(dataset: Dataset) -> int:
+    splits = [f"queries/{split}" for split in dataset.splits]
+    batches = (rows for split in splits for rows in dataset.batches(split, ["ad_ids"]))
+    return sum(len(rows["ad_ids"].flatten()) for rows in batches)

@@ -1,0 +1,141 @@
+"""Needs of the stages before training: imports, checks, description, preparation, walks."""
+
+from ramen_ray.planning import arrays
+from ramen_ray.planning.costs import cost
+from ramen_ray.planning.machines import Cluster
+from ramen_ray.planning.needs import Need
+from ramen_ray.planning.sizes import Sizes
+
+HASHES_OF_A_NODE = 32  # of its text, of its id, and the order of both
+EDGE_ROW, TEXT_ROW = 41, 60  # bytes of a row in Ray's object store, a text without its tokens
+EDGE_PART, TEXT_PART = 20, 32  # the same in a part's file
+TOKEN_ROW = 4
+HALF_BUILT_EDGE = 44  # bytes, while a walk's graph is made
+KEYS = 3 * 8 * 2**24  # that validation compares at once
+
+
+def import_clicks(sizes: Sizes, cluster: Cluster) -> Need:
+    """Import tables of queries, ads and clicks."""
+    rows = sizes.nodes + sizes.clicks
+    disk = cost("dataset_text_bytes") * sizes.nodes + 8 * sizes.clicks
+    return Need(
+        "import of clicks",
+        cpu_s=cost("job_start_s") + rows * cost("import_row_s"),
+        memory=cost("ray_bytes") + HASHES_OF_A_NODE * max(sizes.queries, sizes.ads),
+        disk=disk,
+        scratch=disk,
+        network=_shared(3 * disk, cluster),
+    )
+
+
+def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
+    """Import both sides' edges; the driver checks the dataset and indexes the nodes' names."""
+    disk = cost("dataset_edge_bytes") * sizes.edges + cost("dataset_text_bytes") * sizes.anchors
+    checked = cost("validate_text_s") * sizes.nodes
+    work = sizes.texts * cost("edges_text_s") + sizes.edges * cost("edges_edge_s")
+    return Need(
+        "import of edges",
+        cpu_s=cost("job_start_s") + max(work - checked, 0),
+        serial_s=min(checked, work),
+        memory=cost("ray_bytes") + 2 * (HASHES_OF_A_NODE + 8) * sizes.nodes,
+        disk=disk,
+        scratch=EDGE_PART * sizes.edges,
+        network=_shared(2 * disk + 2 * EDGE_PART * sizes.edges, cluster),
+    )
+
+
+def validate(sizes: Sizes, cluster: Cluster) -> Need:
+    """Validate the dataset directory, in one process."""
+    seconds = sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
+    return Need(
+        "validation",
+        serial_s=seconds,
+        memory=_validation_bytes(sizes),
+        network=_shared(_dataset_bytes(sizes), cluster),
+    )
+
+
+def describe(sizes: Sizes, cluster: Cluster) -> Need:
+    """Validate and describe the dataset directory, in one process."""
+    validated = sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
+    seconds = cost("describe_sample_s") + cost("describe_streams") * validated
+    counts = 8 * (2 * sizes.queries + 4 * sizes.ads + 2 * sizes.anchors)
+    return Need(
+        "description",
+        serial_s=seconds,
+        memory=max(_validation_bytes(sizes), counts + 8 * sizes.texts),
+        network=_shared(2 * _dataset_bytes(sizes), cluster),
+    )
+
+
+def prepare(sizes: Sizes, cluster: Cluster) -> Need:
+    """Check, tokenise, sort and join; one task validates beside the others, and one joins."""
+    total = sizes.texts * cost("prepare_text_s") + sizes.edges * cost("prepare_edge_s")
+    validated = sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
+    joined = sizes.texts * cost("join_text_s") + sizes.edges * cost("join_edge_s")
+    serial = min(validated + joined, total)
+    tokens = TOKEN_ROW * sizes.tokens * sizes.texts
+    parts = TEXT_PART * sizes.texts + EDGE_PART * sizes.edges + 12 * sizes.clicks + tokens
+    rows = TEXT_ROW * sizes.texts + EDGE_ROW * sizes.edges + 12 * sizes.clicks + tokens
+    prepared = arrays.prepared_bytes(sizes)
+    return Need(
+        "preparation",
+        cpu_s=cost("job_start_s") + cost("prepare_start_s") + total - serial,
+        serial_s=serial,
+        memory=cost("ray_bytes") + _validation_bytes(sizes) + 16 * sizes.texts,
+        disk=prepared,
+        scratch=parts + rows,
+        network=_shared(2 * _dataset_bytes(sizes) + rows + 2 * parts + prepared, cluster),
+    )
+
+
+def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
+    """Walk from every node of both sides of every set; every machine maps the whole graph."""
+    sides = [
+        (nodes, edges, graph.anchors)
+        for graph in sizes.graphs
+        for nodes, edges in (
+            (sizes.queries, sizes.query_edges(graph)),
+            (sizes.ads, sizes.ad_edges(graph)),
+        )
+    ]
+    hops = num_hops * sizes.nodes * len(sizes.graphs)
+    mapped = sum(arrays.walk_graph_bytes(nodes, anchors, edges) for nodes, edges, anchors in sides)
+    walked = sum(arrays.walked_bytes(nodes, edges, top_k) for nodes, edges, _ in sides)
+    largest = max((edges for _, edges, _ in sides), default=0.0)
+    return Need(
+        "walks",
+        cpu_s=cost("walk_start_s") + hops * cost("walk_hop_s"),
+        serial_s=sizes.edges * cost("walk_edge_s"),
+        memory=cost("ray_bytes") + HALF_BUILT_EDGE * largest,
+        mapped=mapped,
+        disk=walked,
+        scratch=mapped,
+        network=_shared(arrays.prepared_bytes(sizes) + mapped * cluster.count + walked, cluster),
+    )
+
+
+def co_session(events: int, cluster: Cluster) -> Need:
+    """Make co-session graphs of a log; the driver holds all edges, at most one for each event."""
+    return Need(
+        "co-session graphs",
+        cpu_s=cost("job_start_s") + events * cost("session_event_s"),
+        memory=cost("ray_bytes") + cost("session_event_bytes") * events,
+        scratch=EDGE_ROW * events,
+        network=_shared(2 * EDGE_ROW * events, cluster),
+    )
+
+
+def _validation_bytes(sizes: Sizes) -> float:
+    """Hashes of texts that are compared, and keys that are."""
+    return KEYS + max(8 * sizes.texts, 64 * sizes.ads, 8 * sizes.queries)
+
+
+def _dataset_bytes(sizes: Sizes) -> float:
+    texts = cost("dataset_text_bytes") * sizes.texts
+    return texts + cost("dataset_edge_bytes") * sizes.edges + 8 * sizes.clicks
+
+
+def _shared(written_and_read: float, cluster: Cluster) -> float:
+    """Bytes that cross the network: none if one machine has everything."""
+    return written_and_read if cluster.count > 1 else 0.0

@@ -1,0 +1,147 @@
+"""The plan: what every stage needs for data of given sizes, and what would break."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ramen_ray.planning.arrays import LARGEST_INT32
+from ramen_ray.planning.data_stages import (
+    co_session,
+    describe,
+    import_clicks,
+    import_edges,
+    prepare,
+    validate,
+    walk,
+)
+from ramen_ray.planning.needs import Need
+from ramen_ray.planning.training_stages import (
+    Training,
+    index,
+    mine_shortlists,
+    pages_per_step,
+    prune,
+    train,
+)
+
+LONG_HOURS = 24.0
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run needs.
+
+    Attributes:
+        run: what was planned.
+        needs: of each stage, in their order.
+    """
+
+    run: Training
+    needs: list[Need]
+
+    @property
+    def machine_hours(self) -> float:
+        """Of all stages."""
+        return sum(need.machine_hours(self.run.cluster) for need in self.needs)
+
+    @property
+    def hours(self) -> float:
+        """Of all stages, one after another."""
+        return sum(need.hours(self.run.cluster) for need in self.needs)
+
+    def need(self, stage: str) -> Need:
+        """Return the need of one stage."""
+        return next(need for need in self.needs if need.stage == stage)
+
+
+def make_plan(run: Training, session_events: int = 0) -> Plan:
+    """Plan all stages from a user's tables to an index.
+
+    Args:
+        run: sizes, encoder, method and machines.
+        session_events: rows of a log from which co-session graphs are made; 0 for none.
+    """
+    sizes, cluster, settings = run.sizes, run.cluster, run.config.walk
+    needs = [import_clicks(sizes, cluster)]
+    if sizes.graphs:
+        needs.append(import_edges(sizes, cluster))
+    if session_events:
+        needs.append(co_session(session_events, cluster))
+    needs += [validate(sizes, cluster), describe(sizes, cluster), prepare(sizes, cluster)]
+    if settings.enabled and sizes.graphs:
+        needs.append(walk(sizes, cluster, settings.num_hops, settings.top_k))
+    needs.append(train(run))
+    needs += [need for need in (prune(run), mine_shortlists(run)) if need is not None]
+    return Plan(run, [*needs, index(run)])
+
+
+def what_breaks(plan: Plan) -> list[str]:
+    """Say which limits of the machines, or of this program, a plan exceeds."""
+    return [*_too_large(plan), *_too_slow(plan), *_too_many(plan)]
+
+
+def _too_large(plan: Plan) -> Iterator[str]:
+    machine = plan.run.cluster.machine
+    has = f"a machine has {_gb(machine.memory)}"
+    for need in plan.needs:
+        if need.memory > machine.memory:
+            yield f"{need.stage}: a machine's processes need {_gb(need.memory)} of memory; {has}"
+        elif need.memory + need.mapped > machine.memory:
+            yield (
+                f"{need.stage}: {_gb(need.mapped)} of arrays are read at random, and {has}: pages "
+                f"would be read again and again"
+            )
+        if need.gpu_memory > machine.gpu_memory > 0:
+            yield (
+                f"{need.stage}: {_gb(need.gpu_memory)} on a GPU, "
+                f"which has {_gb(machine.gpu_memory)}"
+            )
+    yield from _disk_and_folder(plan)
+
+
+def _disk_and_folder(plan: Plan) -> Iterator[str]:
+    machine, count = plan.run.cluster.machine, plan.run.cluster.count
+    kept = sum(need.disk for need in plan.needs)
+    scratch = max(need.scratch for need in plan.needs)
+    if kept + scratch > machine.disk * count:
+        yield (
+            f"disk: {_gb(kept)} stay and {_gb(scratch)} come and go; the machines' own disks have "
+            f"{_gb(machine.disk * count)}, so the shared folder needs this room"
+        )
+    training = plan.need("training")
+    if training.memory + training.mapped > machine.memory and count > 1 and plan.run.steps:
+        steps_per_s = plan.run.steps / (training.hours(plan.run.cluster) * 3600)
+        rate = pages_per_step(plan.run) * steps_per_s
+        yield (
+            f"shared folder: training would read up to {_gb(rate * count)} a second of pages at "
+            f"random, since a machine cannot keep the arrays in memory"
+        )
+
+
+def _too_slow(plan: Plan) -> Iterator[str]:
+    cluster = plan.run.cluster
+    for need in plan.needs:
+        serial, network = need.serial_hours(cluster), need.network_hours(cluster)
+        if serial > LONG_HOURS:
+            yield (
+                f"{need.stage}: {serial:,.0f} hours in one process or GPU, whatever the number of "
+                f"machines"
+            )
+        if network > max(need.compute_hours(cluster), 1.0):
+            yield (
+                f"{need.stage}: the network takes {network:,.0f} hours, computing "
+                f"{need.compute_hours(cluster):,.0f}"
+            )
+
+
+def _too_many(plan: Plan) -> Iterator[str]:
+    sizes = plan.run.sizes
+    counts = {"queries": sizes.queries, "ads": sizes.ads}
+    counts |= {f"anchors of set {n}": graph.anchors for n, graph in enumerate(sizes.graphs)}
+    for what, count in counts.items():
+        if count > LARGEST_INT32:
+            yield f"ids: {count:,} {what} do not fit into 4 bytes, so edges take twice the room"
+
+
+def _gb(size: float) -> str:
+    return f"{size / GB:,.1f} GB" if size < 100 * GB else f"{size / GB:,.0f} GB"

@@ -1,0 +1,317 @@
+"""The plan against what it plans: files, graphs, batches and encoders that are really made."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import RunHere
+from support import node_edges, prepare_in_process, query_table, text_table
+from transformers import DistilBertConfig, DistilBertModel
+
+from jobs import plan as plan_job
+from ramen_ray.config import EncoderConfig, overlay
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.method.graph.walk import WalkGraph
+from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.orchestration.runs.components import build_encoder, build_sampler
+from ramen_ray.planning import arrays
+from ramen_ray.planning.costs import unit_costs
+from ramen_ray.planning.machines import Cluster, Machine, PlanError, parse_cluster
+from ramen_ray.planning.plan import make_plan, what_breaks
+from ramen_ray.planning.sizes import ENCODERS, Graph, Sizes, parse_count
+from ramen_ray.planning.training_stages import Training
+from ramen_ray.presets import MINILM, PRESETS, tiny
+
+GIB = 2**30
+SMALL = Machine("small", cores=4, memory=16 * GIB, disk=1e12, network=1e9)
+WITH_GPU = Machine(
+    "gpu", 8, 64 * GIB, 1, 24 * GIB, gpu_bf16=1e14, gpu_fp32=2e13, disk=3e10, network=1e9
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("5000", 5000), ("320K", 320_000), ("2.46M", 2_460_000), ("1.2b", 1_200_000_000)],
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "-3", "5 M K", "M", "1e6", "nan"])
+def test_what_is_not_a_count(text: str) -> None:
+    with pytest.raises(PlanError, match="is not a count; write it as"):
+        parse_count(text)
+
+
+def _made(folder: Path, encoder: Path, num_queries: int) -> tuple[Prepared, Sizes]:
+    """A prepared dataset with random edges of two sets, and its sizes."""
+    draw = np.random.default_rng(num_queries)
+    num_ads = num_queries // 2
+    shapes = {"links": (num_queries, 7, 4), "topics": (num_queries // 5, 3, 2)}
+
+    def lists(count: int, limit: int, most: int) -> list[list[int]]:
+        return [
+            draw.choice(limit, size, replace=False).tolist()
+            for size in draw.integers(1, most + 1, count)
+        ]
+
+    def texts(count: int) -> list[str]:
+        return [f"robin heron {number} finch" for number in range(count)]
+
+    clicks = lists(num_queries, num_ads, 4)
+    tables = {
+        "ads": text_table("ad_id", texts(num_ads)),
+        "queries/train": query_table(texts(num_queries), clicks),
+        "queries/validation": query_table(["raven"], [[0]]),
+        "queries/test": query_table(["stork"], [[0]]),
+    }
+    graphs = []
+    for name, (num_anchors, most_of_query, most_of_ad) in shapes.items():
+        tables[f"anchors/{name}"] = text_table("anchor_id", texts(num_anchors))
+        of = {}
+        for side, count, most in (
+            ("query", num_queries, most_of_query),
+            ("ad", num_ads, most_of_ad),
+        ):
+            linked = lists(count, num_anchors, most)
+            weights = [draw.random(len(row)) + 0.5 for row in linked]
+            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", linked, weights)
+            of[side] = sum(map(len, linked)) / count
+        graphs.append(Graph(num_anchors, of["query"], of["ad"]))
+    dataset = write_dataset(folder / "made", tables, name="made")
+    data = prepare_in_process(dataset, folder / "prepared", str(encoder), 16, False)
+    num_clicks = sum(map(len, clicks))
+    token_tables = [data.queries["train"], data.ads, *(data.anchors(name) for name in shapes)]
+    num_tokens = sum(len(table.token_ids) for table in token_tables)
+    num_texts = sum(map(len, token_tables))
+    sizes = Sizes(
+        num_queries, num_ads, tuple(graphs), num_clicks / num_queries, num_tokens / num_texts
+    )
+    return data, sizes
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, encoder_path: Path
+) -> Callable[[int], tuple[Prepared, Sizes]]:
+    return lambda count: _made(tmp_path_factory.mktemp("planned"), encoder_path, count)
+
+
+@pytest.mark.parametrize("num_queries", [500, 2_000])
+def test_prepared_bytes_are_those_of_the_files(
+    num_queries: int, made: Callable[[int], tuple[Prepared, Sizes]]
+) -> None:
+    data, sizes = made(num_queries)
+    held_out = ("validation", "test", "filters")
+    files = [
+        file
+        for file in data.path.rglob("*.npy")
+        if not any(part in held_out for part in file.relative_to(data.path).parts)
+        and file.name not in ("novel_ads.npy", "occurring_tokens.npy")
+    ]
+    headers = 128 * len(files)
+    on_disk = sum(file.stat().st_size for file in files) - headers
+    weights_of_clicks = data.path / "clicks" / "train" / "cumulative_weights.npy"
+    assert not weights_of_clicks.exists()
+    assert arrays.prepared_bytes(sizes) == pytest.approx(on_disk, rel=0.01)
+
+
+def test_a_walks_graph_is_as_large_as_planned() -> None:
+    draw = np.random.default_rng(0)
+    pairs = np.unique(draw.integers(0, 3_000, (20_000, 2)), axis=0)
+    edges = Csr.from_pairs(pairs[:, 0], pairs[:, 1], 3_000)
+    graph = WalkGraph.of(edges, max_anchor_degree=500)
+    held = (array for csr in (graph.forward, graph.backward) for array in (csr.indptr, csr.indices))
+    planned = arrays.walk_graph_bytes(3_000, 3_000, len(pairs))
+    assert planned == pytest.approx(sum(array.nbytes for array in held), rel=0.01)
+
+
+@pytest.mark.parametrize("nodes", ["all", "clicked"])
+@pytest.mark.parametrize("base", ["in_batch", "ance", "depsl"])
+def test_texts_of_a_step_are_those_that_a_sampler_draws(
+    nodes: str, base: str, made: Callable[[int], tuple[Prepared, Sizes]]
+) -> None:
+    data, sizes = made(500)
+    batch = 64
+    changes = {
+        "base.kind": base,
+        "regularization.nodes": nodes,
+        "training.global_batch_size": batch,
+    }
+    config = overlay(tiny(), changes)
+    regularizers = [
+        Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")
+    ]
+    training_data = TrainingData.from_prepared(data, regularizers)
+    sampler = build_sampler(config, data, training_data)
+    drawn = sampler.draw(0, Sources(training_data.graphs), regularizers)
+    count = drawn.queries.size + drawn.ads.size + drawn.hard_negatives.size
+    for regularizer, (own, anchors) in drawn.anchors.items():
+        of_batch = drawn.queries if regularizer.side == "query" else drawn.ads
+        count += anchors.size + (0 if np.isin(own, of_batch).all() else own.size)
+    planned = Training(sizes, ENCODERS["bag"], config, Cluster(SMALL, 1)).texts_per_query * batch
+    assert planned == count
+
+
+def test_encoders_have_as_many_weights_as_planned() -> None:
+    with torch.device("meta"):
+        distilbert = DistilBertModel(DistilBertConfig())
+    bag = build_encoder(EncoderConfig(kind="bag", pretrained=MINILM))
+    minilm = build_encoder(EncoderConfig(pretrained=MINILM))
+    for name, model in {"bag": bag, "minilm": minilm, "distilbert": distilbert}.items():
+        embeddings = [p.numel() for n, p in model.named_parameters() if "embedding" in n]
+        planned = ENCODERS[name]
+        assert planned.embeddings == pytest.approx(sum(embeddings), rel=0.01)
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        assert planned.weights == pytest.approx(weights, rel=0.02)
+    assert ENCODERS["minilm"].dim == minilm.dim
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """A transformer's products of matrices, counted by torch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    texts, tokens = 4, 16
+    config = DistilBertConfig(attn_implementation="eager")
+    with torch.device("meta"):
+        model = DistilBertModel(config)
+        ids = torch.zeros((texts, tokens), dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(input_ids=ids).last_hidden_state.sum().backward()
+    counted = counter.get_total_flops()
+    planned = ENCODERS["distilbert"].operations(texts, tokens, is_training=True)
+    assert planned == pytest.approx(counted, rel=0.03)
+
+
+def _run(queries: int, machine: Machine, count: int, **changes: object) -> Training:
+    sizes = Sizes(queries, queries, (Graph(queries, 5, 5),), 2, 8)
+    config = overlay(PRESETS["ramen-ance"](), {"training.epochs": 12, **changes})
+    return Training(sizes, ENCODERS["distilbert"], config, Cluster(machine, count))
+
+
+def test_more_machines_shorten_what_they_share_and_nothing_else() -> None:
+    one, four = (make_plan(_run(1_000_000, SMALL, count)) for count in (1, 4))
+    for stage in ("validation", "shortlists"):
+        before, after = one.need(stage), four.need(stage)
+        assert before.compute_hours(one.run.cluster) == after.compute_hours(four.run.cluster)
+    before, after = one.need("training"), four.need("training")
+    assert after.compute_hours(four.run.cluster) < 0.3 * before.compute_hours(one.run.cluster)
+    assert before.network == 0 < after.network
+
+
+def test_costs_grow_with_the_sizes() -> None:
+    plans = [make_plan(_run(count, WITH_GPU, 2), count) for count in (10**6, 10**7, 10**8)]
+    for smaller, larger in pairwise(plans):
+        for before, after in zip(smaller.needs, larger.needs, strict=True):
+            assert before.stage == after.stage
+            assert after.hours(larger.run.cluster) > before.hours(smaller.run.cluster)
+            assert after.memory >= before.memory
+        assert larger.machine_hours > 5 * smaller.machine_hours
+
+
+def test_the_schedule_decides_what_is_made() -> None:
+    def stages(**changes: object) -> set[str]:
+        return {need.stage for need in make_plan(_run(10_000, SMALL, 1, **changes)).needs}
+
+    everything = stages()
+    assert everything > {"walks", "pruning", "shortlists", "index of the ads"}
+    short = {"training.epochs": 4}
+    assert stages(**short) == everything - {"pruning", "shortlists"}
+    off = {"walk.enabled": False, "pruning.mode": "never", "base.kind": "in_batch"}
+    assert stages(**off) == everything - {"walks", "pruning", "shortlists"}
+
+
+def test_what_breaks_names_the_stage_and_both_figures() -> None:
+    assert what_breaks(make_plan(_run(100_000, WITH_GPU, 1))) == []
+    said = "\n".join(what_breaks(make_plan(_run(400_000_000, WITH_GPU, 8))))
+    for words in (
+        "walks: a machine's processes need",
+        "a machine has 68.7 GB",
+        "of arrays are read at random",
+        "on a GPU, which has 25.8 GB",
+        "disk:",
+        "shared folder:",
+        "hours in one process or GPU, whatever the number of machines",
+    ):
+        assert words in said
+    assert "ids:" not in said
+    said = "\n".join(what_breaks(make_plan(_run(3_000_000_000, WITH_GPU, 8))))
+    assert "ids: 3,000,000,000 queries do not fit into 4 bytes" in said
+
+
+@pytest.mark.parametrize("preset", ["ramen-ance", "ramen-ngame", "unidec-320k"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_method_and_encoder_can_be_planned(preset: str, encoder: str) -> None:
+    sizes = Sizes(10**6, 10**6, (Graph(10**6, 5, 5),), 2, 8)
+    for machine in (SMALL, WITH_GPU):
+        run = Training(sizes, ENCODERS[encoder], PRESETS[preset](), Cluster(machine, 2))
+        plan = make_plan(run, session_events=10**6)
+        assert np.isfinite([plan.hours, plan.machine_hours]).all()
+        assert all(need.hours(run.cluster) > 0 for need in plan.needs)
+
+
+def test_every_unit_cost_says_where_it_comes_from() -> None:
+    for name, one in unit_costs().items():
+        assert one.value > 0, name
+        assert one.unit
+        assert one.source.split(":")[0] in ("measured", "sheet", "assumed", "computed"), name
+
+
+def test_this_machine_is_described_and_others_have_sheets() -> None:
+    here = parse_cluster("this=2", reference_s=1.0)
+    assert here.count == 2
+    assert here.machine.cores >= 1
+    assert 2**28 < here.machine.memory < 2**45
+    sheet = parse_cluster("g5.2xlarge=8", 1.0)
+    assert (sheet.cores, sheet.gpus) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--queries", "many"], "'many' is not a count"),
+        (["--machine", "z9=2"], "no sheet of a machine 'z9'; known are g5.2xlarge"),
+        (["--machine", "g5.2xlarge=0"], "'0' is not a number of machines"),
+        (["--anchors", "1M", "2M"], "2 anchor sets, but 1 numbers of edges of a query"),
+        (["--epochs", "0"], "epochs"),
+    ],
+)
+def test_bad_requests(arguments: list[str], message: str, run_here: RunHere) -> None:
+    given = ["--queries", "1M", "--ads", "1M", "--machine", "g5.2xlarge", *arguments]
+    code, said = run_here(plan_job, *given)
+    assert code == 2
+    assert message in said
+
+
+def test_the_job_prints_the_plan(run_here: RunHere) -> None:
+    flags = [
+        "--queries",
+        "540M",
+        "--ads",
+        "360M",
+        "--edges-per-node",
+        "40",
+        "--encoder",
+        "distilbert",
+    ]
+    code, said = run_here(plan_job, *flags, "--machine", "g5.2xlarge=8", "--show-costs")
+    assert code == 0
+    for words in ("540,000,000 queries", "walks", "training", "Unit costs", "would break:"):
+        assert words in said
+
+
+def test_planning_needs_no_ray() -> None:
+    code = "import sys, jobs.plan; sys.exit('ray' in sys.modules or 'mlflow' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+    )
