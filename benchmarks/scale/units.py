@@ -26,7 +26,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.retrieval.index import IndexKind, new_index
 from ramen_ray.method.retrieval.search import build_index, search_index
-from ramen_ray.method.sampling.encoded import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.runs.components import build_encoder, encoder_tokenizer
 from ramen_ray.planning.machines import measure_reference
