@@ -23,7 +23,7 @@ from ramen_ray.planning.training_stages import (
     train,
 )
 
-LONG_HOURS = 24.0
+LONG_HOURS, MONTH_HOURS = 24.0, 720.0
 GB = 1e9
 
 
@@ -127,6 +127,8 @@ def _too_slow(plan: Plan) -> Iterator[str]:
                 f"{need.stage}: {serial:,.0f} hours in one process or GPU, whatever the number of "
                 f"machines"
             )
+        if need.hours(cluster) > MONTH_HOURS:
+            yield f"{need.stage}: {need.hours(cluster):,.0f} hours on all machines"
         if network > max(need.compute_hours(cluster), 1.0):
             yield (
                 f"{need.stage}: the network takes {network:,.0f} hours, computing "

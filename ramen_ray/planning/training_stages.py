@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ramen_ray.config import RunConfig
 from ramen_ray.method.retrieval.index import SAMPLED_ADS_PER_CELL, choose_kind
+from ramen_ray.method.retrieval.search import costs_too_much
 from ramen_ray.planning import arrays
 from ramen_ray.planning.costs import cost
 from ramen_ray.planning.machines import Cluster
@@ -149,27 +150,65 @@ def prune(run: Training) -> Need | None:
 
 
 def mine_shortlists(run: Training) -> Need | None:
-    """Search all ads for every train query, in one task each time; None if the base has none."""
+    """Search all ads for every train query each time; None if the base makes no shortlists."""
     base, epochs = run.config.base, run.config.training.epochs
     times = (epochs - 1) // base.refresh_every
     if base.parts.hard_negatives == "none" or not times:
         return None
-    sizes, encoder, machine = run.sizes, run.encoder, run.cluster.machine
-    products = 2.0 * sizes.queries * sizes.ads * encoder.dim
+    of_ads = FLOAT * run.sizes.ads * run.encoder.dim
+    is_sharded = of_ads > run.config.workers.gb_per_shard * 1e9
+    return _search_in_shards(run, times) if is_sharded else _search_in_one_task(run, times)
+
+
+def _search_in_one_task(run: Training, times: int) -> Need:
+    sizes, machine = run.sizes, run.cluster.machine
     cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
-    search_s = 0.0 if run.on_gpu else products / cost("core_search_operations")
+    index = 2 * FLOAT * sizes.ads * run.encoder.dim
     if run.on_gpu:
-        gpu_s += products / (machine.gpu_fp32 * cost("gpu_search_share"))
-    index = 2 * FLOAT * sizes.ads * encoder.dim
+        gpu_s += _products(run) / (machine.gpu_fp32 * cost("gpu_search_share"))
+    else:
+        cpu_s += _search_s(run)
     return Need(
         "shortlists",
-        serial_s=times * (cpu_s + search_s),
+        serial_s=times * cpu_s,
         serial_gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + index,
         gpu_memory=index / 2 if run.on_gpu else 0.0,
-        disk=2 * FLOAT * sizes.queries * base.parts.shortlist_size,
+        disk=_lists_bytes(run),
         network=_of_several(times * arrays.token_bytes(sizes.nodes, sizes.tokens), run.cluster),
     )
+
+
+def _search_in_shards(run: Training, times: int) -> Need:
+    """All machines embed into the shared folder; actors with a shard each search on CPUs."""
+    sizes, gb_per_shard = run.sizes, run.config.workers.gb_per_shard
+    cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
+    embeddings = FLOAT * (sizes.queries + sizes.ads) * run.encoder.dim
+    return Need(
+        "shortlists",
+        cpu_s=times * (cpu_s + _search_s(run)),
+        gpu_s=times * gpu_s,
+        memory=cost("ray_bytes") + gb_per_shard * 1e9,
+        disk=_lists_bytes(run),
+        scratch=embeddings,
+        network=_of_several(2 * times * embeddings, run.cluster),
+    )
+
+
+def _search_s(run: Training) -> float:
+    """Return the processor seconds of a search, which is approximate if it is too large."""
+    sizes = run.sizes
+    if costs_too_much(sizes.queries, sizes.ads, run.encoder.dim):
+        return sizes.queries * sizes.ads * cost("search_ivf_pq_ad_s")
+    return _products(run) / cost("core_search_operations")
+
+
+def _products(run: Training) -> float:
+    return 2.0 * run.sizes.queries * run.sizes.ads * run.encoder.dim
+
+
+def _lists_bytes(run: Training) -> float:
+    return 2 * FLOAT * run.sizes.queries * run.config.base.parts.shortlist_size
 
 
 def index(run: Training) -> Need:

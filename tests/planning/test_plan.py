@@ -209,6 +209,22 @@ def test_more_machines_shorten_what_they_share_and_nothing_else() -> None:
     assert before.network == 0 < after.network
 
 
+def test_more_ads_than_one_process_holds_are_searched_by_all_machines() -> None:
+    def shortlists(queries: int, count: int, **changes: object) -> tuple[float, float]:
+        run = _run(queries, WITH_GPU, count, **changes)
+        need = make_plan(run).need("shortlists")
+        return need.memory, need.compute_hours(run.cluster)
+
+    of_768 = 768 * 4
+    (whole, before), (half, after) = (
+        shortlists(1_000_000, 4, **{"workers.gb_per_shard": of_768 / 1e3 * one}) for one in (1, 0.5)
+    )
+    assert whole - half == pytest.approx(1.5 * of_768 * 1e6)  # of two copies, a half of one is left
+    assert after != before
+    one, four = (shortlists(10_000_000, count)[1] for count in (1, 4))
+    assert four == pytest.approx(one / 4)
+
+
 def test_costs_grow_with_the_sizes() -> None:
     plans = [make_plan(_run(count, WITH_GPU, 2), count) for count in (10**6, 10**7, 10**8)]
     for smaller, larger in pairwise(plans):
