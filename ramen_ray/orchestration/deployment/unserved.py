@@ -14,5 +14,6 @@ def refuse_unserved(model: str) -> None:
         RegistryError: it is one.
     """
     folder = Path(model)
-    if (folder / RUN_FILE).is_file() and read_config(folder / CONFIG_FILE).oak.anchor_sets:
+    is_run = (folder / RUN_FILE).is_file() and (folder / CONFIG_FILE).is_file()  # not of a sweep
+    if is_run and read_config(folder / CONFIG_FILE).oak.anchor_sets:
         raise RegistryError(not_served(folder.name))
