@@ -1,16 +1,19 @@
-"""Training on a GPU: precision, waits, memory and NCCL, on the dictionary."""
+"""Training and shortlists on a GPU: precision, waits, memory and NCCL, on the dictionary."""
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support import ROOT, prepare_in_process
 from torch import distributed, nn
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -18,6 +21,7 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.texts import bucket_bounds
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
+from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
@@ -34,6 +38,47 @@ WEIGHTS = {"links": 0.1, "categories": 0.1}
 SOFTMAX = task_term(SoftmaxLoss(0.05))  # a triplet loss learns nothing from random weights at first
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=[SOFTMAX])
 BATCH_SIZE = 256
+NUM_WORDS = 8000
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def word_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer BERT over foldoc's words, as transformers saves it."""
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    dataset = Dataset(ROOT / "datasets" / "foldoc")
+    words: Counter[str] = Counter()
+    for table in ("queries/train", "ads", "anchors/links", "anchors/categories"):
+        for text in dataset.read(table)["text"].to_pylist():
+            words.update(text.lower().split())
+    vocabulary = [*SPECIAL_TOKENS, *(word for word, _ in words.most_common(NUM_WORDS))]
+    path = tmp_path_factory.mktemp("encoders") / "words"
+    numbers = {token: number for number, token in enumerate(dict.fromkeys(vocabulary))}
+    BertTokenizer(vocab=numbers).save_pretrained(path)
+    torch.manual_seed(5)
+    config = BertConfig(
+        vocab_size=len(numbers),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=64,
+        initializer_range=0.05,
+    )
+    model = BertModel(config)
+    # The words outweigh all else: so texts with common words are alike before any training.
+    torch.nn.init.normal_(model.embeddings.word_embeddings.weight)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def foldoc(word_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The dictionary, prepared for this encoder."""
+    folder = tmp_path_factory.mktemp("prepared") / "foldoc"
+    dataset = Dataset(ROOT / "datasets" / "foldoc")
+    return prepare_in_process(dataset, folder, str(word_encoder), 16, add_special_tokens=True)
 
 
 class Run:
@@ -190,3 +235,18 @@ def test_one_worker_on_nccl_gives_the_same_losses(
     finally:
         distributed.destroy_process_group()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_shortlists_are_those_of_a_cpu(
+    foldoc: Prepared, word_encoder: Path, tmp_path: Path
+) -> None:
+    made = {}
+    for device in ("cuda:0", "cpu"):
+        model = DualEncoder(build_transformer(str(word_encoder))).to(device)
+        file = tmp_path / f"{device[:3]}.npy"
+        write_shortlists(model, foldoc, 50, file)
+        made[device] = open_shortlists(file)
+    by_gpu, by_cpu = made["cuda:0"], made["cpu"]
+    assert by_gpu.shape == by_cpu.shape
+    common = [len(set(a) & set(b)) / len(set(b)) for a, b in zip(by_gpu, by_cpu, strict=True)]
+    assert np.mean(common) > 0.99  # nearly equal scores may change places, at the end too

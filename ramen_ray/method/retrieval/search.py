@@ -67,8 +67,8 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
 def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
     """Find each query's k most similar ads of an index; see :func:`search`.
 
-    Of equally similar ads, those of higher rows come first, as faiss has it. If the index is exact,
-    this also decides which are among the k, unless more than MOST_EQUAL are equal: then a search
+    Of equally similar ads, those of higher rows come first, as faiss has it. In an exact index on a
+    CPU this also decides which are among the k, unless more than MOST_EQUAL are equal: so a search
     over parts finds the same ads as one over all.
     """
     starts = range(0, max(len(query_embeddings), 1), QUERIES_PER_PASS)
@@ -83,8 +83,10 @@ def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> T
 
 def _search_pass(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
     queries = np.ascontiguousarray(query_embeddings)
-    is_flat = faiss is not None and isinstance(index, faiss.IndexFlat)
-    for depth in (k + SPARE, k + MOST_EQUAL) if is_flat else (k,):
+    if faiss is None or not isinstance(index, faiss.IndexFlat):
+        scores, ads = index.search(queries, k)
+        return ads, scores
+    for depth in (k + SPARE, k + MOST_EQUAL):
         scores, ads = index.search(queries, depth)
         if depth >= index.ntotal or (scores[:, k - 1] > scores[:, -1]).all():
             break
