@@ -254,13 +254,14 @@ def test_what_breaks_names_the_stage_and_both_figures() -> None:
         "walks: a machine's processes need",
         "a machine has 68.7 GB",
         "of arrays are read at random",
-        "on a GPU, which has 25.8 GB",
         "disk:",
         "shared folder:",
         "hours in one process or GPU, whatever the number of machines",
     ):
         assert words in said
     assert "ids:" not in said
+    in_one_task = _run(20_000_000, WITH_GPU, 1, **{"workers.gb_per_shard": 100.0})
+    assert "shortlists: 61.4 GB on a GPU, which has 25.8 GB" in what_breaks(make_plan(in_one_task))
     said = "\n".join(what_breaks(make_plan(_run(3_000_000_000, WITH_GPU, 8))))
     assert "ids: 3,000,000,000 queries do not fit into 4 bytes" in said
 
