@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.__main__ import measure_size
 from benchmarks.scale.fitting import fit
 from benchmarks.scale.generated import CLICKS_PER_QUERY, Shape
+from benchmarks.scale.measuring import measure_size
 from benchmarks.scale.stages import ANCHOR_SET, BATCH_SIZE, STEPS, prepared_in
 from ramen_ray.config import overlay
 from ramen_ray.data.prepared.folder import Prepared
