@@ -172,11 +172,17 @@ def free_share(num_cpus: int = 1) -> dict[str, float]:
     """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none.
 
     It takes none if the workers hold everything, as they may be waiting for it. Free resources may
-    also be spread over several machines and GPUs, so that no task can have them.
+    also be spread over several machines and GPUs, so that no task can have them: Ray is asked then.
     """
-    free = ray.available_resources()
-    for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
-        if free.get(name, 0) >= amount and has_room([{name: amount}], A_MOMENT_S):
+    free, offered = ray.available_resources(), ray.cluster_resources()
+    on_one_machine = sum(node["Alive"] for node in ray.nodes()) == 1
+    for name, amount, in_one_place in (
+        ("GPU", GPU_SHARE, offered.get("GPU", 0) <= 1),
+        ("CPU", float(num_cpus), on_one_machine),
+    ):
+        if free.get(name, 0) < amount:
+            continue
+        if in_one_place or has_room([{name: amount}], A_MOMENT_S):
             return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
     return {"num_cpus": 0, "num_gpus": 0}
 
@@ -225,7 +231,8 @@ def user_errors() -> Iterator[None]:
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
 
-    It requests a placement group, so that an autoscaler adds missing machines.
+    It requests a placement group, so that an autoscaler adds missing machines. If the actor that
+    asks is killed while the group is made, Ray 2.60 loses what it has reserved (see _give_back).
     """
     group = placement_group(bundles)
     try:

@@ -41,6 +41,7 @@ from ramen_ray.orchestration.deployment.partitions import (
 )
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
+from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
@@ -49,7 +50,6 @@ ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 BYTES_PER_ACTOR = 1 << 30
 """Memory of a process besides the retriever's files: torch and a batch of answers."""
-MOMENT_S, PATIENCE_S = 2, 600
 
 logger = logging.getLogger(__name__)
 

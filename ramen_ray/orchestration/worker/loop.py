@@ -11,24 +11,19 @@ from typing import Any
 import numpy as np
 import ray.train
 import ray.train.torch
-import torch
 from numpy.typing import NDArray
 from ray.train import Checkpoint, CheckpointConsistencyMode
 from torch import Tensor
 
-from ramen_ray.config import RunConfig, write_config
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.config import write_config
 from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.pool_figures import pool_figures
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import (
     restore_checkpoint,
     save_checkpoint,
@@ -37,19 +32,13 @@ from ramen_ray.method.training.checkpoints import (
 from ramen_ray.method.training.divergence import check_losses, check_weights
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
-from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
-from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,
-    build_objective,
     build_propensity,
-    build_sampler,
     build_state,
     held_classifiers,
-    use_bf16,
 )
-from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.worker.final_evaluation import (
@@ -59,8 +48,7 @@ from ramen_ray.orchestration.worker.final_evaluation import (
     evaluate_best,
 )
 from ramen_ray.orchestration.worker.resuming import REPORT_FILE
-from ramen_ray.orchestration.worker.run_log import RunLog
-from ramen_ray.tracking.step_logger import StepLogger
+from ramen_ray.orchestration.worker.setup import Setup, set_up
 
 STEPS_PER_LOG = 50
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
@@ -75,40 +63,6 @@ class Progress:
     trained_seconds: float = 0.0
     background: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Progress of each background task, by name, when the checkpoint was written."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a worker trains with; it stays the same during training.
-
-    Attributes:
-        config: the run's.
-        folder: the run's.
-        device: where this worker computes.
-        use_bf16: whether it encodes under bfloat16 autocast.
-        local: where this machine has its copies of what steps read.
-        data: the prepared dataset.
-        objective: the terms.
-        sampler: draws this worker's share of the batches.
-        background: the run's background tasks; these keep track of their own work.
-        log: the run's log on the first worker; None on the others.
-    """
-
-    config: RunConfig
-    folder: Path
-    device: torch.device
-    use_bf16: bool
-    local: LocalFolder
-    data: Prepared
-    objective: Objective
-    sampler: Sampler
-    background: list[BackgroundTask]
-    log: RunLog | None
-
-    @property
-    def total_steps(self) -> int:
-        """Number of steps of the whole training."""
-        return self.sampler.steps_per_epoch * self.config.training.epochs
 
 
 @dataclass
@@ -148,39 +102,6 @@ def run_worker(task: WorkerTask) -> WorkerResult:
         entered_at,
         run.first_step_at or entered_at,
     )
-
-
-def set_up(task: WorkerTask) -> Setup:
-    """Map the data into memory, and build what training needs besides the model."""
-    config, device = task.config, ray.train.torch.get_device()
-    torch.set_num_threads(config.workers.cpus_per_worker)
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
-    objective = build_objective(config)
-    regularizers = objective.regularizers
-    local = _local_folder(config, device)
-    prepared, edges = Path(task.prepared), Path(task.edges)
-    data = Prepared(local.copy_of(prepared))
-    if edges.is_relative_to(prepared):
-        graphs = data.path / edges.relative_to(prepared)
-    else:
-        graphs = local.copy_of_graphs(edges, regularizers)
-    training_data = TrainingData.from_prepared(data, regularizers, graphs)
-    sampler = build_sampler(config, data, training_data)
-    folder, bf16 = Path(task.run_directory), use_bf16(config, device)
-    context = TaskContext(
-        prepared, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16, local
-    )  # tasks may run on other machines, so they read the shared folders
-    log = None
-    if world()[0] == 0:
-        total_steps = sampler.steps_per_epoch * config.training.epochs
-        log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
-    background = background_tasks(config, context)
-    return Setup(config, folder, device, bf16, local, data, objective, sampler, background, log)
-
-
-def _local_folder(config: RunConfig, device: torch.device) -> LocalFolder:
-    path = None if config.local_folder is None else Path(config.local_folder)
-    return LocalFolder(path, ray.train.get_context().get_local_rank() == 0, device)
 
 
 def start_or_resume(setup: Setup) -> Training:

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from support import wait_until
 
 from ramen_ray.config import WorkersConfig
@@ -62,6 +66,17 @@ def test_background_tasks_take_what_is_free_in_one_place(
         left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
         wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
         assert free_share() == share
+    wait_until(lambda: free() == (2, 2), "the group is not given back")
+
+
+def test_a_worker_on_the_only_machine_makes_no_group_that_its_death_could_lose() -> None:
+    group = placement_group([{"GPU": 1}] * 2)
+    ray.get(group.ready())
+    wait_until(lambda: free() == (2, 0), "the group is not made")
+    groups = placement_group_table().keys()
+    assert free_share() == {"num_cpus": 1, "num_gpus": 0}
+    assert placement_group_table().keys() == groups
+    remove_placement_group(group)
     wait_until(lambda: free() == (2, 2), "the group is not given back")
 
 
