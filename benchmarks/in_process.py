@@ -71,15 +71,13 @@ def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
     )
     return {
         one: visited_edges(
-            [
-                most_visited(
-                    WalkGraph.of(edges, walk.max_anchor_degree),
-                    0,
-                    edges.num_rows,
-                    settings,
-                    config.seed,
-                )
-            ]
+            most_visited(
+                WalkGraph.of(edges, walk.max_anchor_degree),
+                0,
+                edges.num_rows,
+                settings,
+                config.seed,
+            )
         )
         for one, edges in graphs.items()
     }
@@ -117,7 +115,9 @@ def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs
         of_nodes, of_anchors = (
             TextEmbeddings(np.concatenate(embedded), part) for part in positions
         )
-        kept[one] = prune(edges, of_nodes, of_anchors, config.pruning.prune_threshold).edges
+        threshold = config.pruning.prune_threshold
+        with tempfile.TemporaryDirectory() as folder:  # the kept edges stay mapped into memory
+            kept[one] = prune(edges, of_nodes, of_anchors, threshold, Path(folder)).edges
     return kept
 
 

@@ -4,6 +4,7 @@ All are seconds of processor time of one thread, on the data of one size.
 """
 
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -113,7 +114,8 @@ def _pruning(data: Prepared) -> dict[str, float]:
     nodes, anchors = (
         TextEmbeddings(embeddings, draw.integers(0, num_texts, len(table))) for table in tables
     )
-    prune_s = _processor_s(lambda: prune(edges, nodes, anchors, 0.0))
+    with tempfile.TemporaryDirectory() as folder:
+        prune_s = _processor_s(lambda: prune(edges, nodes, anchors, 0.0, Path(folder)))
     return {
         "number_text_s": number_s / num_texts,
         "prune_edge_s": prune_s / len(edges.indices),

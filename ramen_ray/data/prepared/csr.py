@@ -1,7 +1,9 @@
 """Sparse rows on disk: clicks and edges as memory-mapped CSR arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.store.mapped_files import growing_array
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,37 @@ class Csr:
         linked = stop > start
         drawn[linked] = self.indices[position[linked]]
         return drawn
+
+
+def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
+    """Write the rows of all parts, one part after another, for :meth:`Csr.open`.
+
+    Args:
+        folder: the folder to write into.
+        parts: at least one; all with weights or all without. One at a time is in memory.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rest = iter(parts)
+    first = next(rest)
+    weighted = first.cumulative_weights is not None
+    types: dict[str, Any] = {"indptr": np.int64, "indices": first.indices.dtype}
+    types |= {"cumulative_weights": np.float64} if weighted else {}
+    with ExitStack() as files:
+        append = {
+            name: files.enter_context(growing_array(folder / f"{name}.npy", dtype))
+            for name, dtype in types.items()
+        }
+        append["indptr"](np.zeros(1))
+        if weighted:
+            append["cumulative_weights"](np.zeros(1))
+        entries, total = 0, 0.0
+        for part in chain([first], rest):
+            append["indptr"](entries + part.indptr[1:])
+            append["indices"](part.indices)
+            entries += len(part.indices)
+            if part.cumulative_weights is not None:
+                append["cumulative_weights"](total + part.cumulative_weights[1:])
+                total += float(part.cumulative_weights[-1])
 
 
 def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:

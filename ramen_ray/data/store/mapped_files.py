@@ -1,12 +1,14 @@
-"""Arrays in files that are written through memory."""
+"""Arrays in files that are larger than memory: written through it, or piece by piece."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
-from numpy.typing import DTypeLike
+from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
+from numpy.typing import DTypeLike, NDArray
 
 
 def map_new_array(
@@ -21,3 +23,24 @@ def map_new_array(
     with file.open("r+b") as opened:
         os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     return array
+
+
+@contextmanager
+def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece.
+
+    NumPy leaves room in the header for the length, which is written at the end.
+    """
+    header = {"descr": dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (0,)}
+    with file.open("wb") as stream:
+        write_array_header_1_0(stream, header)
+        length = 0
+
+        def append(values: NDArray[Any]) -> None:
+            nonlocal length
+            stream.write(np.ascontiguousarray(values, dtype).data)
+            length += len(values)
+
+        yield append
+        stream.seek(0)
+        write_array_header_1_0(stream, header | {"shape": (length,)})

@@ -1,10 +1,12 @@
 """Pruning: keep the edges whose texts the encoder itself finds similar (RAMEN, appendix A)."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum, write_csr
 from ramen_ray.method.model.embeddings import TextEmbeddings
 
 EDGES_PER_BATCH = 16_384
@@ -15,7 +17,7 @@ class Pruned:
     """One side of a graph after pruning.
 
     Attributes:
-        edges: nodes x anchors, the kept edges with their weights.
+        edges: nodes x anchors, the kept edges with their weights, mapped into memory.
         share_kept: share of the edges that were kept; 1 if there were no edges.
         num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
     """
@@ -26,29 +28,49 @@ class Pruned:
 
 
 def prune(
-    edges: Csr, nodes: TextEmbeddings, anchors: TextEmbeddings, prune_threshold: float
+    edges: Csr,
+    nodes: TextEmbeddings,
+    anchors: TextEmbeddings,
+    prune_threshold: float,
+    folder: Path,
 ) -> Pruned:
-    """Drop the edges whose texts' cosine is at most ``prune_threshold``.
+    """Drop the edges whose texts' cosine is at most ``prune_threshold``, some nodes at a time.
 
     Args:
         edges: nodes x anchors.
         nodes: embeddings of the nodes' texts.
         anchors: embeddings of the anchors' texts.
         prune_threshold: in [-1, 1]; the paper's is 0.
+        folder: where the kept edges are written.
     """
     num_edges = len(edges.indices)
-    keep = np.empty(num_edges, dtype=bool)
-    for start in range(0, num_edges, EDGES_PER_BATCH):
-        batch = slice(start, min(start + EDGES_PER_BATCH, num_edges))
-        rows = np.searchsorted(edges.indptr, np.arange(start, batch.stop), side="right") - 1
-        node_ED, anchor_ED = nodes.take(rows), anchors.take(edges.indices[batch])
-        keep[batch] = np.einsum("ed,ed->e", node_ED, anchor_ED) > prune_threshold
-    kept_before = np.concatenate([[0], np.cumsum(keep)])
-    weights = edges.cumulative_weights
-    pruned = Csr(
-        kept_before[edges.indptr],
-        edges.indices[keep],
-        None if weights is None else cumulative_sum(np.diff(weights)[keep]),
+    cuts = np.searchsorted(edges.indptr, np.arange(EDGES_PER_BATCH, num_edges, EDGES_PER_BATCH))
+    write_csr(
+        folder,
+        (
+            _prune_rows(edges, rows, nodes, anchors, prune_threshold)
+            for rows in pairwise(np.unique([0, *cuts, edges.num_rows]))
+        ),
     )
-    left_bare = (np.diff(edges.indptr) > 0) & (np.diff(pruned.indptr) == 0)
-    return Pruned(pruned, float(keep.mean()) if num_edges else 1.0, int(left_bare.sum()))
+    kept = Csr.open(folder)
+    left_bare = (np.diff(edges.indptr) > 0) & (np.diff(kept.indptr) == 0)
+    share_kept = len(kept.indices) / num_edges if num_edges else 1.0
+    return Pruned(kept, share_kept, int(left_bare.sum()))
+
+
+def _prune_rows(
+    edges: Csr,
+    rows: tuple[int, int],
+    nodes: TextEmbeddings,
+    anchors: TextEmbeddings,
+    prune_threshold: float,
+) -> Csr:
+    indptr = edges.indptr[rows[0] : rows[1] + 1]
+    of_edges = slice(indptr[0], indptr[-1])
+    ends, weights = edges.indices[of_edges], edges.cumulative_weights
+    node_ED = nodes.take(np.repeat(np.arange(*rows), np.diff(indptr)))
+    keep = np.einsum("ed,ed->e", node_ED, anchors.take(ends)) > prune_threshold
+    kept_before = np.concatenate([[0], np.cumsum(keep)])
+    if weights is not None:
+        weights = cumulative_sum(np.diff(weights[of_edges.start : of_edges.stop + 1])[keep])
+    return Csr(kept_before[indptr - indptr[0]], ends[keep], weights)

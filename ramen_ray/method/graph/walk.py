@@ -10,7 +10,6 @@ hop that meets a dead end visits nothing, and the next one leaves from the start
 Edge weights are ignored, and anchors with many edges are left out.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,12 +111,10 @@ def most_visited(
     return Visits(degrees, anchors[kept], counts[kept])
 
 
-def visited_edges(parts: Sequence[Visits]) -> Csr:
-    """Join the visits of consecutive ranges of nodes; an edge's weight is its count of visits."""
-    indptr = np.zeros(sum(len(part.degrees) for part in parts) + 1, dtype=np.int64)
-    np.cumsum(np.concatenate([part.degrees for part in parts]), out=indptr[1:])
-    counts = np.concatenate([part.counts for part in parts])
-    return Csr(indptr, np.concatenate([part.anchors for part in parts]), cumulative_sum(counts))
+def visited_edges(visits: Visits) -> Csr:
+    """Turn visits into edges of their nodes; an edge's weight is its count of visits."""
+    indptr = np.concatenate([[0], np.cumsum(visits.degrees)])
+    return Csr(indptr, visits.anchors, cumulative_sum(visits.counts))
 
 
 def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:

@@ -44,8 +44,8 @@ class GraphPruning:
         nodes, anchors = self._embed(model, folder / EMBEDDINGS_FILE)
         for one in self.regularizers:
             edges = Csr.open(self.edges / one.path)
-            pruned = prune(edges, nodes[one.side], anchors[one.anchor_set], self.prune_threshold)
-            pruned.edges.save(folder / one.path)
+            texts = nodes[one.side], anchors[one.anchor_set]
+            pruned = prune(edges, *texts, self.prune_threshold, folder / one.path)
             report[f"share_kept/{one.path}"] = pruned.share_kept
             report[f"nodes_left_bare/{one.path}"] = pruned.num_left_bare
         (folder / EMBEDDINGS_FILE).unlink()

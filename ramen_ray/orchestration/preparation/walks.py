@@ -14,7 +14,7 @@ from pathlib import Path
 import ray
 from filelock import FileLock
 
-from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
@@ -106,7 +106,7 @@ def _walk_range(
 
 
 def _join(folder: Path, *parts: Visits) -> None:
-    visited_edges(parts).save(folder)
+    write_csr(folder, map(visited_edges, parts))
     write_checksums(folder)
 
 

@@ -162,7 +162,7 @@ class RecordedRun:
                 self.model.embed_texts(table, of) for table, of in zip(tables, rows, strict=True)
             ]
             found = [TextEmbeddings(np.concatenate(embedded), part) for part in positions]
-            prune(Csr.open(self.edges / one.path), *found, 0.2).edges.save(folder / one.path)
+            prune(Csr.open(self.edges / one.path), *found, 0.2, folder / one.path)
 
     def _walked(self) -> Path:
         walked = self.folder / "walked"
@@ -171,7 +171,7 @@ class RecordedRun:
                 edges = self.data.edges(one.anchor_set, one.side)
                 graph = WalkGraph.of(edges, WALK.max_anchor_degree)
                 visits = most_visited(graph, 0, edges.num_rows, WALK, seed=3)
-                visited_edges([visits]).save(walked / one.path)
+                visited_edges(visits).save(walked / one.path)
         if distributed.is_initialized():
             distributed.barrier()
         return walked

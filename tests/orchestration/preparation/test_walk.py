@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import NUM_CPUS, ROOT, csr_of, rows_of, wait_until
 
-from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.graph.walk import (
@@ -48,7 +49,7 @@ def _graph(rows: Rows, max_anchor_degree: int = 99) -> WalkGraph:
 def _walked(graph: WalkGraph, how: WalkSettings, seed: int = 0) -> list[dict[int, int]]:
     """Return each node's anchors with their counts."""
     visits = most_visited(graph, 0, graph.forward.num_rows, how, seed)
-    edges = visited_edges([visits])
+    edges = visited_edges(visits)
     counts = iter(np.diff(edges.cumulative_weights).tolist())
     return [{anchor: next(counts) for anchor in row} for row in rows_of(edges)]
 
@@ -138,8 +139,10 @@ def test_head_anchors_are_dropped_and_the_other_edges_reversed(rows: Rows, most:
 def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> None:
     graph, bounds = _graph(rows), sorted({0, *cuts, 9})
     parts = [most_visited(graph, a, b, SHORT, 5) for a, b in pairwise(bounds)]
-    whole = visited_edges([most_visited(graph, 0, 9, SHORT, 5)])
-    joined = visited_edges(parts)
+    whole = visited_edges(most_visited(graph, 0, 9, SHORT, 5))
+    with tempfile.TemporaryDirectory() as folder:
+        write_csr(Path(folder), map(visited_edges, parts))
+        joined = Csr.open(Path(folder))
     for name in ("indptr", "indices", "cumulative_weights"):
         assert np.array_equal(getattr(joined, name), getattr(whole, name))
 
@@ -156,7 +159,7 @@ def test_a_side_without_edges_stays_without(tmp_path: Path) -> None:
     _graph([[]] * 5).forward.save(tmp_path / "forward")
     _graph([[]] * 5).backward.save(tmp_path / "backward")
     graph = WalkGraph(Csr.open(tmp_path / "forward"), Csr.open(tmp_path / "backward"))
-    visited_edges([most_visited(graph, 0, 5, SHORT, 0)]).save(tmp_path / "walked")
+    visited_edges(most_visited(graph, 0, 5, SHORT, 0)).save(tmp_path / "walked")
     walked = Csr.open(tmp_path / "walked")
     assert rows_of(walked) == [[]] * 5
     assert walked.draw(np.arange(5), np.full(5, 0.5)).tolist() == [-1] * 5
@@ -209,7 +212,7 @@ def test_each_walk_is_made_once(
     for one in REGULARIZERS:
         graph = WalkGraph.of(prepared.edges(*one), 20)
         visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
-        found, expected = Csr.open(folder / one.path), visited_edges([visits])
+        found, expected = Csr.open(folder / one.path), visited_edges(visits)
         assert rows_of(found) == rows_of(expected)
         assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 

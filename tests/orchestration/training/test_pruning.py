@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -58,9 +59,9 @@ def test_it_keeps_what_a_plain_loop_keeps(
     vectors = draw.normal(size=(8, 3))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(kind)
     nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(pruning, "EDGES_PER_BATCH", batch)
-        pruned = prune(edges, nodes, anchors, threshold)
+        pruned = prune(edges, nodes, anchors, threshold, Path(folder))
     every = np.arange(6), np.arange(5)
     kept = kept_by_a_loop(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
     assert_same(pruned.edges, kept)
