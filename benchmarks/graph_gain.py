@@ -51,6 +51,7 @@ NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambd
 PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"}
 FIXED = {"regularization.adaptive": False}
 CLICKED = {"regularization.nodes": "clicked"}
+ALIKE = {"regularization.nodes": "all"}
 PUBLISHED = "_published"
 
 
@@ -85,6 +86,7 @@ def variants(config: RunConfig) -> dict[str, GraphVariant]:
     found = {
         "base": GraphVariant({**PLAIN, **NO_GRAPH}, None),
         "RAMEN": GraphVariant(PLAIN, "base"),
+        "all nodes alike": GraphVariant({**PLAIN, **ALIKE}, "base"),
         "fixed λ": GraphVariant({**PLAIN, **FIXED}, "base"),
         "fixed λ, clicked nodes": GraphVariant({**PLAIN, **FIXED, **CLICKED}, "base"),
         "both sides": GraphVariant(both, "base"),

@@ -155,8 +155,9 @@ class RegularizationConfig(Section):
     lambda_z: dict[str, NotNegative] = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
     nodes: NodeChoice = "all"
-    """Nodes that are pulled: all that have edges, clicked or not (all), or the queries and ads of
-    the batch, so that ads without clicks are left out (clicked)."""
+    """Nodes that are pulled: all that have edges, clicked or not (all); these, but rarely clicked
+    ones more often, in proportion to 1 / (1 + train clicks) (rare); or the queries and ads of the
+    batch, so that ads without clicks are left out (clicked)."""
     every_steps: Positive = 1
     """Draw anchors only in every N-th step, with N times the weight; 4 cuts the graph's cost to
     about a quarter."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
 from ramen_ray.method.sampling.draws import (
@@ -116,8 +116,9 @@ class Sampler:
         num_hard_negatives: H; batches have as many columns before there are shortlists.
         nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
             uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
-            ``clicked`` takes the batch's queries and ads, as the paper's training does (section
-            3.2); ads without clicks are then never drawn.
+            ``rare`` draws them in proportion to 1 / (1 + train clicks). ``clicked`` takes the
+            batch's queries and ads, as the paper's training does (section 3.2); ads without clicks
+            are then never drawn.
         links: train query rows x anchors of a bank, to draw links from (OAK); None to draw none.
         num_links: m, links drawn for a query.
     """
@@ -132,7 +133,7 @@ class Sampler:
     links: Csr | None = None
     num_links: int = 0
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
-    _linked: dict[Regularizer, tuple[Csr, Int64s]] = field(default_factory=dict, init=False)
+    _linked: dict[Regularizer, tuple[Csr, Csr]] = field(default_factory=dict, init=False)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -193,10 +194,17 @@ class Sampler:
         has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
         return regularizer.side == "ad" or not has_all
 
-    def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Int64s:
-        """Return the nodes that have edges; kept until the graph changes."""
+    def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Csr:
+        """Return a row of the nodes that have edges; kept until the graph changes."""
         if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
-            self._linked[regularizer] = edges, edges.filled_rows
+            linked, weights = edges.filled_rows, None
+            if self.nodes == "rare":
+                clicks = self.data.clicks
+                of_ads = np.bincount(clicks.indices, minlength=edges.num_rows)
+                counts = of_ads if regularizer.side == "ad" else np.diff(clicks.indptr)
+                weights = cumulative_sum(1 / (1 + counts[linked]))
+            row = Csr(np.array([0, len(linked)]), linked, weights)
+            self._linked[regularizer] = edges, row
         return self._linked[regularizer][1]
 
     def _order_of(self, epoch: int, clusters: Clusters | None) -> Int64s:

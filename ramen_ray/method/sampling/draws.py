@@ -124,13 +124,13 @@ def draw_anchors(
 
 
 def draw_nodes(
-    edges: Csr, linked: Int64s, slots: range, key: tuple[int, int], number: int
+    edges: Csr, linked: Csr, slots: range, key: tuple[int, int], number: int
 ) -> tuple[Int64s, Int64s]:
-    """Draw a node for each slot of a batch, uniformly among those with edges, and an anchor of it.
+    """Draw a node with edges for each slot of a batch, and an anchor of it.
 
     Args:
         edges: nodes x anchors.
-        linked: (nodes with edges,) rows of ``edges``.
+        linked: a single row: the nodes with edges, by the weights that they are drawn with.
         slots: places in the global batch, which seed the draws: workers draw their own.
         key: (seed, step).
         number: tells the run's regularisers apart.
@@ -139,10 +139,9 @@ def draw_nodes(
         Nodes and anchors, (slots,) int64 each; if no node has edges, the anchors are -1.
     """
     places = np.arange(slots.start, slots.stop)
-    if not len(linked):
+    if not len(linked.indices):
         return np.zeros_like(places), np.full_like(places, -1)
-    chosen = uniforms((*key, Stream.NODE, number), places) * len(linked)
-    nodes = linked[chosen.astype(np.int64)]
+    nodes = linked.draw(np.zeros_like(places), uniforms((*key, Stream.NODE, number), places))
     return nodes, edges.draw(nodes, uniforms((*key, Stream.NODE_ANCHOR, number), places))
 
 

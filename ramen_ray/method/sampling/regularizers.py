@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 from ramen_ray.data.prepared.csr import Csr
 
-NodeChoice = Literal["all", "clicked"]
-"""Which nodes regularisers draw: all with edges, or the batch's queries and ads."""
+NodeChoice = Literal["all", "rare", "clicked"]
+"""Which nodes regularisers draw: all with edges alike, or the rarely clicked more often, or the
+batch's queries and ads."""
 
 
 class Regularizer(NamedTuple):

@@ -87,7 +87,9 @@ def _nodes(batch: Batch) -> np.ndarray:
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
-@pytest.mark.parametrize(("clustered", "nodes"), [(False, "all"), (True, "clicked")])
+@pytest.mark.parametrize(
+    ("clustered", "nodes"), [(False, "all"), (False, "rare"), (True, "clicked")]
+)
 def test_global_batches_do_not_depend_on_the_workers(
     prepared: Prepared,
     num_workers: int,
@@ -172,6 +174,23 @@ def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     }
     ads = np.concatenate([batch.ads[:, 0] for batch in drawn])
     assert stats.contingency.association(stats.contingency.crosstab(ads, nodes).count) < 0.05
+
+
+def test_rarely_clicked_nodes_are_drawn_more_often():
+    clicks, edges = csr_of([[0, 1], [1], [1], []]), csr_of([[7], [1, 3], [5], [], [4]])
+    of_queries = csr_of([[0], [1], [], [2]])
+    graphs = {REGULARIZERS[0]: of_queries, REGULARIZERS[1]: edges}
+    data = TrainingData(np.arange(4), clicks, graphs, {}, {})
+    sampler, sources = Sampler(data, 3, seed=0, nodes="rare"), Sources(graphs)
+    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
+    for regularizer, shares in (
+        (REGULARIZERS[0], {0: 1 / 3, 1: 1 / 2, 3: 1}),
+        (REGULARIZERS[1], {0: 1 / 2, 1: 1 / 4, 2: 1, 4: 1}),
+    ):
+        nodes, anchors = np.concatenate([b.anchors[regularizer] for b in drawn], axis=1)
+        _assert_shares(nodes, shares)
+        rows = rows_of(graphs[regularizer])
+        assert all(anchor in rows[node] for node, anchor in zip(nodes, anchors, strict=True))
 
 
 def test_queries_without_clicks_are_nodes_but_never_in_the_order():
