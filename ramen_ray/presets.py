@@ -127,8 +127,9 @@ def _on_ads(
 ) -> RegularizationConfig:
     """Regularise the ads that have edges in the ``used`` anchor sets, with adaptive λ.
 
-    Rarely clicked ads are drawn more often, as clicks say least of them. On queries the graph gains little: what a query is linked to is mostly not an answer to it. The
-    other sets of the dataset get a weight of 0, so that each has a flag.
+    Rarely clicked ads are drawn more often, as clicks say least of them. On queries the graph gains
+    little: what a query is linked to is mostly not an answer to it. The other sets of the dataset
+    get a weight of 0, so that each has a flag.
     """
     off = dict.fromkeys((*used, *others), 0.0)
     return RegularizationConfig(
