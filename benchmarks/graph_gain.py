@@ -51,7 +51,7 @@ NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambd
 PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"}
 FIXED = {"regularization.adaptive": False}
 CLICKED = {"regularization.nodes": "clicked"}
-ALIKE = {"regularization.nodes": "all"}
+RARE = {"regularization.nodes": "rare"}
 PUBLISHED = "_published"
 
 
@@ -86,13 +86,14 @@ def variants(config: RunConfig) -> dict[str, GraphVariant]:
     found = {
         "base": GraphVariant({**PLAIN, **NO_GRAPH}, None),
         "RAMEN": GraphVariant(PLAIN, "base"),
-        "all nodes alike": GraphVariant({**PLAIN, **ALIKE}, "base"),
+        "rare nodes": GraphVariant({**PLAIN, **RARE}, "base"),
         "fixed λ": GraphVariant({**PLAIN, **FIXED}, "base"),
         "fixed λ, clicked nodes": GraphVariant({**PLAIN, **FIXED, **CLICKED}, "base"),
         "both sides": GraphVariant(both, "base"),
         "both sides, fixed λ, clicked nodes": GraphVariant({**both, **FIXED, **CLICKED}, "base"),
         "query graph only": GraphVariant(queries, "base"),
         "shuffled graph": GraphVariant(PLAIN, "base", random_edges=1.0),
+        "shuffled graph, rare nodes": GraphVariant({**PLAIN, **RARE}, "base", random_edges=1.0),
         "shuffled graph, fixed λ": GraphVariant({**PLAIN, **FIXED}, "base", random_edges=1.0),
         quarter: GraphVariant({**PLAIN, **NO_GRAPH}, None, share=0.25),
         "quarter of the clicks: RAMEN": GraphVariant(PLAIN, quarter, share=0.25),

@@ -125,17 +125,15 @@ def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:
 def _on_ads(
     used: tuple[str, ...], others: tuple[str, ...], every_steps: int = 1
 ) -> RegularizationConfig:
-    """Regularise the ads that have edges in the ``used`` anchor sets, with adaptive λ.
+    """Regularise all ads that have edges in the ``used`` anchor sets, with adaptive λ.
 
-    Rarely clicked ads are drawn more often, as clicks say least of them. On queries the graph gains
-    little: what a query is linked to is mostly not an answer to it. The other sets of the dataset
-    get a weight of 0, so that each has a flag.
+    On queries the graph gains little: what a query is linked to is mostly not an answer to it. The
+    other sets of the dataset get a weight of 0, so that each has a flag.
     """
     off = dict.fromkeys((*used, *others), 0.0)
     return RegularizationConfig(
         lambda_x=off,
         lambda_z={**off, **dict.fromkeys(used, 0.3)},
-        nodes="rare",
         adaptive=True,
         every_steps=every_steps,
     )
