@@ -52,6 +52,7 @@ PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"
 FIXED = {"regularization.adaptive": False}
 CLICKED = {"regularization.nodes": "clicked"}
 RARE = {"regularization.nodes": "rare"}
+NGAME = {"base.kind": "ngame"}
 PUBLISHED = "_published"
 
 
@@ -118,6 +119,8 @@ def variants(config: RunConfig) -> dict[str, GraphVariant]:
         "ance": GraphVariant({**unpruned, **NO_GRAPH}, None),
         "ance: RAMEN": GraphVariant(unpruned, "ance"),
         "ance: RAMEN, pruning": GraphVariant({**unpruned, "pruning.mode": "synchronous"}, "ance"),
+        "ngame": GraphVariant({**unpruned, **NO_GRAPH, **NGAME}, None),
+        "ngame: RAMEN": GraphVariant({**unpruned, **NGAME}, "ngame"),
         "AugGT": GraphVariant({**PLAIN, **NO_GRAPH}, "base", propagated=True),
         "walk": GraphVariant({**PLAIN, "walk.enabled": True}, "base"),
         "half-random graph": GraphVariant(PLAIN, "base", random_edges=0.5),
