@@ -1,12 +1,11 @@
 """Import a user's own edges into a dataset directory, as an anchor set."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +20,12 @@ from ramen_ray.data.graphs.anchor_sets import (
     put_in_place,
 )
 from ramen_ray.data.graphs.edge_joining import (
+    RunTasks,
     collect_anchors,
+    join_edges,
     list_anchors,
     num_anchor_parts,
-    part_bounds,
-    plan_parts,
-    sum_edges,
+    one_after_another,
     write_tables,
 )
 from ramen_ray.data.graphs.edge_lists import EdgeList, Named, Naming, made_by
@@ -44,13 +43,6 @@ from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
-RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs tasks in any order (they share only files); returns the results in the given order."""
-
-
-def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run tasks in this process."""
-    return [task() for task in tasks]
 
 
 def add_edge_list(
@@ -201,19 +193,8 @@ def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> 
     num_names = max(num_names, read_notes(folder, "anchors").num_rows)
     num_parts = num_anchor_parts(num_names)
     are_listed = edge_list.anchors is not None
-    run(
-        [partial(plan_parts, folder, side) for side in sides]
-        + [partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)]
-    )
-    parts = [
-        (side, n, nodes) for side in sides for n, nodes in enumerate(part_bounds(folder, side))
-    ]
-    summed = run([partial(sum_edges, folder, *part) for part in parts])
-    total = {side: {"edges": 0, "nodes": 0} for side in sides}
-    for (side, _, _), counts in zip(parts, summed, strict=True):
-        for what, count in counts.items():
-            total[side][what] += count
-    return total
+    run([partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)])
+    return join_edges(folder, sides, run)
 
 
 def _name_queries(

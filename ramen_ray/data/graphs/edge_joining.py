@@ -3,9 +3,11 @@
 A task reads a range of the anchors' hashes, or of the nodes, from all staged files.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,17 @@ ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
 """Rows of a parquet row group: pyarrow's default for a whole table."""
 
-_ANCHORS, _SUMMED = "numbered", "summed"
+NUMBERED = "numbered"
+"""Staged anchors of a set in the order of their numbers, which is that of their hashes."""
+_SUMMED = "summed"
+
+RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+"""Runs tasks in any order (they share only files); returns the results in the given order."""
+
+
+def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run tasks in this process."""
+    return [task() for task in tasks]
 
 
 def list_anchors(folder: Path) -> list[Booleans]:
@@ -48,24 +60,43 @@ def list_anchors(folder: Path) -> list[Booleans]:
     return np.split(repeated, np.cumsum([len(part) for part in hashes])[:-1])
 
 
-def num_anchor_parts(num_names: int) -> int:
-    """Return the number of hash ranges that gives each about :data:`ROWS_PER_PART` names."""
-    return -(-num_names // ROWS_PER_PART)
+def num_anchor_parts(num_rows: int) -> int:
+    """Return the number of hash ranges that gives each about :data:`ROWS_PER_PART` rows."""
+    return -(-num_rows // ROWS_PER_PART)
+
+
+def hash_range(part: int, num_parts: int) -> tuple[np.uint64, np.uint64 | None]:
+    """Return the bounds of one of ``num_parts`` ranges of hashes; the last has no upper one."""
+    high = np.uint64((part + 1 << 64) // num_parts) if part + 1 < num_parts else None
+    return np.uint64((part << 64) // num_parts), high
 
 
 def collect_anchors(folder: Path, part: int, num_parts: int, are_listed: bool) -> None:
     """Collect the anchors that edges name, in one of ``num_parts`` ranges of their hashes."""
-    low = np.uint64((part << 64) // num_parts)
-    high = np.uint64((part + 1 << 64) // num_parts) if part + 1 < num_parts else None
-    found = _first_of_each(_range_of(staged_batches(folder, "names-*"), NAMES, low, high))
+    bounds = hash_range(part, num_parts)
+    found = first_of_each(range_of(staged_batches(folder, "names-*"), NAMES, *bounds))
     if are_listed:
-        listed = _first_of_each(_range_of(staged_batches(folder, "anchors"), NAMES, low, high))
+        listed = first_of_each(range_of(staged_batches(folder, "anchors"), NAMES, *bounds))
         places = np.searchsorted(listed["hash"].to_numpy(), found["hash"].to_numpy())
         found = listed.take(pa.array(places))
-    _write(staged_file(folder, _ANCHORS, part), found)
+    write_staged(staged_file(folder, NUMBERED, part), found)
 
 
-def plan_parts(folder: Path, side: str) -> None:
+def join_edges(folder: Path, sides: Sequence[str], run: RunTasks) -> dict[str, dict[str, int]]:
+    """Sum all staged edges in tasks; returns the numbers of ``edges`` and ``nodes`` by side."""
+    run([partial(_plan_parts, folder, side) for side in sides])
+    parts = [
+        (side, n, nodes) for side in sides for n, nodes in enumerate(_part_bounds(folder, side))
+    ]
+    total = {side: {"edges": 0, "nodes": 0} for side in sides}
+    summed = run([partial(_sum_edges, folder, *part) for part in parts])
+    for (side, _, _), counts in zip(parts, summed, strict=True):
+        for what, count in counts.items():
+            total[side][what] += count
+    return total
+
+
+def _plan_parts(folder: Path, side: str) -> None:
     """Cut the nodes of a side into ranges of about :data:`ROWS_PER_PART` staged edges each."""
     degrees = np.zeros(0, dtype=np.int64)
     for batch in staged_batches(folder, side):
@@ -78,12 +109,12 @@ def plan_parts(folder: Path, side: str) -> None:
     np.save(folder / f"{side}-bounds.npy", np.append(starts, len(degrees)))
 
 
-def part_bounds(folder: Path, side: str) -> list[tuple[int, int]]:
-    """Return the ranges of nodes that :func:`plan_parts` made; none if there are no edges."""
+def _part_bounds(folder: Path, side: str) -> list[tuple[int, int]]:
+    """Return the ranges of nodes that :func:`_plan_parts` made; none if there are no edges."""
     return list(pairwise(np.load(folder / f"{side}-bounds.npy").tolist()))
 
 
-def sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dict[str, int]:
+def _sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dict[str, int]:
     """Sum the edges of a range of nodes, and number their anchors.
 
     The weights of an edge are added in the order in which they were read.
@@ -91,7 +122,7 @@ def sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dic
     Returns:
         the number of different ``edges``, and of their ``nodes``.
     """
-    edges = _range_of(staged_batches(folder, side), EDGES, np.int64(nodes[0]), np.int64(nodes[1]))
+    edges = range_of(staged_batches(folder, side), EDGES, np.int64(nodes[0]), np.int64(nodes[1]))
     node, anchor, weight = (column.to_numpy() for column in edges.columns)
     order = np.lexsort((anchor, node))
     node, anchor, weight = node[order], anchor[order], weight[order]
@@ -99,7 +130,7 @@ def sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dic
     weights = np.bincount(np.cumsum(is_new) - 1, weight).astype(np.float32)
     node, anchors = node[is_new], np.searchsorted(_anchor_hashes(folder), anchor[is_new])
     columns = {f"{side}_id": node, "anchor_id": anchors, "weight": weights}
-    _write(staged_file(folder, f"{_SUMMED}-{side}", part), pa.table(columns))
+    write_staged(staged_file(folder, f"{_SUMMED}-{side}", part), pa.table(columns))
     return {"edges": len(node), "nodes": len(np.unique(node))}
 
 
@@ -143,7 +174,7 @@ def _regrouped(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def _anchor_rows(folder: Path) -> Iterator[pa.Table]:
     start = 0
-    for batch in staged_batches(folder, _ANCHORS):
+    for batch in staged_batches(folder, NUMBERED):
         ids = np.arange(start, start + len(batch))
         yield pa.table({"anchor_id": ids, "text": batch["text"]})
         start += len(batch)
@@ -151,17 +182,17 @@ def _anchor_rows(folder: Path) -> Iterator[pa.Table]:
 
 def _anchor_hashes(folder: Path) -> UInt64s:
     """Return the hashes (anchors,) of all anchors in the order of their numbers, so ascending."""
-    batches = staged_batches(folder, _ANCHORS)
+    batches = staged_batches(folder, NUMBERED)
     return np.concatenate([batch["hash"].to_numpy() for batch in batches])
 
 
-def _first_of_each(names: pa.Table) -> pa.Table:
+def first_of_each(names: pa.Table) -> pa.Table:
     """Return the first row of each hash, by ascending hash."""
     _, first = np.unique(names["hash"].to_numpy(), return_index=True)
     return names.take(pa.array(first))
 
 
-def _range_of(
+def range_of(
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
     low: np.integer,
@@ -182,6 +213,7 @@ def _column(file: Path, name: str) -> NDArray[np.uint64]:
     return pa.ipc.open_file(pa.memory_map(str(file))).read_all()[name].to_numpy()
 
 
-def _write(file: Path, rows: pa.Table) -> None:
+def write_staged(file: Path, rows: pa.Table) -> None:
+    """Write one batch as a staged file."""
     with pa.ipc.new_file(str(file), rows.schema) as writer:
         writer.write_table(rows)

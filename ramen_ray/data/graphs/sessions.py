@@ -3,10 +3,10 @@
 Queries searched in the same session, and ads clicked in the same session, are related: these are
 the "co-session" graphs of the RAMEN paper. A log is read into events (:func:`read_events`). The
 events of whole sessions give partial counts of pairs (:func:`count_pairs`), which are summed by
-anchor (:func:`supported_pairs`), then ranked by node (:func:`strongest_pairs`). Finally
-:func:`edges_of` computes the weights. The count of a text's pair with itself is the number of all
-sessions with the text. The caller decides where, and in how many batches, each function runs; the
-result is the same.
+anchor (:func:`supported_pairs`), then ranked by node (:func:`strongest_pairs`). Finally, by anchor
+again, :func:`edges_of` computes the weights. The count of a text's pair with itself is the number
+of all sessions with the text. The caller decides where, and in how many batches, each function
+runs; the result is the same.
 
 Queries and ads are identified by the hash of their text
 (see :class:`~ramen_ray.data.graphs.nodes.NodeIndex`).
@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s
-from ramen_ray.data.graphs.anchor_sets import Edges
+from ramen_ray.data.graphs.edge_staging import EDGES
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.ranking import heaviest
 from ramen_ray.data.prepared.hashing import hash_strings
@@ -33,16 +33,6 @@ from ramen_ray.data.validation.leaks import Protocol
 
 NO_AD = 0
 PAIRS_AT_ONCE = 1 << 22
-
-STRONGEST_PAIRS = pa.schema(
-    [
-        ("node", pa.uint64()),
-        ("anchor", pa.uint64()),
-        ("sessions", pa.int64()),
-        ("anchor_sessions", pa.int64()),
-        ("node_sessions", pa.int64()),
-    ]
-)
 
 Weight = Literal["cosine", "pmi"]
 
@@ -315,27 +305,29 @@ def strongest_pairs(pairs: pa.Table, settings: SessionSettings) -> pa.Table:
 
 def edges_of(
     pairs: pa.Table, nodes: NodeIndex, num_sessions: int, settings: SessionSettings
-) -> tuple[Edges, UInt64s]:
+) -> pa.Table:
     """Weigh the pairs of one side and turn them into edges of the dataset's nodes.
 
     Args:
-        pairs: rows of :func:`strongest_pairs`; nodes that are not in ``nodes`` are skipped.
+        pairs: rows of :func:`strongest_pairs`, for each of their anchors all of its rows; nodes
+            that are not in ``nodes`` are skipped.
         nodes: the train queries or the ads; nodes of equal text have equal edges.
         num_sessions: number of all sessions.
         settings: ``weight`` and ``max_anchor_degree``.
 
     Returns:
-        The edges, and the text hashes of their anchors (anchors,), ascending.
+        The edges, as of :data:`~ramen_ray.data.graphs.edge_staging.EDGES`; anchors are hashes of
+        texts.
     """
     weights = _strength(pairs, settings, num_sessions)
     if settings.weight == "pmi":
         above = weights > 1
         pairs, weights = pairs.filter(pa.array(above)), np.log(weights[above])
     position, node = nodes.by_text.all(pairs["node"].to_numpy())
-    hashes, anchor = np.unique(pairs["anchor"].to_numpy()[position], return_inverse=True)
-    weights = weights[position]
-    kept = heaviest(anchor, weights, node, settings.max_anchor_degree)
-    return Edges(node[kept], anchor[kept], weights[kept]), hashes
+    anchor, weight = pairs["anchor"].to_numpy()[position], weights[position]
+    kept = heaviest(anchor, weight, node, settings.max_anchor_degree)
+    kept = kept[np.argsort(node[kept], kind="stable")]
+    return pa.table([node[kept], anchor[kept], weight[kept]], schema=EDGES)
 
 
 def _strength(pairs: pa.Table, settings: SessionSettings, num_sessions: int = 1) -> Float64s:

@@ -1,13 +1,14 @@
 """Co-session anchor sets from a log: with Ray Data, read it, group sessions, count and rank pairs.
 
-One streaming execution has three shuffles: events by session, pairs by anchor, pairs by node. Only
-the final edges come to the driver.
+One streaming execution has three shuffles: events by session, pairs by anchor, pairs by node. Its
+pairs go to files, and tasks join these to edges; none of them comes to the driver.
 """
 
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,35 +16,42 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import ray
 import ray.data
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.graphs.anchor_sets import (
-    add_anchor_set,
-    apply_protocol,
     check_name,
+    folder_beside,
+    nodes_without_edges,
+    put_in_place,
     remove_anchor_set,
 )
+from ramen_ray.data.graphs.edge_joining import join_edges, num_anchor_parts, write_tables
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.graphs.session_edges import (
+    Weighing,
+    stage_new_texts,
+    stage_node_texts,
+    stage_pairs,
+    weigh_anchors,
+)
 from ramen_ray.data.graphs.sessions import (
-    STRONGEST_PAIRS,
     KnownNodes,
     SessionLog,
     SessionSettings,
     count_pairs,
-    edges_of,
     read_events,
     strongest_pairs,
     supported_pairs,
 )
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
+from ramen_ray.data.validation.leaks import Leaks
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 MAX_PARTITIONS = 512
 
@@ -76,35 +84,60 @@ def add_co_session(
         NodeIndex.from_table(dataset, "ads"),
         HeldOut.from_dataset(dataset),
     )
+    leaks = Leaks.from_dataset(dataset) if settings.protocol == "strict" else None
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()
-    with tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path) as folder:
-        aside = Path(folder)
-        pairs = _count(_Work(pieces, log, known, aside), settings)
+    with ExitStack() as stack:
+        staging = tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path)
+        aside = Path(stack.enter_context(staging))
+        num_pairs = _count(_Work(pieces, log, known, aside), settings)
         summary = dict(_noted(aside))
-        made_sets = {}
+        num_sessions = summary.get("sessions", 0)
+        written = {}
         for name, side, nodes in (
             (settings.query_set, "query", known.queries),
             (settings.ad_set, "ad", known.ads),
         ):
-            found, anchors = edges_of(pairs, nodes, summary.get("sessions", 0), settings)
-            texts, edges = _texts(dataset, nodes, anchors, aside), {side: found}
-            edges, left_out = apply_protocol(settings.protocol, dataset, texts, edges)
-            summary |= left_out
-            if len(edges[side]):
-                made_sets[name] = texts, edges
-            summary[f"edges/{name}/{side}"] = len(edges[side])
-    if not made_sets:
-        counts = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
-        raise DatasetError(
-            f"{log.sessions} gives no edges; lower min_support? Found: {counts or 'nothing'}"
-        )
-    for name, anchor_set in made_sets.items():
-        summary |= add_anchor_set(dataset.path, name, *anchor_set, made, replace)
+            stage_node_texts(dataset, side, nodes, aside)
+            weighing = Weighing(side, nodes, num_sessions, settings, leaks, aside)
+            folder = stack.enter_context(folder_beside(dataset, name))
+            num_rows, counts = _write_set(dataset, weighing, name, num_pairs, folder)
+            summary |= counts | {f"edges/{name}/{side}": 0} | num_rows
+            if num_rows:
+                written[name] = folder, num_rows
+        if not written:
+            found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
+            raise DatasetError(
+                f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
+            )
+        for name, (folder, num_rows) in written.items():
+            put_in_place(folder, Dataset(dataset.path), name, made, num_rows, replace)
     if replace:
-        for name in {settings.query_set, settings.ad_set}.difference(made_sets):
+        for name in {settings.query_set, settings.ad_set}.difference(written):
             remove_anchor_set(dataset.path, name)
     return summary
+
+
+def _write_set(
+    dataset: Dataset, weighing: Weighing, name: str, num_pairs: int, folder: Path
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Write an anchor set into ``folder`` in tasks, unless it would have no edges.
+
+    Returns:
+        the row counts of its tables, and counts of nodes without edges and of edges left out.
+    """
+    side, joining = weighing.side, weighing.staging / weighing.side
+    joining.mkdir()
+    num_parts = num_anchor_parts(num_pairs)
+    weigh = partial(weigh_anchors, weighing, num_parts=num_parts, folder=joining)
+    counts: Counter[str] = Counter()
+    for left_out in in_tasks([partial(weigh, part) for part in range(num_parts)]):
+        counts.update(left_out)
+    joined = join_edges(joining, [side], in_tasks)[side]
+    if not joined["edges"]:
+        return {}, dict(counts)
+    (num_rows,) = in_tasks([partial(write_tables, joining, name, [side], DatasetWriter(folder))])
+    return num_rows, {**counts, **nodes_without_edges(dataset, {side: joined["nodes"]})}
 
 
 def _find_pieces(log: SessionLog) -> list[Piece]:
@@ -124,8 +157,8 @@ class _Work:
     aside: Path
 
 
-def _count(work: _Work, settings: SessionSettings) -> pa.Table:
-    """Return the strongest pairs of all nodes."""
+def _count(work: _Work, settings: SessionSettings) -> int:
+    """Stage the strongest pairs of all nodes; returns how many there are."""
     num_pieces = len(work.pieces)
     num_partitions = min(max(num_pieces, num_cpus()), MAX_PARTITIONS)
     rows = ray.data.range(num_pieces, override_num_blocks=num_pieces).map_batches(
@@ -135,14 +168,13 @@ def _count(work: _Work, settings: SessionSettings) -> pa.Table:
     for key, function in (
         ("session", partial(_count_pairs, settings=settings, aside=work.aside)),
         ("anchor", partial(supported_pairs, min_support=settings.min_support)),
-        ("node", partial(strongest_pairs, settings=settings)),
+        ("node", partial(_stage_strongest, settings=settings, aside=work.aside)),
     ):
         rows = rows.repartition(num_partitions, keys=[key]).map_batches(
             _of_whole_groups, fn_args=(function,), batch_format="pyarrow", batch_size=None
         )
     with user_errors():
-        parts = list(rows.iter_batches(batch_format="pyarrow", batch_size=None))
-    return pa.concat_tables([STRONGEST_PAIRS.empty_table(), *(part for part in parts if len(part))])
+        return sum(row["pairs"] for row in rows.iter_rows())
 
 
 def _of_whole_groups(
@@ -167,9 +199,7 @@ def _read(batch: dict[str, NDArray[np.int64]], reference: ray.ObjectRef) -> Iter
             new_texts.append(new)
             yield events
     if new_texts:
-        texts = pa.concat_tables(new_texts)
-        _, first = np.unique(texts["hash"].to_numpy(), return_index=True)
-        pq.write_table(texts.take(pa.array(first)), work.aside / f"texts-{number}.parquet")
+        stage_new_texts(pa.concat_tables(new_texts), 1 + number, work.aside)
     _note(work.aside, f"piece-{number}", dropped)
 
 
@@ -177,6 +207,10 @@ def _count_pairs(events: pa.Table, settings: SessionSettings, aside: Path) -> pa
     pairs, counts = count_pairs(events, settings)
     _note(aside, f"sessions-{pc.min(events['session'])}", counts)
     return pairs
+
+
+def _stage_strongest(pairs: pa.Table, settings: SessionSettings, aside: Path) -> pa.Table:
+    return pa.table({"pairs": [stage_pairs(strongest_pairs(pairs, settings), aside)]})
 
 
 def _note(aside: Path, name: str, counts: Counter[str]) -> None:
@@ -189,21 +223,3 @@ def _noted(aside: Path) -> Counter[str]:
     for file in aside.glob("*.json"):
         total.update(json.loads(file.read_text()))
     return total
-
-
-def _texts(dataset: Dataset, nodes: NodeIndex, anchors: UInt64s, aside: Path) -> pa.Array:
-    """Return the texts (anchors,) with the hashes ``anchors`` (ascending)."""
-    if not len(anchors):
-        return pa.array([], pa.string())
-    table = "ads" if nodes.key else "queries/train"
-    node = nodes.by_text.first(anchors)
-    known = np.sort(node[node >= 0])
-    hashes = [nodes.text_hashes[known]]
-    texts = [pc.utf8_trim_whitespace(dataset.rows(table, known.tolist())["text"])]
-    for file in aside.glob("texts-*.parquet") if table != "ads" else ():
-        new = pq.read_table(file)
-        new = new.filter(pa.array(np.isin(new["hash"].to_numpy(), anchors)))
-        hashes.append(new["hash"].to_numpy())
-        texts.append(new["text"])
-    _, first = np.unique(np.concatenate(hashes), return_index=True)
-    return pa.concat_arrays([c for column in texts for c in column.chunks]).take(pa.array(first))

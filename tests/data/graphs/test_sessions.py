@@ -131,9 +131,12 @@ def _edges(
     sides = []
     for nodes, node_texts in ((known.queries, TRAIN), (known.ads, ADS)):
         names = texts | dict(zip(nodes.text_hashes.tolist(), node_texts, strict=True))
-        edges, anchors = edges_of(pa.concat_tables(pairs), nodes, notes["sessions"], limits)
-        triples = zip(edges.nodes, anchors[edges.anchors], edges.weights, strict=True)
-        sides.append({(int(n), names[int(a)]): float(w) for n, a, w in triples})
+        edges = {}
+        for part in _parted(pa.concat_tables(pairs), "anchor", num_parts):
+            of_part = edges_of(part, nodes, notes["sessions"], limits)
+            triples = zip(*(column.to_pylist() for column in of_part.columns), strict=True)
+            edges |= {(node, names[anchor]): weight for node, anchor, weight in triples}
+        sides.append(edges)
     return sides[0], sides[1], notes
 
 

@@ -16,6 +16,7 @@ from support import errors_in, prepare_in_process
 
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
+from ramen_ray.data.graphs import edge_joining
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
@@ -97,6 +98,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
 
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
     monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 60_000)
+    monkeypatch.setattr(edge_joining, "ROWS_PER_PART", 20)
     made = _tables(path)
     for source in ("log.csv", "log.parquet"):
         assert (

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ramen_ray.data.graphs.edge_import import RunTasks, one_after_another, write_edge_list
+from ramen_ray.data.graphs.edge_import import write_edge_list
+from ramen_ray.data.graphs.edge_joining import RunTasks, one_after_another
 from ramen_ray.data.graphs.edge_lists import Named
 from ramen_ray.data.importers.tables.numbering import name_nodes
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
