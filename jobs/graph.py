@@ -11,7 +11,6 @@ Examples:
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +21,10 @@ from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.data.graphs.edge_import import add_edge_list
 from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
-from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.preparation.sessions import add_co_session
-from ramen_ray.orchestration.search import search_arrays
+from ramen_ray.orchestration.preparation.similar import add_similar
 
 
 class NewAnchorSet(Section):
@@ -59,9 +58,7 @@ class Similar(NewAnchorSet):
 
     def add(self) -> dict[str, int]:
         """Compare the texts and add the set."""
-        beside = self.dataset.absolute().parent
-        find = partial(search_arrays, gb_per_shard=self.gb_per_shard, folder=beside)
-        return add_similar(self.dataset, self.name, self.settings, self.replace, find)
+        return add_similar(self.dataset, self.name, self.settings, self.replace, self.gb_per_shard)
 
 
 class Edges(NewAnchorSet):

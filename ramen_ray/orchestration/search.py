@@ -4,7 +4,6 @@ Ray Data runs it. Each shard is a step of a dataset's plan with an actor of its 
 it finds to the best ads so far. So all actors work at the same time, on different blocks.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,9 @@ from ramen_ray.method.retrieval.search import (
     QUERIES_PER_PASS,
     TopK,
     merge_topk,
-    search,
     search_index,
 )
-from ramen_ray.method.retrieval.shards import embedded_shards, shard_ranges
+from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
@@ -117,34 +115,33 @@ def search_shards(
     return ads, scores
 
 
-def search_arrays(
-    queries: NDArray[np.float32],
-    ads: NDArray[np.float32],
-    k: int,
-    *,
-    gb_per_shard: float,
-    folder: Path,
-) -> TopK:
-    """Search as :func:`ramen_ray.method.retrieval.search.search`, in shards if there are several.
+def search_rows(
+    queries: tuple[Path, int], ads: Path, k: int, gb_per_shard: float, is_exact: bool = True
+) -> Iterator[tuple[int, TopK]]:
+    """Find the k most similar ads for queries, in blocks; in this process if one shard holds them.
 
     Args:
-        queries: (queries, D) float32.
-        ads: (ads, D) float32.
+        queries: an ``.npy`` file (rows, D) float32, and how many of its first rows are queries.
+        ads: an ``.npy`` file (ads, D) float32. All machines can reach both, and its folder.
         k: ads per query.
         gb_per_shard: the size of a shard.
-        folder: a folder that all machines can reach; the arrays are in files there meanwhile.
+        is_exact: as of :func:`~ramen_ray.method.retrieval.shards.embedded_shards`.
+
+    Yields:
+        the first query of a block, and what was found for the block; in any order.
     """
-    if len(shard_ranges(len(ads), ads[:1].nbytes, gb_per_shard)) <= 1:
-        return search(queries, ads, k)
+    shards = embedded_shards(ads, 0, gb_per_shard, is_exact)
+    blocks = query_blocks(*queries)
+    if len(shards) <= 1:
+        index, _ = shards[0].open()
+        for block in blocks:
+            yield block["start"], search_index(index, _queries_of(block), k)
+        return
     start_ray()
-    with tempfile.TemporaryDirectory(prefix=".search-", dir=folder) as made, user_errors():
-        of_queries, of_ads = Path(made) / "queries.npy", Path(made) / "ads.npy"
-        np.save(of_queries, queries)
-        np.save(of_ads, ads)
-        shards = embedded_shards(of_ads, 0, gb_per_shard)
-        resources = ShardResources.of_free(max(num_cpus() // len(shards), 1))
-        asked = of_queries, len(queries)
-        return search_shards(shards, asked, k, resources, Path(made) / "attempts")
+    resources = ShardResources.of_free(max(num_cpus() // len(shards), 1))
+    with user_errors():
+        for block in stream_blocks(shards, blocks, k, resources, ads.parent / "attempts"):
+            yield block["start"], (block["ads"], block["scores"])
 
 
 def stream_blocks(

@@ -4,45 +4,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     Dataset,
     DatasetError,
-    DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation.leaks import LEAKING_EDGES, Leaks, Protocol
 from ramen_ray.naming import naming_fault
-
-SIDES = ("query", "ad")
-
-
-@dataclass(frozen=True)
-class Edges:
-    """The edges of one side: ``nodes`` and ``anchors`` (edges,) int64, ``weights`` (edges,)."""
-
-    nodes: NDArray[np.int64]
-    anchors: NDArray[np.int64]
-    weights: NDArray[Any]
-
-    @classmethod
-    def none(cls) -> "Edges":
-        """No edges: the side is left out."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-
-    def __len__(self) -> int:
-        """Return the number of edges."""
-        return len(self.nodes)
 
 
 def check_spelling(name: str) -> None:
@@ -66,71 +37,6 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
         raise DatasetError(
             f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
-
-
-def add_anchor_set(
-    dataset_path: Path,
-    name: str,
-    texts: pa.Array,
-    edges: Mapping[str, Edges],
-    made: Mapping[str, Any],
-    replace: bool = False,
-) -> dict[str, int]:
-    """Write ``anchors/<name>`` and ``edges/<name>/...`` into a dataset directory.
-
-    Anchors without edges are left out, and the others numbered in their order. If this is
-    interrupted, the dataset stays as it was, or lacks the set if this was just being replaced.
-
-    Args:
-        dataset_path: the dataset directory.
-        name: the anchor set.
-        texts: (anchors,) strings.
-        edges: the edges of ``query`` (train queries) and ``ad``; an empty side is left out.
-        made: how the set was made, for ``dataset.json``.
-        replace: whether a set of this name may be replaced.
-
-    Returns:
-        The row counts of the tables written, and how many nodes of each side have no edges.
-
-    Raises:
-        DatasetError: the name is unusable or taken (perhaps by another process during the call),
-            or there are no edges.
-    """
-    dataset = Dataset(dataset_path)
-    check_name(dataset, name, replace)
-    if not any(map(len, edges.values())):
-        raise DatasetError(f"anchor set {name!r} would have no edges; {dataset.path} is unchanged")
-    with folder_beside(dataset, name) as aside:
-        written = write_anchor_set(DatasetWriter(aside), name, texts, edges)
-        put_in_place(aside, dataset, name, made, written, replace)
-    linked = {side: len(np.unique(of_side.nodes)) for side, of_side in edges.items()}
-    return written | nodes_without_edges(dataset, linked)
-
-
-def apply_protocol(
-    protocol: Protocol, dataset: Dataset, texts: pa.Array, edges: Mapping[str, Edges]
-) -> tuple[dict[str, Edges], dict[str, int]]:
-    """Leave out edges that join a held-out query to its answer, if the protocol is strict.
-
-    Args:
-        protocol: that of the anchor set.
-        dataset: the dataset that the edges belong to.
-        texts: (anchors,) strings.
-        edges: by side.
-
-    Returns:
-        The other edges, and how many were left out of each side.
-    """
-    if protocol == "as-published":
-        return dict(edges), {}
-    leaks = Leaks.from_dataset(dataset)
-    anchor_texts = hash_strings(fold(texts))
-    kept, counts = {}, {}
-    for side, found in edges.items():
-        leaking = leaks.among(side, found.nodes, anchor_texts[found.anchors])
-        kept[side] = Edges(*(getattr(found, of.name)[~leaking] for of in fields(Edges)))
-        counts[f"{side} {LEAKING_EDGES}"] = int(leaking.sum())
-    return kept, counts
 
 
 @contextmanager
@@ -184,28 +90,6 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
         _delete(dataset.path, name)
 
 
-def write_anchor_set(
-    writer: DatasetWriter, name: str, texts: pa.Array, edges: Mapping[str, Edges]
-) -> dict[str, int]:
-    """Write ``anchors/<name>`` and ``edges/<name>/...``; see :func:`add_anchor_set`.
-
-    Returns:
-        The row count of every table written.
-    """
-    linked = np.unique(np.concatenate([side.anchors for side in edges.values()]))
-    tables = {
-        f"anchors/{name}": pa.table(
-            {"anchor_id": np.arange(len(linked)), "text": texts.take(pa.array(linked))}
-        )
-    }
-    for side in SIDES:
-        if side in edges and len(edges[side]):
-            tables[f"edges/{name}/{side}"] = _edge_table(side, edges[side], linked)
-    for table, rows in tables.items():
-        writer.write(table, rows)
-    return {table: rows.num_rows for table, rows in tables.items()}
-
-
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
     """Count each side's nodes without edges; ``linked`` has the numbers of those with edges."""
     nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
@@ -213,18 +97,6 @@ def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str
         f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
         for side, count in linked.items()
     }
-
-
-def _edge_table(side: str, edges: Edges, linked: NDArray[np.int64]) -> pa.Table:
-    anchors = np.searchsorted(linked, edges.anchors)
-    order = np.lexsort((anchors, edges.nodes))
-    return pa.table(
-        {
-            f"{side}_id": edges.nodes[order],
-            "anchor_id": anchors[order],
-            "weight": edges.weights[order].astype(np.float32),
-        }
-    )
 
 
 @contextmanager

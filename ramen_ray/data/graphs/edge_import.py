@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.graphs.anchor_sets import (
-    SIDES,
     check_name,
     folder_beside,
     nodes_without_edges,
@@ -26,7 +25,6 @@ from ramen_ray.data.graphs.edge_joining import (
     list_anchors,
     num_anchor_parts,
     one_after_another,
-    write_tables,
 )
 from ramen_ray.data.graphs.edge_lists import EdgeList, Named, Naming, made_by
 from ramen_ray.data.graphs.edge_staging import (
@@ -128,12 +126,11 @@ def write_edge_list(
     with TemporaryDirectory(prefix=".staging-", dir=writer.folder) as staging:
         folder = Path(staging)
         staged, counts = _stage(edge_list, name, namings, folder, run)
-        summed = _sum(edge_list, list(namings), folder, run)
-        for side, found in summed.items():
-            counts[f"repeated {side} edges merged"] = staged[side] - found["edges"]
-        sides = [side for side in SIDES if summed.get(side, {}).get("edges")]
-        (num_rows,) = run([partial(write_tables, folder, name, sides, writer)])
-    return WrittenEdges(num_rows, {side: found["nodes"] for side, found in summed.items()}, counts)
+        _number(edge_list, list(namings), folder, run)
+        joined = join_edges(folder, name, list(namings), writer, run)
+        for side, found in joined.edges.items():
+            counts[f"repeated {side} edges merged"] = staged[side] - found
+    return WrittenEdges(joined.num_rows, joined.nodes, counts)
 
 
 def _stage(
@@ -187,14 +184,13 @@ def _refuse_no_rows(notes: Notes, edge_list: EdgeList, kind: str) -> None:
         raise DatasetError(f"{edge_list.tables[kind][0]} holds no rows")
 
 
-def _sum(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> dict[str, Counts]:
-    """Number the anchors and sum the edges; returns counts of ``edges`` and ``nodes`` by side."""
+def _number(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) -> None:
+    """Number the anchors that the edges name."""
     num_names = sum(read_notes(folder, side).num_names for side in sides)
     num_names = max(num_names, read_notes(folder, "anchors").num_rows)
     num_parts = num_anchor_parts(num_names)
     are_listed = edge_list.anchors is not None
     run([partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)])
-    return join_edges(folder, sides, run)
 
 
 def _name_queries(

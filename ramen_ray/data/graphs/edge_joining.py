@@ -4,6 +4,7 @@ A task reads a range of the anchors' hashes, or of the nodes, from all staged fi
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -82,18 +83,47 @@ def collect_anchors(folder: Path, part: int, num_parts: int, are_listed: bool) -
     write_staged(staged_file(folder, NUMBERED, part), found)
 
 
-def join_edges(folder: Path, sides: Sequence[str], run: RunTasks) -> dict[str, dict[str, int]]:
-    """Sum all staged edges in tasks; returns the numbers of ``edges`` and ``nodes`` by side."""
+@dataclass(frozen=True)
+class JoinedEdges:
+    """What :func:`join_edges` wrote.
+
+    Attributes:
+        num_rows: row counts of the tables; empty if there are no edges.
+        edges: the number of edges of each side.
+        nodes: how many nodes of each side have edges.
+    """
+
+    num_rows: dict[str, int]
+    edges: dict[str, int]
+    nodes: dict[str, int]
+
+
+def join_edges(
+    folder: Path, name: str, sides: Sequence[str], writer: DatasetWriter, run: RunTasks
+) -> JoinedEdges:
+    """Sum the staged edges, and write them and the numbered anchors as an anchor set, in tasks.
+
+    Args:
+        folder: the staging folder.
+        name: of the anchor set.
+        sides: those that may have edges; a side without any gets no table.
+        writer: writer of a dataset directory.
+        run: runs the tasks.
+    """
     run([partial(_plan_parts, folder, side) for side in sides])
     parts = [
         (side, n, nodes) for side in sides for n, nodes in enumerate(_part_bounds(folder, side))
     ]
-    total = {side: {"edges": 0, "nodes": 0} for side in sides}
+    edges, nodes = (dict.fromkeys(sides, 0) for _ in range(2))
     summed = run([partial(_sum_edges, folder, *part) for part in parts])
-    for (side, _, _), counts in zip(parts, summed, strict=True):
-        for what, count in counts.items():
-            total[side][what] += count
-    return total
+    for (side, _, _), (num_edges, num_nodes) in zip(parts, summed, strict=True):
+        edges[side] += num_edges
+        nodes[side] += num_nodes
+    linked = [side for side in sides if edges[side]]
+    if not linked:
+        return JoinedEdges({}, edges, nodes)
+    (num_rows,) = run([partial(_write_tables, folder, name, linked, writer)])
+    return JoinedEdges(num_rows, edges, nodes)
 
 
 def _plan_parts(folder: Path, side: str) -> None:
@@ -114,13 +144,13 @@ def _part_bounds(folder: Path, side: str) -> list[tuple[int, int]]:
     return list(pairwise(np.load(folder / f"{side}-bounds.npy").tolist()))
 
 
-def _sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> dict[str, int]:
+def _sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> tuple[int, int]:
     """Sum the edges of a range of nodes, and number their anchors.
 
     The weights of an edge are added in the order in which they were read.
 
     Returns:
-        the number of different ``edges``, and of their ``nodes``.
+        the number of different edges, and of their nodes.
     """
     edges = range_of(staged_batches(folder, side), EDGES, np.int64(nodes[0]), np.int64(nodes[1]))
     node, anchor, weight = (column.to_numpy() for column in edges.columns)
@@ -128,13 +158,13 @@ def _sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> di
     node, anchor, weight = node[order], anchor[order], weight[order]
     is_new = np.append(True, (np.diff(node) != 0) | (anchor[1:] != anchor[:-1]))
     weights = np.bincount(np.cumsum(is_new) - 1, weight).astype(np.float32)
-    node, anchors = node[is_new], np.searchsorted(_anchor_hashes(folder), anchor[is_new])
+    node, anchors = node[is_new], np.searchsorted(numbered_hashes(folder), anchor[is_new])
     columns = {f"{side}_id": node, "anchor_id": anchors, "weight": weights}
     write_staged(staged_file(folder, f"{_SUMMED}-{side}", part), pa.table(columns))
-    return {"edges": len(node), "nodes": len(np.unique(node))}
+    return len(node), len(np.unique(node))
 
 
-def write_tables(
+def _write_tables(
     folder: Path, name: str, sides: Sequence[str], writer: DatasetWriter
 ) -> dict[str, int]:
     """Write ``anchors/<name>`` and the edges of ``sides`` as streams; returns their row counts."""
@@ -180,10 +210,12 @@ def _anchor_rows(folder: Path) -> Iterator[pa.Table]:
         start += len(batch)
 
 
-def _anchor_hashes(folder: Path) -> UInt64s:
+def numbered_hashes(folder: Path) -> UInt64s:
     """Return the hashes (anchors,) of all anchors in the order of their numbers, so ascending."""
     batches = staged_batches(folder, NUMBERED)
-    return np.concatenate([batch["hash"].to_numpy() for batch in batches])
+    return np.concatenate(
+        [np.empty(0, np.uint64), *(batch["hash"].to_numpy() for batch in batches)]
+    )
 
 
 def first_of_each(names: pa.Table) -> pa.Table:

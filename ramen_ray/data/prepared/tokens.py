@@ -31,6 +31,12 @@ class TokenTable:
         names = ("token_ids", "offsets", "hashes")
         return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
 
+    def save(self, folder: Path) -> None:
+        """Write the table into a new ``folder``, for :meth:`open`."""
+        folder.mkdir()
+        for name, array in vars(self).items():
+            np.save(folder / f"{name}.npy", array)
+
     def __len__(self) -> int:
         """Return the number of texts."""
         return len(self.hashes)

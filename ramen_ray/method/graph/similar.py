@@ -1,39 +1,36 @@
-"""An anchor set of similar texts: each train query and ad is linked to its nearest texts.
+"""Similar texts: the texts that are nearest to each text, but not duplicates.
 
-The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Validation and test queries have no edges and are not anchors, except that an ad may
-have the same text as one.
+Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from ramen_ray.data.graphs.anchor_sets import Edges, add_anchor_set, apply_protocol, check_name
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.graphs.ranking import heaviest
-from ramen_ray.data.prepared.csr import ragged_positions
-from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.validation import check
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.validation.leaks import Protocol
-from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
-from ramen_ray.method.model.pretrained import resolve_pretrained, text_tokenizer
-from ramen_ray.method.retrieval.search import TopK, search
+from ramen_ray.method.model.pretrained import resolve_pretrained
+from ramen_ray.method.retrieval.search import TopK
 
 NGRAM_LENGTHS = (2, 4)
 PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
 
-Search = Callable[[NDArray[np.float32], NDArray[np.float32], int], TopK]
-"""Finds the k texts that are nearest to each query, as :func:`search`."""
+Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
+"""Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
+SearchTexts = Callable[[Int64s, int], Iterator[tuple[Int64s, TopK]]]
+"""Finds the k texts nearest to each of some texts; yields blocks of these, in any order."""
 
 
 @dataclass(frozen=True)
@@ -71,73 +68,22 @@ class SimilarSettings:
             )
 
 
-def add_similar(
-    dataset_path: Path,
-    name: str,
-    settings: SimilarSettings,
-    replace: bool = False,
-    find: Search = search,
-) -> dict[str, int]:
-    """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
+def plain_hashes(texts: pa.StringArray) -> UInt64s:
+    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal."""
+    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
+    return hash_strings(plain)
+
+
+def similar_by_ngrams(
+    texts: pa.StringArray, plain: UInt64s, settings: SimilarSettings
+) -> Iterator[Similar]:
+    """Yield what is similar to some texts at a time, by sparse products of their n-grams.
 
     Args:
-        dataset_path: the dataset directory.
-        name: what to call the set.
+        texts: (n,) strings; all are in memory, and the time grows with their number squared.
+        plain: (n,) of :func:`plain_hashes`.
         settings: which texts are similar.
-        replace: replace a set of that name.
-        find: how the embeddings are searched if an encoder makes them.
-
-    Returns:
-        Counts of the rows written, of the nodes without edges, and of edges left out.
-
-    Raises:
-        DatasetError: the dataset is not usable, or the name is taken.
-        EncoderError: the encoder cannot be loaded.
     """
-    dataset = Dataset(dataset_path)
-    check_name(dataset, name, replace)
-    check(dataset)
-    tables = (("queries/train", "query_id"), ("ads", "ad_id"))
-    nodes = [dataset.read(table).sort_by(id_column)["text"] for table, id_column in tables]
-    encoded = pa.chunked_array([chunk for texts in nodes for chunk in texts.chunks])
-    encoded = encoded.combine_chunks().dictionary_encode()
-    texts, text_of_node = encoded.dictionary, encoded.indices.to_numpy().astype(np.int64)
-    neighbours = nearest_texts(texts, settings, find)
-    edges = {
-        "query": _edges_of(text_of_node[: len(nodes[0])], neighbours),
-        "ad": _edges_of(text_of_node[len(nodes[0]) :], neighbours),
-    }
-    made = {"made_by": "similar", "settings": asdict(settings)}
-    edges, left_out = apply_protocol(settings.protocol, dataset, texts, edges)
-    return add_anchor_set(dataset_path, name, texts, edges, made, replace) | left_out
-
-
-def nearest_texts(texts: pa.StringArray, settings: SimilarSettings, find: Search = search) -> Edges:
-    """Find the ``top_k`` texts nearest to each text (n,), best first; ties by position."""
-    folded = _folded(texts)
-    if settings.encoder is None:
-        parts = list(_by_ngrams(texts, folded, settings))
-    else:
-        embeddings = _embed(texts, settings.encoder, settings.max_length)
-        parts = list(_by_embeddings(embeddings, folded, settings, find))
-    rows, others, similarities = (np.concatenate(column) for column in zip(*parts, strict=True))
-    best = heaviest(rows, similarities, others, settings.top_k)
-    return Edges(rows[best], others[best], similarities[best])
-
-
-Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
-
-
-def _folded(texts: pa.StringArray) -> NDArray[np.int64]:
-    """Number the texts; texts that differ only in case, punctuation and space share a number."""
-    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
-    return plain.dictionary_encode().indices.to_numpy().astype(np.int64)
-
-
-def _by_ngrams(
-    texts: pa.StringArray, folded: NDArray[np.int64], settings: SimilarSettings
-) -> Iterator[Found]:
-    """Yield all near pairs (row, other, similarity), by sparse products of some rows at a time."""
     vectorizer = TfidfVectorizer(
         analyzer="char_wb", ngram_range=NGRAM_LENGTHS, sublinear_tf=True, dtype=np.float32
     )
@@ -149,46 +95,49 @@ def _by_ngrams(
         near = product.data >= settings.min_similarity
         rows, others = product.row[near].astype(np.int64) + start, product.col[near]
         similarities = product.data[near]
-        kept = (similarities <= settings.max_similarity) & (folded[rows] != folded[others])
-        yield rows[kept], others[kept].astype(np.int64), similarities[kept]
+        kept = (similarities <= settings.max_similarity) & (plain[rows] != plain[others])
+        yield _best(rows[kept], others[kept].astype(np.int64), similarities[kept], settings)
 
 
-def _by_embeddings(
-    embeddings: NDArray[np.float32],
-    folded: NDArray[np.int64],
-    settings: SimilarSettings,
-    find: Search,
-) -> Iterator[Found]:
-    """Yield near pairs (row, other, similarity); searches deeper if duplicates fill the top."""
-    rows, k = np.arange(len(embeddings)), settings.top_k + SPARE_NEIGHBOURS
-    while len(rows):
-        others, similarities = find(embeddings[rows], embeddings, min(k, len(embeddings)))
-        kept = (similarities >= settings.min_similarity) & (folded[others] != folded[rows][:, None])
-        kept &= similarities <= settings.max_similarity
-        done = kept.sum(axis=1) >= settings.top_k
-        done |= similarities[:, -1] < settings.min_similarity
-        done |= k >= min(len(embeddings), MAX_NEIGHBOURS)
-        kept &= done[:, None]
-        yield rows[np.nonzero(kept)[0]], others[kept], similarities[kept]
-        rows, k = rows[~done], 2 * k
+def similar_by_embeddings(
+    find: SearchTexts, plain: UInt64s, settings: SimilarSettings
+) -> Iterator[Similar]:
+    """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
+
+    Args:
+        find: searches the embeddings of all texts.
+        plain: (n,) of :func:`plain_hashes`.
+        settings: which texts are similar.
+    """
+    texts, k = np.arange(len(plain)), settings.top_k + SPARE_NEIGHBOURS
+    while len(texts):
+        again = [texts[:0]]
+        for rows, (others, similarities) in find(texts, min(k, len(plain))):
+            kept = (similarities >= settings.min_similarity) & (
+                plain[others] != plain[rows][:, None]
+            )
+            kept &= similarities <= settings.max_similarity
+            done = kept.sum(axis=1) >= settings.top_k
+            done |= similarities[:, -1] < settings.min_similarity
+            done |= k >= min(len(plain), MAX_NEIGHBOURS)
+            kept &= done[:, None]
+            yield _best(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
+            again.append(rows[~done])
+        texts, k = np.sort(np.concatenate(again)), 2 * k
 
 
-def _embed(texts: pa.StringArray, name: str, max_length: int) -> NDArray[np.float32]:
-    encoder = _load(name).to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
-    table = tokenize_texts(tokenize, texts.to_pylist())
-    return DualEncoder(encoder).embed_texts(table, np.arange(len(texts)))
+def _best(
+    rows: Int64s, others: Int64s, similarities: NDArray[np.float32], settings: SimilarSettings
+) -> Similar:
+    best = heaviest(rows, similarities, others, settings.top_k)
+    return rows[best], others[best], similarities[best]
 
 
-def _load(name: str) -> Encoder:
+def load_similarity_encoder(name: str) -> Encoder:
+    """Load the encoder that :attr:`SimilarSettings.encoder` names.
+
+    Raises:
+        EncoderError: it cannot be loaded.
+    """
     folder = Path(resolve_pretrained(name))
     return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)
-
-
-def _edges_of(text_of_node: NDArray[np.int64], neighbours: Edges) -> Edges:
-    """Give every node (n,) the neighbours of its text."""
-    starts = np.searchsorted(neighbours.nodes, text_of_node)
-    degrees = np.searchsorted(neighbours.nodes, text_of_node, side="right") - starts
-    positions = ragged_positions(starts, degrees)
-    nodes = np.repeat(np.arange(len(text_of_node)), degrees)
-    return Edges(nodes, neighbours.anchors[positions], neighbours.weights[positions])

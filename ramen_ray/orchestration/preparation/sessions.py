@@ -27,7 +27,7 @@ from ramen_ray.data.graphs.anchor_sets import (
     put_in_place,
     remove_anchor_set,
 )
-from ramen_ray.data.graphs.edge_joining import join_edges, num_anchor_parts, write_tables
+from ramen_ray.data.graphs.edge_joining import JoinedEdges, join_edges, num_anchor_parts
 from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
 from ramen_ray.data.graphs.session_edges import (
     Weighing,
@@ -101,10 +101,11 @@ def add_co_session(
             stage_node_texts(dataset, side, nodes, aside)
             weighing = Weighing(side, nodes, num_sessions, settings, leaks, aside)
             folder = stack.enter_context(folder_beside(dataset, name))
-            num_rows, counts = _write_set(dataset, weighing, name, num_pairs, folder)
-            summary |= counts | {f"edges/{name}/{side}": 0} | num_rows
-            if num_rows:
-                written[name] = folder, num_rows
+            joined, left_out = _write_set(weighing, name, num_pairs, DatasetWriter(folder))
+            summary |= {**left_out, f"edges/{name}/{side}": joined.edges[side]}
+            if joined.num_rows:
+                summary |= joined.num_rows | nodes_without_edges(dataset, joined.nodes)
+                written[name] = folder, joined.num_rows
         if not written:
             found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
             raise DatasetError(
@@ -119,25 +120,17 @@ def add_co_session(
 
 
 def _write_set(
-    dataset: Dataset, weighing: Weighing, name: str, num_pairs: int, folder: Path
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Write an anchor set into ``folder`` in tasks, unless it would have no edges.
-
-    Returns:
-        the row counts of its tables, and counts of nodes without edges and of edges left out.
-    """
-    side, joining = weighing.side, weighing.staging / weighing.side
-    joining.mkdir()
+    weighing: Weighing, name: str, num_pairs: int, writer: DatasetWriter
+) -> tuple[JoinedEdges, Counter[str]]:
+    """Write an anchor set in tasks; also returns how many edges were left out, by reason."""
+    folder = weighing.staging / weighing.side
+    folder.mkdir()
     num_parts = num_anchor_parts(num_pairs)
-    weigh = partial(weigh_anchors, weighing, num_parts=num_parts, folder=joining)
-    counts: Counter[str] = Counter()
-    for left_out in in_tasks([partial(weigh, part) for part in range(num_parts)]):
-        counts.update(left_out)
-    joined = join_edges(joining, [side], in_tasks)[side]
-    if not joined["edges"]:
-        return {}, dict(counts)
-    (num_rows,) = in_tasks([partial(write_tables, joining, name, [side], DatasetWriter(folder))])
-    return num_rows, {**counts, **nodes_without_edges(dataset, {side: joined["nodes"]})}
+    weigh = partial(weigh_anchors, weighing, num_parts=num_parts, folder=folder)
+    left_out: Counter[str] = Counter()
+    for counts in in_tasks([partial(weigh, part) for part in range(num_parts)]):
+        left_out.update(counts)
+    return join_edges(folder, name, [weighing.side], writer, in_tasks), left_out
 
 
 def _find_pieces(log: SessionLog) -> list[Piece]:

@@ -2,21 +2,21 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
+import pandas as pd
 import pytest
 from support import errors_in
 
-from ramen_ray.data.graphs.anchor_sets import Edges, add_anchor_set
+from ramen_ray.data.graphs.anchor_sets import folder_beside, put_in_place
+from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 
-TEXTS = pa.array(["never linked", "a bird", "a ship", "a tree"])
-QUERY_EDGES = Edges(np.array([5, 0, 5]), np.array([3, 1, 1]), np.array([0.5, 1.0, 2.0]))
-AD_EDGES = Edges(np.array([7]), np.array([2]), np.array([1.0]))
-BOTH = {"query": QUERY_EDGES, "ad": AD_EDGES}
-MADE = {"made_by": "hand", "settings": {"by": "me"}}
+QUERY_EDGES = [("5", "a tree", 0.5), ("0", "a bird", 1.0), ("5", "a bird", 2.0)]
+AD_EDGES = [("7", "a ship", 1.0)]
+SIDES = ("query", "ad")
 
 
 @pytest.fixture
@@ -24,32 +24,39 @@ def path(dataset_path: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
 
 
+def _add(
+    path: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
+) -> dict[str, int]:
+    given = {}
+    for side, edges in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
+        if side in sides:
+            given[f"{side}_edges"] = str(path.parent / f"{side}.csv")
+            frame = pd.DataFrame(edges, columns=[f"{side}", "anchor", "weight"])
+            frame.to_csv(given[f"{side}_edges"], index=False)
+    edge_list = EdgeList(**given, ad_column="ad", weight_column="weight")
+    return add_edge_list(path, name, edge_list, replace)
+
+
 def _content(path: Path) -> dict[str, bytes]:
     return {table: Dataset(path).files(table)[0].read_bytes() for table in Dataset(path).tables}
 
 
-def test_anchors_without_edges_are_left_out_and_edges_sorted(path: Path) -> None:
+def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
     before = _content(path)
-    counts = add_anchor_set(path, "more", TEXTS, BOTH, MADE)
+    counts = _add(path, "more")
     dataset = Dataset(path)
-    assert dataset.read("anchors/more").to_pydict() == {
-        "anchor_id": [0, 1, 2],
-        "text": ["a bird", "a ship", "a tree"],
-    }
-    assert dataset.read("edges/more/query").to_pydict() == {
-        "query_id": [0, 5, 5],
-        "anchor_id": [0, 0, 2],
-        "weight": [1.0, 2.0, 0.5],
-    }
-    assert dataset.read("edges/more/ad").to_pydict() == {
-        "ad_id": [7],
-        "anchor_id": [1],
-        "weight": [1.0],
-    }
+    anchors = dataset.read("anchors/more")["text"].to_pylist()
+    assert sorted(anchors) == ["a bird", "a ship", "a tree"]
+    for side, edges in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
+        rows = dataset.read(f"edges/more/{side}").to_pylist()
+        ids = [(row[f"{side}_id"], row["anchor_id"]) for row in rows]
+        assert ids == sorted(ids)
+        found = [(str(row[f"{side}_id"]), anchors[row["anchor_id"]], row["weight"]) for row in rows]
+        assert sorted(found) == sorted(edges)
     assert counts["edges/more/query"] == 3
     assert counts["train queries without edges"] == 58
     assert counts["ads without edges"] == 39
-    assert dataset.metadata["anchor_sets"] == {"more": MADE}
+    assert dataset.metadata["anchor_sets"]["more"]["made_by"] == "edges"
     assert dataset.metadata["num_rows"]["anchors/more"] == 3
     assert {table: _content(path)[table] for table in before} == before
     assert not list(path.rglob(".*"))
@@ -57,30 +64,27 @@ def test_anchors_without_edges_are_left_out_and_edges_sorted(path: Path) -> None
 
 
 def test_a_side_without_edges_is_left_out(path: Path) -> None:
-    add_anchor_set(path, "more", TEXTS, {"query": QUERY_EDGES, "ad": Edges.none()}, MADE)
+    _add(path, "more", ["query"])
     assert not Dataset(path).has("edges/more/ad")
     assert errors_in(Dataset(path)) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "edges", "message"),
+    ("name", "message"),
     [
-        ("links", BOTH, "anchor set 'links' already; give another name, or set replace"),
-        ("a/b", BOTH, "letters, digits"),
-        ("more", {"query": Edges.none()}, "would have no edges"),
+        ("links", "anchor set 'links' already; give another name, or set replace"),
+        ("a/b", "letters, digits"),
     ],
 )
-def test_what_cannot_be_added_changes_nothing(
-    path: Path, name: str, edges: dict[str, Edges], message: str
-) -> None:
+def test_what_cannot_be_added_changes_nothing(path: Path, name: str, message: str) -> None:
     before = _content(path)
     with pytest.raises(DatasetError, match=message):
-        add_anchor_set(path, name, TEXTS, edges, MADE)
+        _add(path, name)
     assert _content(path) == before
 
 
 def test_a_set_is_replaced_whole(path: Path) -> None:
-    add_anchor_set(path, "links", TEXTS, {"query": QUERY_EDGES}, MADE, replace=True)
+    _add(path, "links", ["query"], replace=True)
     dataset = Dataset(path)
     assert dataset.num_rows("anchors/links") == 2
     assert not dataset.has("edges/links/ad")
@@ -105,12 +109,12 @@ def test_an_interruption_leaves_a_sound_dataset(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            add_anchor_set(path, name, TEXTS, BOTH, MADE, replace=True)
+            _add(path, name, replace=True)
     dataset = Dataset(path)
     assert name not in dataset.anchor_sets
     assert not dataset.has(f"edges/{name}/query")
     assert errors_in(dataset) == []
-    add_anchor_set(path, name, TEXTS, BOTH, MADE)
+    _add(path, name)
     assert Dataset(path).num_rows(f"anchors/{name}") == 3
     assert errors_in(Dataset(path)) == []
 
@@ -119,17 +123,17 @@ def test_hidden_leftovers_are_not_tables(path: Path) -> None:
     tables = Dataset(path).tables
     shutil.copytree(path / "anchors", path / ".more-x1" / "anchors")
     assert Dataset(path).tables == tables
-    add_anchor_set(path, "more", TEXTS, BOTH, MADE)
+    _add(path, "more")
     counted = json.loads((path / "dataset.json").read_text())["num_rows"]
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
 
 
-def test_files_of_others_are_not_deleted(path: Path) -> None:
-    mine = path / "edges" / "more" / "query.parquet"
-    mine.parent.mkdir()
-    mine.write_bytes(b"the only copy")
-    with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
-        add_anchor_set(path, "more", TEXTS, BOTH, MADE)
-    assert mine.read_bytes() == b"the only copy"
-    add_anchor_set(path, "more", TEXTS, BOTH, MADE, replace=True)
-    assert errors_in(Dataset(path)) == []
+def test_what_others_wrote_meanwhile_is_not_deleted(path: Path) -> None:
+    dataset = Dataset(path)
+    with folder_beside(dataset, "more") as aside:
+        theirs = path / "edges" / "more" / "query.parquet"
+        theirs.parent.mkdir()
+        theirs.write_bytes(b"the only copy")
+        with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
+            put_in_place(aside, dataset, "more", {}, {}, replace=False)
+    assert theirs.read_bytes() == b"the only copy"

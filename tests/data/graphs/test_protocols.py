@@ -16,8 +16,9 @@ from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.validation import validate
-from ramen_ray.method.graph.similar import SimilarSettings, add_similar
+from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.preparation.sessions import add_co_session
+from ramen_ray.orchestration.preparation.similar import add_similar
 
 NUM_CPUS = 2
 PROTOCOLS = ("strict", "as-published")

@@ -2,21 +2,22 @@
 
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support import errors_in
+from support import errors_in, query_table, text_table
 
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.method.graph import similar
-from ramen_ray.method.graph.similar import SimilarSettings, add_similar, nearest_texts
+from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.orchestration.preparation.similar import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
 TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
@@ -86,44 +87,63 @@ def _brute_force(
     return found
 
 
-def _check(texts: list[str], similarities: np.ndarray, limits: SimilarSettings) -> None:
-    edges = nearest_texts(pa.array(texts), limits)
-    found = [edges.weights[edges.nodes == row].tolist() for row in range(len(texts))]
+def _linked(texts: list[str], limits: SimilarSettings, folder: Path) -> list[dict[str, float]]:
+    """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
+    tables = {"ads": text_table("ad_id", texts)}
+    for split in ("train", "validation", "test"):
+        tables[f"queries/{split}"] = query_table(texts[:1], [[1]])
+    limits = replace(limits, protocol="as-published")
+    path = write_dataset(folder / "shop", tables, name="shop").path
+    add_similar(path, "near", limits)
+    anchors = Dataset(path).read("anchors/near")["text"].to_pylist()
+    linked: list[dict[str, float]] = [{} for _ in texts]
+    for edge in Dataset(path).read("edges/near/ad").to_pylist():
+        linked[edge["ad_id"]][anchors[edge["anchor_id"]]] = edge["weight"]
+    return linked
+
+
+def _check(
+    texts: list[str], similarities: np.ndarray, limits: SimilarSettings, folder: Path
+) -> None:
+    found = _linked(texts, limits, folder)
     expected = _brute_force(texts, similarities, limits)
     assert sum(map(len, expected)) > 100
-    for one, other in zip(found, expected, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-    assert edges.weights == pytest.approx(similarities[edges.nodes, edges.anchors], abs=1e-5)
+    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert sorted(one.values(), reverse=True) == pytest.approx(other, abs=1e-5)
+        for text, weight in one.items():
+            assert weight == pytest.approx(similarities[row, texts.index(text)], abs=1e-5)
 
 
 @pytest.mark.parametrize("products_at_once", [1, 1000, 1 << 24])
 def test_ngrams_find_what_brute_force_finds(
-    products_at_once: int, monkeypatch: pytest.MonkeyPatch
+    products_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(similar, "PRODUCTS_AT_ONCE", products_at_once)
     texts = _texts(80)
     limits = SimilarSettings(top_k=3, min_similarity=0.31234, max_similarity=0.9)
-    _check(texts, _ngram_similarities(texts), limits)
+    _check(texts, _ngram_similarities(texts), limits, tmp_path)
 
 
 @pytest.mark.parametrize("spare", [1, 16])
 def test_an_encoder_finds_what_brute_force_finds(
-    encoder_path: Path, spare: int, monkeypatch: pytest.MonkeyPatch
+    encoder_path: Path, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
     texts = _texts(80)
     limits = SimilarSettings(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
     )
-    _check(texts, _embedding_similarities(texts, encoder_path, 12), limits)
+    _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
 
 
 def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> None:
     build_transformer(str(encoder_path)).save(tmp_path / "encoder", 12)
-    texts = pa.array(_texts(30))
-    saved = nearest_texts(texts, SimilarSettings(str(tmp_path / "encoder"), max_length=12))
-    loaded = nearest_texts(texts, SimilarSettings(str(encoder_path), max_length=12))
-    assert saved.anchors.tolist() == loaded.anchors.tolist()
+    linked = []
+    for number, encoder in enumerate((tmp_path / "encoder", encoder_path)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        linked.append(_linked(_texts(30), SimilarSettings(str(encoder), max_length=12), folder))
+    assert linked[0] == linked[1] != [{}] * len(linked[0])
 
 
 @pytest.mark.parametrize("by_encoder", [False, True])
@@ -162,6 +182,26 @@ def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Pat
     for table in ("anchors/{}", "edges/{}/query", "edges/{}/ad"):
         one, other = (Dataset(path).read(table.format(name)) for name in ("near", "near2"))
         assert one.equals(other)
+
+
+def test_an_approximate_search_tells_its_recall(
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    limits = SimilarSettings(str(encoder_path), top_k=4)
+    assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
+    monkeypatch.setattr("ramen_ray.method.retrieval.search.MOST_EXACT_PRODUCTS", 1)
+    monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
+    counts = add_similar(path, "near", limits)
+    exact, near = (set(_pairs(Dataset(path), name)) for name in ("exact", "near"))
+    assert 90 <= counts["% of nearest texts found"] <= 100
+    assert len(near & exact) > 0.9 * len(exact) > 100
+
+
+def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
+    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    edges = dataset.read(f"edges/{name}/ad").to_pylist()
+    return [(edge["ad_id"], anchors[edge["anchor_id"]]) for edge in edges]
 
 
 @pytest.mark.parametrize("wrong", [{"top_k": 0}, {"min_similarity": 0.97}, {"max_similarity": 1.1}])

@@ -1,0 +1,167 @@
+"""An anchor set of similar texts: each train query and ad is linked to its nearest texts.
+
+The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
+RAMEN paper). Validation and test queries have no edges and are not anchors, except that an ad may
+have the same text as one. Embeddings and edges go through files, so memory holds a few batches, a
+shard of embeddings, and a few numbers a text.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ramen_ray.config import GB_PER_SHARD
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.graphs.anchor_sets import (
+    check_name,
+    folder_beside,
+    nodes_without_edges,
+    put_in_place,
+)
+from ramen_ray.data.graphs.edge_joining import join_edges
+from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.validation import check
+from ramen_ray.data.validation.leaks import NODE_TABLES, Leaks
+from ramen_ray.method.graph.similar import (
+    SimilarSettings,
+    load_similarity_encoder,
+    plain_hashes,
+    similar_by_embeddings,
+    similar_by_ngrams,
+)
+from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
+from ramen_ray.method.model.pretrained import text_tokenizer
+from ramen_ray.method.retrieval.search import TopK, costs_too_much, share_found
+from ramen_ray.method.retrieval.shortlists import sampled_queries
+from ramen_ray.orchestration.cluster.resources import free_share, start_ray
+from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.orchestration.embedding import (
+    FEW_TEXTS,
+    EmbeddingResources,
+    TableRows,
+    embed_tables,
+)
+from ramen_ray.orchestration.search import search_rows
+
+
+def add_similar(
+    dataset_path: Path,
+    name: str,
+    settings: SimilarSettings,
+    replace: bool = False,
+    gb_per_shard: float = GB_PER_SHARD,
+) -> dict[str, int]:
+    """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: what to call the set.
+        settings: which texts are similar.
+        replace: replace a set of that name.
+        gb_per_shard: GB of embeddings that one process searches.
+
+    Returns:
+        Counts of the rows written, of the nodes without edges, and of edges left out; of an
+        approximate search, also its recall in per cent.
+
+    Raises:
+        DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
+        EncoderError: the encoder cannot be loaded.
+    """
+    dataset = Dataset(dataset_path)
+    check_name(dataset, name, replace)
+    check(dataset)
+    with (
+        folder_beside(dataset, name) as folder,
+        TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+    ):
+        of_texts, of_edges = Path(staging) / "texts", Path(staging) / "edges"
+        of_texts.mkdir()
+        of_edges.mkdir()
+        texts = DistinctTexts.of_nodes(dataset, of_texts, in_tasks)
+        neighbours = Neighbours.none_yet(len(texts), settings.top_k, of_texts)
+        plain = np.concatenate([plain_hashes(batch) for batch in texts.batches()])
+        counts = {}
+        if settings.encoder is None:
+            whole = pa.concat_arrays(texts.batches())
+            neighbours.put_all(similar_by_ngrams(whole, plain, settings))
+        else:
+            search = _Search(_embed(texts, settings.encoder, settings.max_length), gb_per_shard)
+            neighbours.put_all(similar_by_embeddings(search, plain, settings))
+            counts = search.counts()
+        leaks = Leaks.from_dataset(dataset) if settings.protocol == "strict" else None
+        left_out = stage_node_edges(dataset, texts, neighbours, leaks, of_edges)
+        joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), in_tasks)
+        if not joined.num_rows:
+            raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
+        made = {"made_by": "similar", "settings": asdict(settings)}
+        put_in_place(folder, dataset, name, made, joined.num_rows, replace)
+    return joined.num_rows | nodes_without_edges(dataset, joined.nodes) | left_out | counts
+
+
+def _embed(texts: DistinctTexts, encoder: str, max_length: int) -> Path:
+    """Write the embeddings of all texts into a file, in their order."""
+    model = DualEncoder(load_similarity_encoder(encoder))
+    model.save(texts.folder / "model", max_length)
+    tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
+    tables = []
+    for number, batch in enumerate(texts.batches()):
+        table = tokenize_texts(tokenize, batch.to_pylist())
+        table.save(texts.folder / f"tokens-{number}")
+        rows = np.arange(len(table))
+        tables.append(TableRows(texts.folder / f"tokens-{number}", rows, "queries"))
+    resources = EmbeddingResources(1)
+    if len(texts) > FEW_TEXTS:
+        start_ray()
+        resources = EmbeddingResources(1, **free_share(), use_bf16=False)
+    embed_tables(texts.folder / "model", tables, texts.folder / "embeddings.npy", resources)
+    return texts.folder / "embeddings.npy"
+
+
+class _Search:
+    """Searches the embeddings of all texts; see :data:`SearchTexts`.
+
+    It is approximate where an exact one would cost too much; then some texts' neighbours of the
+    first search are kept, to measure the recall.
+    """
+
+    def __init__(self, file: Path, gb_per_shard: float) -> None:
+        self.file, self.gb_per_shard = file, gb_per_shard
+        self.num_texts, dim = np.load(file, mmap_mode="r").shape
+        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, dim)
+        self.sample = sampled_queries(self.num_texts)
+        self.found: NDArray[np.int64] | None = None
+
+    def __call__(self, texts: Int64s, k: int) -> Iterator[tuple[Int64s, TopK]]:
+        is_first = self.found is None
+        if self.found is None:
+            self.found = np.full((len(self.sample), k), -1)
+        for start, (others, similarities) in self._search(texts, k, self.is_exact):
+            rows = texts[start : start + len(others)]
+            if is_first:
+                _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
+                self.found[places] = others[of_block]
+            yield rows, (others, similarities)
+
+    def counts(self) -> dict[str, int]:
+        """Return the recall in per cent, if the search was approximate."""
+        if self.is_exact or self.found is None:
+            return {}
+        exact = np.empty_like(self.found)
+        for start, (others, _) in self._search(self.sample, exact.shape[1], True):
+            exact[start : start + len(others)] = others
+        return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
+
+    def _search(self, texts: Int64s, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
+        queries = self.file
+        if len(texts) < self.num_texts:
+            queries = self.file.with_name("again.npy")
+            np.save(queries, np.load(self.file, mmap_mode="r")[texts])
+        asked = queries, len(texts)
+        return search_rows(asked, self.file, k, self.gb_per_shard, is_exact)
