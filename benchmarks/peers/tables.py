@@ -44,12 +44,13 @@ def best_by_validation(found: Runs, names: Sequence[str]) -> str:
 
 
 def quality(found: Runs) -> str:
-    """Return the table of metrics in per cent."""
+    """Return the table of metrics in per cent, and of how many seeds they are the mean."""
     names = [name.replace("tail/", "tail ") for name in METRICS]
     lines = [
-        [name, *(f"{100 * value(runs, m):.2f}" for m in METRICS)] for name, runs in found.items()
+        [name, *(f"{100 * value(runs, m):.2f}" for m in METRICS), str(len(runs))]
+        for name, runs in found.items()
     ]
-    return table(["", *names], lines)
+    return table(["", *names, "seeds"], lines)
 
 
 def costs(found: Runs) -> str:

@@ -64,7 +64,11 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
         tuner = tune.Tuner(
             runnable,
             param_space={NAME: tune.grid_search(list(configs))},
-            tune_config=tune.TuneConfig(trial_name_creator=name_of, trial_dirname_creator=name_of),
+            tune_config=tune.TuneConfig(
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
+                reuse_actors=True,  # they have imported everything
+            ),
             run_config=tune.RunConfig(
                 name="trials", storage_path=storage, callbacks=[ends], verbose=0
             ),
