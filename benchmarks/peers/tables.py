@@ -56,10 +56,14 @@ def quality(found: Runs) -> str:
 def costs(found: Runs) -> str:
     """Return the table of seconds, bytes and rates."""
     lines = [
-        [name, *(f"{cost(runs, key) / unit:.3g}" for key, (_, unit) in COSTS.items())]
+        [name, *(_three_digits(cost(runs, key) / unit) for key, (_, unit) in COSTS.items())]
         for name, runs in found.items()
     ]
     return table(["", *(title for title, _ in COSTS.values())], lines)
+
+
+def _three_digits(figure: float) -> str:
+    return np.format_float_positional(figure, 3, unique=False, fractional=False, trim="-")
 
 
 def lead(found: Runs, first: str) -> str:
