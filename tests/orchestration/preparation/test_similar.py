@@ -184,6 +184,13 @@ def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Pat
         assert one.equals(other)
 
 
+def test_texts_without_similar_ones_change_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no texts are similar enough"):
+        _linked(["robin", "sloop", "tango"], SimilarSettings(), tmp_path)
+    assert Dataset(tmp_path / "shop").anchor_sets == []
+    assert not list((tmp_path / "shop").glob(".*"))
+
+
 def test_an_approximate_search_tells_its_recall(
     dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
