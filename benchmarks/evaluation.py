@@ -1,0 +1,91 @@
+"""Seconds of an evaluation over those of its matrix product alone.
+
+Random unit-norm embeddings, clicks and filter pairs, of which a query has 2 each. In turns,
+`evaluation` finds the 100 best ads of each query, drops the filter pairs and measures all metrics,
+and `product` multiplies the same embeddings by numpy, in blocks that fit a processor's cache, and
+keeps nothing. Both use all cores, and take time in proportion to the queries; embedding the texts
+comes on top.
+
+    python -m benchmarks.evaluation [--ads 320000] [--queries 8192] [--rounds 3]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import alternate, finish, medians
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search
+
+WIDTH, PAIRS_PER_QUERY = 384, 2
+QUERIES_PER_BLOCK, ADS_PER_BLOCK = 1024, 1024
+
+
+def main() -> None:
+    """Measure both sides in turns."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ads", type=int, default=320_000)
+    parser.add_argument("--queries", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    draw = np.random.default_rng(0)
+    queries, ads = unit_rows(draw, asked.queries), unit_rows(draw, asked.ads)
+    pairs = random_pairs(draw, asked.queries, asked.ads)
+    clicks = random_pairs(draw, asked.queries, asked.ads)
+    counts = np.bincount(clicks[:, 1], minlength=asked.ads)
+    truth = Csr.from_pairs(clicks[:, 0], clicks[:, 1], asked.queries)
+    judgement = Judgement.from_clicks(truth, counts, asked.queries, Propensity())
+
+    def evaluate() -> None:
+        found = search(queries, ads, max(KS) + most_filters(pairs))
+        judgement.metrics(drop_filtered(found, pairs, max(KS))[0])
+
+    sides = {"product": lambda: multiply(queries, ads), "evaluation": evaluate}
+    results = alternate(asked.rounds, {name: timed(side) for name, side in sides.items()})
+    product, evaluation = (medians(results[side])["seconds"] for side in sides)
+    rate = 2 * asked.queries * asked.ads * WIDTH / product
+    figures = {"product_s": product, "evaluation_s": evaluation, "product_gflops": rate / 1e9}
+    finish(evaluation / product, {**vars(asked), **figures})
+
+
+def unit_rows(draw: np.random.Generator, count: int) -> NDArray[np.float32]:
+    """Return random embeddings (count, WIDTH) of length 1."""
+    rows = draw.standard_normal((count, WIDTH), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def random_pairs(draw: np.random.Generator, num_queries: int, num_ads: int) -> Int64s:
+    """Return (pairs, 2) of (query row, ad)."""
+    queries = np.repeat(np.arange(num_queries), PAIRS_PER_QUERY)
+    ads = draw.integers(0, num_ads, len(queries))
+    return np.unique(np.stack([queries, ads], axis=1), axis=0)
+
+
+def multiply(queries: NDArray[np.float32], ads: NDArray[np.float32]) -> None:
+    """Multiply all queries by all ads, block by block."""
+    product = np.empty((QUERIES_PER_BLOCK, ADS_PER_BLOCK), dtype=np.float32)
+    for first in range(0, len(queries), QUERIES_PER_BLOCK):
+        some = queries[first : first + QUERIES_PER_BLOCK]
+        for start in range(0, len(ads), ADS_PER_BLOCK):
+            others = ads[start : start + ADS_PER_BLOCK]
+            np.matmul(some, others.T, out=product[: len(some), : len(others)])
+
+
+def timed(side: Callable[[], None]) -> Callable[[], dict[str, float]]:
+    """Return a call of ``side`` that returns the seconds it took."""
+
+    def call() -> dict[str, float]:
+        started = time.monotonic()
+        side()
+        return {"seconds": time.monotonic() - started}
+
+    return call
+
+
+if __name__ == "__main__":
+    main()
