@@ -111,7 +111,8 @@ def debian_depsl() -> RunConfig:
 
 def debian_unidec() -> RunConfig:
     """The archive with the same softmax, and classifiers trained beside the encoder."""
-    return _softmax_base(debian_ramen(), "unidec")
+    changes = {"training.global_batch_size": 256, "classifier.lr": 0.1}
+    return overlay(_softmax_base(debian_ramen(), "unidec"), changes)
 
 
 def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:

@@ -2,13 +2,14 @@
 
 They train in this process as ``benchmarks.graph_gain`` does it: the bag of token embeddings, in
 strict graphs, without walk and pruning, from tokens that were prepared before the clock starts.
+Presets were tuned for ``in_batch``; validation may give ``unidec`` other batches and more epochs.
 A method of another kind is one more entry of ``RIVALS``.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Any, get_args
 
 import faiss
 import numpy as np
@@ -31,6 +32,14 @@ from ramen_ray.orchestration.tuning.variants import softmax_changes
 from ramen_ray.presets import PRESETS
 
 PLAIN = {"walk.enabled": False, "pruning.mode": "never"}
+TRIED: dict[str, tuple[Settings, ...]] = {
+    "unidec": (
+        {},
+        {"training.global_batch_size": 256, "classifier.lr": 0.1},
+        {"training.epochs": 40},
+    )
+}
+"""Changes of the preset that validation chooses from, by base; no others are tried."""
 
 
 class Ours:
@@ -61,12 +70,12 @@ def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
         return size_on_disk(Path(folder))
 
 
-def config_of(name: str, base: BaseName, with_graph: bool) -> RunConfig:
-    """Return a dataset's preset with another base, with or without the graph."""
+def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> RunConfig:
+    """Return a dataset's preset with another base, with or without the graph, and changed."""
     preset = PRESETS[f"{name}-ramen"]()
     graph = PLAIN if with_graph else WITHOUT_GRAPH
     dataset = {"dataset": str(ROOT / "datasets" / name)}
-    return overlay(preset, {**dataset, **softmax_changes(preset, base), **graph})
+    return overlay(preset, {**dataset, **softmax_changes(preset, base), **graph, **changes})
 
 
 def prepare(corpus: Corpus) -> Prepared:
@@ -89,6 +98,11 @@ def fit(corpus: Corpus, data: Prepared, settings: Settings, seed: int, threads: 
     return Ours(config, train(config, data), data)
 
 
+def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
+    changes = TRIED.get(base, ({},))
+    return tuple({"base": base, "with_graph": with_graph, **one} for one in changes)
+
+
 AUGGT = Rival(
     "ours with the graph",
     fit,
@@ -100,7 +114,7 @@ RIVALS = {
     f"{base} + RAMEN" if with_graph else base: Rival(
         "ours with the graph" if with_graph else "ours",
         fit,
-        ({"base": base, "with_graph": with_graph},),
+        _settings(base, with_graph),
         prepare,
         is_random=True,
     )
