@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,6 +75,7 @@ FIRST = (
     "test_cluster",  # it ends the shared cluster, which is then not started twice
     *("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs"),  # longest
 )
+GIVES_BACK_WITHIN_S = 30  # what a killed process had; Ray 2.60 can lose it
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -277,13 +280,31 @@ def small_run(
 
 @pytest.fixture(scope="module")
 def cluster() -> None:
-    """A Ray cluster in this process.
+    """A Ray cluster in this process, all of whose CPUs are free.
 
     It stays for later tests, whose tasks then find processes with their libraries loaded.
     """
     import ray
 
+    if ray.is_initialized() and not _all_is_free():
+        groups = ray.util.placement_group_table()
+        warnings.warn(
+            f"killed processes took CPUs with them; Ray starts anew: {groups}", stacklevel=1
+        )
+        ray.shutdown()
     wait_until(lambda: ray.is_initialized() or _start_ray(), "Ray does not start")
+
+
+def _all_is_free() -> bool:
+    """Wait until no task and no worker of an earlier test has a CPU; says whether none has."""
+    import ray
+
+    deadline = time.monotonic() + GIVES_BACK_WITHIN_S
+    while ray.available_resources().get("CPU", 0) < NUM_CPUS:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _start_ray() -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,15 +175,9 @@ def free_share(num_cpus: int = 1) -> dict[str, float]:
     It takes none if the workers hold everything, as they may be waiting for it. Free resources may
     also be spread over several machines and GPUs, so that no task can have them: Ray is asked then.
     """
-    free, offered = ray.available_resources(), ray.cluster_resources()
-    on_one_machine = sum(node["Alive"] for node in ray.nodes()) == 1
-    for name, amount, in_one_place in (
-        ("GPU", GPU_SHARE, offered.get("GPU", 0) <= 1),
-        ("CPU", float(num_cpus), on_one_machine),
-    ):
-        if free.get(name, 0) < amount:
-            continue
-        if in_one_place or has_room([{name: amount}], A_MOMENT_S):
+    free = ray.available_resources()
+    for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
+        if free.get(name, 0) >= amount and has_room([{name: amount}], A_MOMENT_S):
             return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
     return {"num_cpus": 0, "num_gpus": 0}
 
@@ -231,14 +226,27 @@ def user_errors() -> Iterator[None]:
 def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
 
-    It requests a placement group, so that an autoscaler adds missing machines. If the actor that
-    asks is killed while the group is made, Ray 2.60 loses what it has reserved (see _give_back).
+    If they are not free now in one place, it requests a placement group, so that an autoscaler adds
+    missing machines. If the actor that asks is killed while the group is made, Ray 2.60 loses what
+    it has reserved (see _give_back).
     """
+    if _are_free_in_one_place(bundles):
+        return True
     group = placement_group(bundles)
     try:
         return group.wait(math.ceil(seconds))  # Ray drops the fraction
     finally:
         _give_back(group)
+
+
+def _are_free_in_one_place(bundles: list[dict[str, float]]) -> bool:
+    """Return whether there is but one machine and GPU, and what is free there suffices."""
+    free, offered = ray.available_resources(), ray.cluster_resources()
+    needed = sum(map(Counter, bundles), Counter[str]())
+    is_one_place = len([node for node in ray.nodes() if node["Alive"]]) == 1 and (
+        "GPU" not in needed or offered.get("GPU", 0) <= 1
+    )
+    return is_one_place and all(free.get(name, 0) >= n for name, n in needed.items())
 
 
 def check_resources(workers: WorkersConfig) -> None:
