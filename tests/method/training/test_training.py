@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from support import csr_of, rows_of, run_in_two_processes
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
@@ -380,8 +381,16 @@ def _three_steps(encoder: Encoder, trained: nn.Module, data: Prepared) -> dict[s
         "gradients": gradients,
         "parameters": [parameter.detach().clone() for parameter in encoder.parameters()],
         "metrics": metrics,
-        "ads": topk[0].tolist(),
+        "ads": torch.from_numpy(topk[0]),
+        "scores": _by_ad(*topk, len(data.ads)),
     }
+
+
+def _by_ad(ads: NDArray[np.int64], scores: NDArray[np.float32], num_ads: int) -> Tensor:
+    """Put scores (queries, k) in the order of the ads (queries, num_ads): near ties may swap."""
+    by_ad = np.full((len(ads), num_ads + 1), -np.inf, dtype=np.float32)
+    np.put_along_axis(by_ad, ads, scores, axis=1)
+    return torch.from_numpy(by_ad[:, :num_ads])
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: dict[str, Path]) -> None:
@@ -421,10 +430,10 @@ def test_two_workers_train_and_evaluate_as_one(
     expected = _three_steps(encoder, encoder, data)
     for rank in range(2):
         found = torch.load(two_workers / f"{kind}-{rank}.pt")
-        for name in ("losses", "gradients", "parameters"):
+        for name in ("losses", "gradients", "parameters", "scores"):
             torch.testing.assert_close(found[name], expected[name], **TOLERANCE)
-        assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
-        assert found["ads"] == expected["ads"]
+        judgement = Judgement.from_prepared(data, "test", Propensity())
+        assert found["metrics"] == pytest.approx(judgement.metrics(found["ads"].numpy()), abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
