@@ -34,11 +34,10 @@ from ramen_ray.data.graphs.edge_staging import (
     stage_anchors,
     stage_edges,
 )
-from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.graphs.nodes import KnownNodes
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import Leaks
 
 Counts = dict[str, int]
 
@@ -69,16 +68,14 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    leaks = Leaks.from_dataset(dataset) if edge_list.protocol == "strict" else None
-    namings: dict[str, Naming] = {}
-    if edge_list.query_edges:
-        queries = NodeIndex.from_table(dataset, "queries/train")
-        held_out = HeldOut.from_dataset(dataset)
-        namings["query"] = partial(_name_queries, queries=queries, held_out=held_out, leaks=leaks)
-    if edge_list.ad_edges:
-        ads = NodeIndex.from_table(dataset, "ads")
-        namings["ad"] = partial(_name_ads, ads=ads, leaks=leaks)
     with folder_beside(dataset, name) as aside:
+        index = partial(KnownNodes.in_files, dataset, edge_list.protocol, aside / "known")
+        (known,) = run([index])
+        namings: dict[str, Naming] = {}
+        if edge_list.query_edges:
+            namings["query"] = partial(_name_queries, known=known)
+        if edge_list.ad_edges:
+            namings["ad"] = partial(_name_ads, known=known)
         found = write_edge_list(edge_list, name, namings, DatasetWriter(aside), run)
         put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
     return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
@@ -193,23 +190,22 @@ def _number(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) 
     run([partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)])
 
 
-def _name_queries(
-    cells: pa.StringArray, queries: NodeIndex, held_out: HeldOut, leaks: Leaks | None
-) -> Named:
+def _name_queries(cells: pa.StringArray, known: KnownNodes) -> Named:
     """Find the train queries that cells name; ids take precedence over texts, in all splits."""
     cells = pc.utf8_trim_whitespace(cells)
-    is_held_out = held_out.has_ids(cells)
-    positions, nodes = queries.named(cells)
+    is_held_out = known.held_out.has_ids(cells)
+    positions, nodes = known.queries.named(cells)
     in_train = ~is_held_out[positions]
     positions, nodes = positions[in_train], nodes[in_train]
     unnamed = np.ones(len(cells), dtype=bool)
     unnamed[positions] = False
     others = np.flatnonzero(unnamed)
-    is_held_out[others] |= held_out.has_texts(cells.take(pa.array(others)))
-    is_leak = partial(leaks.among, "query", nodes) if leaks else None
+    is_held_out[others] |= known.held_out.has_texts(cells.take(pa.array(others)))
+    is_leak = partial(known.leaks.among, "query", nodes) if known.leaks else None
     return Named(positions, nodes, {"validation and test queries": is_held_out}, is_leak)
 
 
-def _name_ads(cells: pa.StringArray, ads: NodeIndex, leaks: Leaks | None) -> Named:
-    positions, nodes = ads.named(pc.utf8_trim_whitespace(cells))
-    return Named(positions, nodes, {}, partial(leaks.among, "ad", nodes) if leaks else None)
+def _name_ads(cells: pa.StringArray, known: KnownNodes) -> Named:
+    positions, nodes = known.ads.named(pc.utf8_trim_whitespace(cells))
+    is_leak = partial(known.leaks.among, "ad", nodes) if known.leaks else None
+    return Named(positions, nodes, {}, is_leak)

@@ -23,7 +23,7 @@ from ramen_ray.data.graphs.edge_staging import (
     staged_batches,
     staged_file,
 )
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.texts import fold
 
@@ -158,7 +158,7 @@ def _sum_edges(folder: Path, side: str, part: int, nodes: tuple[int, int]) -> tu
     node, anchor, weight = node[order], anchor[order], weight[order]
     is_new = np.append(True, (np.diff(node) != 0) | (anchor[1:] != anchor[:-1]))
     weights = np.bincount(np.cumsum(is_new) - 1, weight).astype(np.float32)
-    node, anchors = node[is_new], np.searchsorted(numbered_hashes(folder), anchor[is_new])
+    node, anchors = node[is_new], insertion_points(anchor[is_new], numbered_hashes(folder))
     columns = {f"{side}_id": node, "anchor_id": anchors, "weight": weights}
     write_staged(staged_file(folder, f"{_SUMMED}-{side}", part), pa.table(columns))
     return len(node), len(np.unique(node))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,10 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.prepared.hashing import HashIndex, find, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.file_arrays import into_files
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT
 from ramen_ray.data.store.texts import fold
+from ramen_ray.data.validation.leaks import Leaks, Protocol
 
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
@@ -115,6 +118,34 @@ class HeldOut:
     def has_ids(self, cells: pa.StringArray) -> Booleans:
         """Flag the cells (n,) that are the user's id of a held-out query."""
         return contains(self.ids, hash_strings(cells))
+
+
+@dataclass(frozen=True)
+class KnownNodes:
+    """What a user's edges or log can name, and what training must not see.
+
+    Attributes:
+        queries: the train queries.
+        ads: the ads.
+        held_out: the validation and test queries.
+        leaks: finds edges that give answers away; None if such edges are kept.
+    """
+
+    queries: NodeIndex
+    ads: NodeIndex
+    held_out: HeldOut
+    leaks: Leaks | None
+
+    @classmethod
+    def in_files(cls, dataset: Dataset, protocol: Protocol, file: Path) -> "KnownNodes":
+        """Index a dataset in files whose names begin with ``file``; for a task, and for others."""
+        known = cls(
+            NodeIndex.from_table(dataset, "queries/train"),
+            NodeIndex.from_table(dataset, "ads"),
+            HeldOut.from_dataset(dataset),
+            Leaks.from_dataset(dataset) if protocol == "strict" else None,
+        )
+        return into_files(known, file)
 
 
 def contains(ascending: UInt64s, hashes: UInt64s) -> Booleans:

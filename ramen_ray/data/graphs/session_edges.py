@@ -21,7 +21,7 @@ from ramen_ray.data.graphs.edge_joining import (
 from ramen_ray.data.graphs.edge_staging import NAMES, staged_batches, staged_file
 from ramen_ray.data.graphs.nodes import NodeIndex
 from ramen_ray.data.graphs.sessions import SessionSettings, edges_of
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
@@ -98,7 +98,7 @@ def weigh_anchors(weighing: Weighing, part: int, num_parts: int, folder: Path) -
     hashes, left_out = texts["hash"].to_numpy(), {}
     if of.leaks:
         anchor_texts = hash_strings(fold(texts["text"].combine_chunks()))
-        row = np.searchsorted(hashes, edges["anchor"].to_numpy())
+        row = insertion_points(edges["anchor"].to_numpy(), hashes)
         leaking = of.leaks.among(of.side, edges["node"].to_numpy(), anchor_texts[row])
         edges = edges.filter(pa.array(~leaking))
         left_out[f"{of.side} {LEAKING_EDGES}"] = int(leaking.sum())

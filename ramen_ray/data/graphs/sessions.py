@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s
 from ramen_ray.data.graphs.edge_staging import EDGES
-from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.graphs.nodes import KnownNodes, NodeIndex
 from ramen_ray.data.graphs.ranking import heaviest
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.sources import SourceBatch, as_seconds, as_strings
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.validation.leaks import Protocol
@@ -101,15 +101,6 @@ class SessionSettings:
             raise DatasetError(f"window_s is {self.window_s}; it must be at least 0")
         if self.query_set == self.ad_set:
             raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
-
-
-@dataclass(frozen=True)
-class KnownNodes:
-    """The queries and ads of a dataset that a log may name."""
-
-    queries: NodeIndex
-    ads: NodeIndex
-    held_out: HeldOut
 
 
 def read_events(
@@ -353,4 +344,4 @@ def _own_sessions(pairs: pa.Table, column: str) -> Int64s:
     own = pairs.filter(pc.equal(pairs["node"], pairs["anchor"]))
     texts, sessions = own["node"].to_numpy(), own["sessions"].to_numpy()
     order = np.argsort(texts)
-    return sessions[order][np.searchsorted(texts[order], pairs[column].to_numpy())]
+    return sessions[order][insertion_points(pairs[column].to_numpy(), texts[order])]

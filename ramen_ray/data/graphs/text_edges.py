@@ -25,7 +25,7 @@ from ramen_ray.data.graphs.edge_joining import (
     write_staged,
 )
 from ramen_ray.data.graphs.edge_staging import EDGES, NAMES, staged_batches, staged_file
-from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.schemas import schema_of
@@ -144,7 +144,7 @@ def _edges(
     for ids, of_nodes in dataset.batches(table, schema_of(table).names[:2]):
         nodes = ids.to_numpy()
         order = np.argsort(nodes)
-        numbers = np.searchsorted(texts.hashes, hash_strings(of_nodes))[order]
+        numbers = insertion_points(hash_strings(of_nodes), texts.hashes)[order]
         anchors, weights = neighbours.texts[numbers], neighbours.weights[numbers]
         row, place = np.nonzero(weights)
         yield nodes[order][row], anchors[row, place], weights[row, place]

@@ -1,7 +1,7 @@
 """Stateless random numbers and hashes: a keyed 64-bit mix of integers, vectorised."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +37,22 @@ def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
     """Return the index (n,) of each of ``hashes`` (n,) in ``ascending`` (m,), or -1."""
     if not len(ascending):
         return np.full(len(hashes), -1)
-    places = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
+    places = np.minimum(insertion_points(hashes, ascending), len(ascending) - 1)
     return np.where(ascending[places] == hashes, places, -1)
+
+
+def insertion_points(
+    values: NDArray[Any], ascending: NDArray[Any], side: Literal["left", "right"] = "left"
+) -> Int64s:
+    """Return what ``np.searchsorted(ascending, values, side)`` does, for values (n,) in any order.
+
+    They are looked up in their own order, so that neighbours share cache lines: among ten million,
+    a million random ones take 0.12 s instead of 1.8 s.
+    """
+    order = np.argsort(values)
+    points = np.empty(len(values), dtype=np.int64)
+    points[order] = np.searchsorted(ascending, values[order], side)
+    return points
 
 
 @dataclass(frozen=True)
@@ -67,8 +81,8 @@ class HashIndex:
 
     def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return all rows that have one of ``hashes`` (n,), as (position in ``hashes``, row)."""
-        starts = np.searchsorted(self.hashes, hashes)
-        counts = np.searchsorted(self.hashes, hashes, side="right") - starts
+        starts = insertion_points(hashes, self.hashes)
+        counts = insertion_points(hashes, self.hashes, side="right") - starts
         rows = self.rows[ragged_positions(starts, counts)]
         return np.repeat(np.arange(len(hashes)), counts), rows.astype(np.int64)
 

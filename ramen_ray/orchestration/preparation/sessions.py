@@ -28,7 +28,7 @@ from ramen_ray.data.graphs.anchor_sets import (
     remove_anchor_set,
 )
 from ramen_ray.data.graphs.edge_joining import JoinedEdges, join_edges, num_anchor_parts
-from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.graphs.nodes import KnownNodes
 from ramen_ray.data.graphs.session_edges import (
     Weighing,
     stage_new_texts,
@@ -37,7 +37,6 @@ from ramen_ray.data.graphs.session_edges import (
     weigh_anchors,
 )
 from ramen_ray.data.graphs.sessions import (
-    KnownNodes,
     SessionLog,
     SessionSettings,
     count_pairs,
@@ -48,7 +47,6 @@ from ramen_ray.data.graphs.sessions import (
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import Leaks
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks
@@ -79,17 +77,13 @@ def add_co_session(
         check_name(dataset, name, replace)
     check(dataset)
     pieces = _find_pieces(log)
-    known = KnownNodes(
-        NodeIndex.from_table(dataset, "queries/train"),
-        NodeIndex.from_table(dataset, "ads"),
-        HeldOut.from_dataset(dataset),
-    )
-    leaks = Leaks.from_dataset(dataset) if settings.protocol == "strict" else None
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()
     with ExitStack() as stack:
         staging = tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path)
         aside = Path(stack.enter_context(staging))
+        index = partial(KnownNodes.in_files, dataset, settings.protocol, aside / "known")
+        (known,) = in_tasks([index])
         num_pairs = _count(_Work(pieces, log, known, aside), settings)
         summary = dict(_noted(aside))
         num_sessions = summary.get("sessions", 0)
@@ -99,7 +93,7 @@ def add_co_session(
             (settings.ad_set, "ad", known.ads),
         ):
             stage_node_texts(dataset, side, nodes, aside)
-            weighing = Weighing(side, nodes, num_sessions, settings, leaks, aside)
+            weighing = Weighing(side, nodes, num_sessions, settings, known.leaks, aside)
             folder = stack.enter_context(folder_beside(dataset, name))
             joined, left_out = _write_set(weighing, name, num_pairs, DatasetWriter(folder))
             summary |= {**left_out, f"edges/{name}/{side}": joined.edges[side]}

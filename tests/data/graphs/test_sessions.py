@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
-from ramen_ray.data.graphs.nodes import HeldOut, NodeIndex
+from ramen_ray.data.graphs.nodes import KnownNodes, NodeIndex
 from ramen_ray.data.graphs.sessions import (
-    KnownNodes,
     SessionLog,
     SessionSettings,
     count_pairs,
@@ -79,12 +78,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def known(dataset: Dataset) -> KnownNodes:
-    return KnownNodes(
-        NodeIndex.from_table(dataset, "queries/train"),
-        NodeIndex.from_table(dataset, "ads"),
-        HeldOut.from_dataset(dataset),
-    )
+def known(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> KnownNodes:
+    return KnownNodes.in_files(dataset, "strict", tmp_path_factory.mktemp("index") / "known")
 
 
 def _with_ids(rows: pa.Table, letter: str) -> pa.Table:

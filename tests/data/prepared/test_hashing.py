@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ramen_ray.data.prepared.hashing import hash_strings, hash_texts, keyed_hash, mix, uniforms
+from ramen_ray.data.prepared.hashing import (
+    HashIndex,
+    find,
+    hash_strings,
+    hash_texts,
+    keyed_hash,
+    mix,
+    uniforms,
+)
 
 WORD = 1 << 64
 texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
@@ -72,3 +80,20 @@ def test_string_hashes_are_equal_exactly_for_equal_strings(strings):
     texts = [text or "" for text in strings]
     assert len(set(hashes)) == len(set(texts)) == len(set(zip(hashes, texts, strict=True)))
     assert hash_strings(pa.array(["x", *strings], pa.string())[1:]).tolist() == hashes
+
+
+hashes_strategy = st.lists(st.integers(0, 9) | st.integers(WORD - 9, WORD - 1), max_size=20)
+
+
+@given(hashes_strategy, hashes_strategy)
+def test_rows_are_found_by_hash_as_by_a_loop(known, asked):
+    known_hashes, asked_hashes = (np.array(one, dtype=np.uint64) for one in (known, asked))
+    ascending = np.unique(known_hashes).tolist()
+    expected = [ascending.index(one) if one in ascending else -1 for one in asked]
+    assert find(asked_hashes, np.unique(known_hashes)).tolist() == expected
+
+    index = HashIndex.from_hashes(known_hashes)
+    expected = [known.index(one) if one in known else -1 for one in asked]
+    assert index.first(asked_hashes).tolist() == expected
+    pairs = [(n, row) for n, one in enumerate(asked) for row, own in enumerate(known) if own == one]
+    assert [*zip(*map(np.ndarray.tolist, index.all(asked_hashes)), strict=True)] == pairs
