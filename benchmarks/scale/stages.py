@@ -141,11 +141,12 @@ def edges(folder: Path) -> Stage:
 def validate(folder: Path) -> Stage:
     """Validate the dataset directory."""
     from ramen_ray.data.validation import validate
+    from ramen_ray.orchestration.cluster.tasks import in_tasks
 
     dataset = Dataset(folder / "dataset")
 
     def run() -> int:
-        validate(dataset)
+        validate(dataset, in_tasks)
         return _num_rows(dataset, dataset.tables)
 
     return run

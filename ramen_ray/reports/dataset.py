@@ -3,10 +3,10 @@
 from textwrap import shorten
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.description.content import Description, Share, quantiles
+from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.description.content import Description, Share
+from ramen_ray.data.description.distribution import Distribution
 from ramen_ray.reports.graph_signal import signal_tables
 from ramen_ray.reports.page import Plot, ReportTable
 
@@ -50,7 +50,7 @@ def _summary(description: Description) -> ReportTable:
             _average(numbers[f"{name}_anchors_per_query"]),
             _average(numbers[f"{name}_anchors_per_ad"]),
         ]
-        for name in description.edges
+        for name in description.hubs
     ] or [["none", "", "", ""]]
     columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
     return ReportTable(
@@ -65,13 +65,13 @@ def _summary(description: Description) -> ReportTable:
 
 def _splits(description: Description) -> ReportTable:
     columns = ["split", "queries", "clicks", "clicks per query"]
-    weighted = any(clicks.weight is not None for clicks in description.clicks.values())
+    weighted = any(size.weight is not None for size in description.splits.values())
     rows = []
-    for split, clicks in description.clicks.items():
-        num_queries, num_clicks = len(clicks.per_query), int(clicks.per_query.sum())
-        row = [split, _count(num_queries), _count(num_clicks), _average(num_clicks / num_queries)]
+    for split, size in description.splits.items():
+        per_query = _average(size.num_clicks / size.num_queries)
+        row = [split, _count(size.num_queries), _count(size.num_clicks), per_query]
         if weighted:
-            row.append("" if clicks.weight is None else _average(clicks.weight))
+            row.append("" if size.weight is None else _average(size.weight))
         rows.append(row)
     return ReportTable("Splits", [*columns, *(["click weight"] if weighted else [])], rows)
 
@@ -90,18 +90,10 @@ def _shares(description: Description) -> ReportTable:
 
 def _popularity(description: Description) -> ReportTable:
     rows = []
-    for group, member in description.groups.items():
-        clicks = description.clicks["train"].per_ad[member]
-        span = f"{clicks.min():,} to {clicks.max():,}" if len(clicks) else "no ad"
-        shares = description.group_shares(group)
-        rows.append(
-            [
-                group,
-                span,
-                _count(shares["ads"].part),
-                *(_per_cent(shares[of]) for of in ("ads", "train_clicks", "test_clicks")),
-            ]
-        )
+    for name, group in description.groups.items():
+        span = "no ad" if group.clicks is None else "{:,} to {:,}".format(*group.clicks)
+        shares = [group.shares[of] for of in ("ads", "train_clicks", "test_clicks")]
+        rows.append([name, span, _count(shares[0].part), *map(_per_cent, shares)])
     return ReportTable(
         "Head, torso and tail",
         ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
@@ -117,12 +109,12 @@ def _distributions(description: Description) -> ReportTable:
         ("of", "per", "mean", "median", "p90", "p99", "max"),
         [
             [
-                distribution.of,
-                distribution.per,
-                _average(float(distribution.values.mean())),
-                *map(_count, quantiles(distribution.values).values()),
+                degrees.of,
+                degrees.per,
+                _average(degrees.found.total / degrees.found.size),
+                *map(_count, degrees.found.quantiles.values()),
             ]
-            for distribution in description.distributions.values()
+            for degrees in description.degrees.values()
         ],
         text_columns=2,
         note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
@@ -132,31 +124,28 @@ def _distributions(description: Description) -> ReportTable:
 
 def _degree_plots(description: Description) -> list[Plot]:
     """Plot clicks per query and per ad, and edges per node of each kind for all anchor sets."""
-    lines: dict[str, dict[str, Int64s]] = {}
-    for distribution in description.distributions.values():
-        if distribution.of == "clicks":
-            lines.setdefault("clicks", {})[f"per {distribution.per}"] = distribution.values
-        elif distribution.values.any():
-            label = f"edges per {distribution.per}"
-            lines.setdefault(label, {})[distribution.of] = distribution.values
+    lines: dict[str, dict[str, Distribution]] = {}
+    for degrees in description.degrees.values():
+        if degrees.of == "clicks":
+            lines.setdefault("clicks", {})[f"per {degrees.per}"] = degrees.found
+        elif degrees.found.total:
+            lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.found
     return [
         Plot(
             x_label=label,
             y_label="share with at least this many",
-            lines={name: _tail(values) for name, values in by_name.items()},
+            lines={name: _tail(found) for name, found in by_name.items()},
         )
         for label, by_name in lines.items()
     ]
 
 
-def _tail(values: Int64s) -> tuple[Int64s, NDArray[np.float64]]:
-    """Return some of the positive values, ascending, and the share of ``values`` at or above each.
+def _tail(distribution: Distribution) -> tuple[Int64s, Float64s]:
+    """Return some of the positive values, ascending, and the share at or above each.
 
     All values if there are at most ``PLOTTED_VALUES``, else about as many, evenly on a log scale.
     """
-    found, counts = np.unique(values, return_counts=True)
-    share = np.cumsum(counts[::-1])[::-1] / len(values)
-    found, share = found[found > 0], share[found > 0]
+    found, share = distribution.tail()
     if len(found) > PLOTTED_VALUES:
         wanted = np.geomspace(found[0], found[-1], PLOTTED_VALUES).round()
         chosen = np.unique(np.searchsorted(found, wanted))
@@ -184,10 +173,10 @@ def _tokens(description: Description) -> ReportTable:
     rows = [
         [
             table,
-            _count(len(tokens.lengths)),
+            _count(tokens.lengths.size),
             _count(tokens.num_texts),
-            *map(_count, quantiles(tokens.lengths).values()),
-            _per_cent(description.share_too_long(table)),
+            *map(_count, tokens.lengths.quantiles.values()),
+            _per_cent(tokens.share_above(limit)),
         ]
         for table, tokens in description.tokens.items()
     ]

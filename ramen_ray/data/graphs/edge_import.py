@@ -19,12 +19,10 @@ from ramen_ray.data.graphs.anchor_sets import (
     put_in_place,
 )
 from ramen_ray.data.graphs.edge_joining import (
-    RunTasks,
     collect_anchors,
     join_edges,
     list_anchors,
     num_anchor_parts,
-    one_after_another,
 )
 from ramen_ray.data.graphs.edge_lists import EdgeList, Named, Naming, made_by
 from ramen_ray.data.graphs.edge_staging import (
@@ -37,6 +35,7 @@ from ramen_ray.data.graphs.edge_staging import (
 from ramen_ray.data.graphs.nodes import KnownNodes
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.tasks import RunTasks, one_after_another
 from ramen_ray.data.validation import check
 
 Counts = dict[str, int]
@@ -67,7 +66,7 @@ def add_edge_list(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    check(dataset)
+    check(dataset, run)
     with folder_beside(dataset, name) as aside:
         index = partial(KnownNodes.in_files, dataset, edge_list.protocol, aside / "known")
         (known,) = run([index])

@@ -3,12 +3,11 @@
 A task reads a range of the anchors' hashes, or of the nodes, from all staged files.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,7 @@ from ramen_ray.data.graphs.edge_staging import (
 from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.texts import fold
+from ramen_ray.data.tasks import RunTasks
 
 ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
@@ -34,14 +34,6 @@ ROWS_PER_GROUP = 1 << 20
 NUMBERED = "numbered"
 """Staged anchors of a set in the order of their numbers, which is that of their hashes."""
 _SUMMED = "summed"
-
-RunTasks = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs tasks in any order (they share only files); returns the results in the given order."""
-
-
-def one_after_another(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run tasks in this process."""
-    return [task() for task in tasks]
 
 
 def list_anchors(folder: Path) -> list[Booleans]:

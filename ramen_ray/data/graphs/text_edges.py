@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.graphs.edge_joining import (
     NUMBERED,
-    RunTasks,
     collect_anchors,
     first_of_each,
     num_anchor_parts,
@@ -30,6 +29,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
+from ramen_ray.data.tasks import RunTasks
 from ramen_ray.data.validation.leaks import LEAKING_EDGES, NODE_TABLES, Leaks
 
 TEXTS_PER_BATCH = 65_536

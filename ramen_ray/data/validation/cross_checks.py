@@ -4,8 +4,9 @@ Tables are streamed column by column; memory holds a bit or eight bytes for each
 for each edge.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
 from ramen_ray.data.store.texts import fold
+from ramen_ray.data.tasks import RunTasks, Task, one_after_another
 from ramen_ray.data.validation.batches import RowBatch, ids, positions, readable, table_batches
 from ramen_ray.data.validation.leaks import leak_findings
 from ramen_ray.data.validation.repeats import (
@@ -38,33 +40,44 @@ _DAMAGE = (
 )
 
 
-def cross_findings(dataset: Dataset, num_rows: dict[str, int]) -> list[Finding]:
+def cross_findings(
+    dataset: Dataset, num_rows: dict[str, int], run: RunTasks = one_after_another
+) -> list[Finding]:
     """Check tables as a whole and against each other.
 
     Args:
         dataset: the dataset directory; rows that :mod:`~ramen_ray.data.validation.row_checks` finds
             wrong are skipped.
         num_rows: row counts of the tables to check, which must be readable.
+        run: runs the checks.
 
     Raises:
         UnreadableFileError: a file is damaged.
     """
-    findings: list[Finding] = []
+    checks = [_task(leak_findings, dataset, num_rows)]  # takes longest, so begins first
     for table in num_rows:
-        findings += _repeats(dataset, table, num_rows)
+        checks.append(_task(_repeats, dataset, table, num_rows))
         if "text" in schema_of(table).names:
-            findings += _damaged_texts(dataset, table)
-            findings += invisible_texts(dataset, table)
+            checks.append(_task(_damaged_texts, dataset, table))
+            checks.append(_task(invisible_texts, dataset, table))
         if "source_id" in dataset.schema(table).names:
-            findings += _missing_source_ids(dataset, table)
+            checks.append(_task(_missing_source_ids, dataset, table))
     if TRAIN in num_rows:
-        findings += _queries_seen_in_training(dataset, num_rows)
-        findings += _queries_without_click(dataset, num_rows)
+        checks.append(_task(_queries_seen_in_training, dataset, num_rows))
+        checks.append(_task(_queries_without_click, dataset, num_rows))
     if "ads" in num_rows:
-        findings += ads_in_several_spellings(dataset, num_rows["ads"])
-        findings += _click_findings(dataset, num_rows)
-    findings += leak_findings(dataset, num_rows)
-    return findings
+        checks.append(_task(ads_in_several_spellings, dataset, num_rows["ads"]))
+        checks.append(_task(_click_findings, dataset, num_rows))
+    leaks, *others = run(checks)
+    return [finding for found in (*others, leaks) for finding in found]
+
+
+def _task(check: Callable[..., Iterable[Finding]], *arguments: Any) -> Task:
+    return partial(_listed, check, *arguments)
+
+
+def _listed(check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+    return list(check(*arguments))
 
 
 def _repeats(dataset: Dataset, table: str, num_rows: dict[str, int]) -> Iterator[Finding]:

@@ -1,19 +1,18 @@
 """Run functions that write their results to files as tasks on the cluster."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from ramen_ray.data.tasks import Task
 from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     start_ray,
     task_of,
     user_errors,
 )
-
-Task = Callable[[], Any]
 
 MAX_TASKS_HERE = 7  # more would take longer than starting a cluster
 TASKS_PER_CPU = 2  # so that none waits for this process

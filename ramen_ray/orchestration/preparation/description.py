@@ -1,21 +1,31 @@
 """Describe a dataset directory: compute its figures, write the page, log both in MLflow."""
 
 import logging
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from ramen_ray.config import DEFAULT_EXPERIMENT
-from ramen_ray.data.description.content import Description, Hub, TokenLengths
-from ramen_ray.data.description.degrees import EdgeCounts, count_clicks, count_edges
+from ramen_ray.data.description.content import Description, TokenLengths
+from ramen_ray.data.description.degrees import count_clicks, count_edges
+from ramen_ray.data.description.distribution import Distribution
+from ramen_ray.data.description.figures import (
+    largest_hubs,
+    node_degrees,
+    node_shares,
+    popularity_group,
+    split_size,
+)
 from ramen_ray.data.description.graph_signal import graph_signals
-from ramen_ray.data.description.samples import sample_queries, sample_texts, texts_of
+from ramen_ray.data.description.samples import sample_queries, sample_texts
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tasks import runner_for
 from ramen_ray.data.validation import check
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, count_tokens
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SEED = 0
@@ -28,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
-    """Compute the description of ``dataset``; texts are read as a stream.
+    """Compute the description of ``dataset``, a large one's in tasks; texts are read as a stream.
 
     Args:
         dataset: the dataset directory.
@@ -40,31 +50,49 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         EncoderError: there is no such encoder.
     """
     logger.info("checking %s", dataset.path)
-    check(dataset)
+    check(dataset, in_tasks)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
-    logger.info("counting clicks and edges of %s", dataset.path)
-    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-    statistics = dataset_statistics(dataset)
-    logger.info("counting tokens")
+    logger.info("counting clicks, edges and tokens of %s", dataset.path)
     tables = [
         *(f"queries/{split}" for split in dataset.splits),
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
+    run = runner_for(sum(dataset.num_rows(table) for table in dataset.tables), in_tasks)
+    description, *tokens = run(
+        [
+            partial(_without_tokens, dataset, encoder, max_length),
+            *(partial(_count_tokens, dataset, table, tokenizer) for table in tables),
+        ]
+    )
+    return replace(description, tokens=dict(zip(tables, tokens, strict=True)))
+
+
+def _without_tokens(dataset: Dataset, encoder: str, max_length: int) -> Description:
+    """Compute all of a description but the tokens' counts."""
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+    groups = popularity_groups(clicks["train"].per_ad)
     return Description(
         metadata=dataset.metadata,
-        statistics=statistics,
-        clicks=clicks,
-        edges=edges,
-        groups=popularity_groups(clicks["train"].per_ad),
-        hubs={name: _find_hubs(dataset, name, ends) for name, ends in edges.items()},
-        tokens={table: _count_tokens(dataset, table, tokenizer) for table in tables},
+        statistics=dataset_statistics(dataset),
+        splits={split: split_size(found) for split, found in clicks.items()},
+        degrees=node_degrees(clicks["train"], edges),
+        shares=node_shares(clicks, edges),
+        groups={name: popularity_group(member, clicks) for name, member in groups.items()},
+        hubs={name: largest_hubs(dataset, name, ends, NUM_HUBS) for name, ends in edges.items()},
+        tokens={},
         max_length=max_length,
         tokenizer=encoder,
         samples=sample_queries(dataset, NUM_SAMPLES, SEED),
         signals=graph_signals(dataset, clicks, edges),
     )
+
+
+def _count_tokens(dataset: Dataset, table: str, tokenizer: TextTokenizer) -> TokenLengths:
+    texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
+    lengths = Distribution.of(count_tokens(tokenizer, texts))
+    return TokenLengths(dataset.num_rows(table), lengths)
 
 
 def log_description(description: Description, page: Path, output: Path) -> Run:
@@ -82,23 +110,3 @@ def log_description(description: Description, page: Path, output: Path) -> Run:
         run.log_metrics(metrics)
         run.log_artifacts(page)
     return run
-
-
-def _find_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts) -> list[Hub]:
-    degrees = edges.per_anchor
-    largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
-    texts = texts_of(dataset, f"anchors/{anchor_set}", largest)
-    return [
-        Hub(
-            texts[anchor],
-            int(edges.queries_per_anchor[anchor]),
-            int(edges.ads_per_anchor[anchor]),
-            float(degrees[anchor] / degrees.sum()),
-        )
-        for anchor in largest
-    ]
-
-
-def _count_tokens(dataset: Dataset, table: str, tokenizer: TextTokenizer) -> TokenLengths:
-    texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
-    return TokenLengths(dataset.num_rows(table), count_tokens(tokenizer, texts))

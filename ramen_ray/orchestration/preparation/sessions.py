@@ -75,7 +75,7 @@ def add_co_session(
     dataset = Dataset(dataset_path)
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
-    check(dataset)
+    check(dataset, in_tasks)
     pieces = _find_pieces(log)
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()

@@ -76,7 +76,7 @@ def add_similar(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    check(dataset)
+    check(dataset, in_tasks)
     with (
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,

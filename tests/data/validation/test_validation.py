@@ -1,11 +1,12 @@
 """Malformed dataset directories, each with the exact finding that it must give."""
 
 import json
+import pickle
 import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 
+from ramen_ray.data import tasks as running
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.tasks import Task
 from ramen_ray.data.validation import batches, validate
 from ramen_ray.data.validation.batches import RowBatch
 from ramen_ray.data.validation.cross_checks import cross_findings
@@ -1110,6 +1113,24 @@ def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_o
         prepared.mkdir()
         with nullcontext() if usable else pytest.raises(DatasetError):
             prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)
+
+
+def test_checks_of_a_large_dataset_run_in_tasks(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    def elsewhere(tasks: Sequence[Task]) -> list[Any]:
+        """Run tasks as other processes do, the last one first."""
+        counts.append(len(tasks))
+        return [pickle.loads(pickle.dumps(task))() for task in reversed(tasks)][::-1]
+
+    counts: list[int] = []
+    for case in ("null text", "filter pair twice", "damaged pages"):
+        CASES[case][0](copied)
+    found = validate(Dataset(copied), elsewhere)
+    assert not counts
+    monkeypatch.setattr(running, "ROWS_HERE", 0)
+    assert validate(Dataset(copied), elsewhere) == found
+    assert {finding.severity for finding in found} == {"error", "warning"}
+    assert counts[0] == len(Dataset(copied).tables)
+    assert counts[1] > counts[0]
 
 
 @settings(max_examples=60)

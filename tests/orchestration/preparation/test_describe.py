@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from jobs import describe as job
 from ramen_ray.command_line import run_job
+from ramen_ray.data import tasks
 from ramen_ray.data.description.content import Description
 from ramen_ray.data.description.samples import sample_rows
 from ramen_ray.data.description.statistics import dataset_statistics
@@ -220,6 +221,22 @@ def test_numbers_of_any_tiny_dataset_equal_loops(
     write_page(folder / "page.html", "tiny", "", dataset_tables(described))
 
 
+def test_a_large_dataset_is_described_in_tasks(
+    cluster: None,
+    description: Description,
+    dataset_path: Path,
+    encoder_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "ROWS_HERE", 0)
+    monkeypatch.setattr(describing, "graph_signals", None)  # of this process, not of those tasks
+    described = describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
+    assert described.metrics == description.metrics
+    assert [t.rows for t in dataset_tables(described)] == [
+        t.rows for t in dataset_tables(description)
+    ]
+
+
 def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
     for name, hubs in description.hubs.items():
@@ -297,13 +314,14 @@ def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
         assert all(link.startswith("#") for link in links)
 
 
-def test_the_summary_is_table_9(description: Description) -> None:
+def test_the_summary_is_table_9(description: Description, dataset_path: Path) -> None:
     summary = dataset_tables(description)[0]
-    links = description.edges["links"]
-    clicks = int(description.clicks["train"].per_query.sum())
+    dataset = Dataset(dataset_path)
+    clicks = len(dataset.read("queries/train")["ad_ids"].combine_chunks().flatten())
+    links = [dataset.num_rows(f"edges/links/{side}") for side in ("query", "ad")]
     assert summary.rows[0] == [
         *("60", "40", "12", f"{clicks / 40:.2f}", f"{clicks / 60:.2f}"),
-        *("links", "30", f"{links.per_query.sum() / 60:.2f}", f"{links.per_ad.sum() / 40:.2f}"),
+        *("links", "30", f"{links[0] / 60:.2f}", f"{links[1] / 40:.2f}"),
     ]
     assert [row[5] for row in summary.rows] == ["links", "topics"]
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.graphs.edge_import import write_edge_list
-from ramen_ray.data.graphs.edge_joining import RunTasks, one_after_another
 from ramen_ray.data.graphs.edge_lists import Named
 from ramen_ray.data.importers.tables.numbering import name_nodes
 from ramen_ray.data.importers.tables.planning import TRAIN, Plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.store.dataset import DatasetWriter
+from ramen_ray.data.tasks import RunTasks, one_after_another
 
 LEFT_OUT = -1
 
