@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +27,12 @@ from ramen_ray.data.graphs.edge_joining import (
 from ramen_ray.data.graphs.edge_staging import EDGES, NAMES, staged_batches, staged_file
 from ramen_ray.data.prepared.hashing import hash_strings, insertion_points
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.file_arrays import into_files, map_array
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
 from ramen_ray.data.tasks import RunTasks
-from ramen_ray.data.validation.leaks import LEAKING_EDGES, NODE_TABLES, Leaks
+from ramen_ray.data.validation.leaks import LEAKING_EDGES, NODE_TABLES, Leaks, Protocol
 
 TEXTS_PER_BATCH = 65_536
 
@@ -41,7 +43,7 @@ class DistinctTexts:
 
     Attributes:
         folder: where the files are.
-        hashes: (texts,) uint64, ascending.
+        hashes: (texts,) uint64, ascending, mapped.
     """
 
     folder: Path
@@ -53,7 +55,7 @@ class DistinctTexts:
         run([partial(_stage_texts, dataset, side, folder) for side in NODE_TABLES])
         num_parts = num_anchor_parts(sum(map(dataset.num_rows, NODE_TABLES.values())))
         run([partial(collect_anchors, folder, n, num_parts, False) for n in range(num_parts)])
-        return cls(folder, numbered_hashes(folder))
+        return into_files(cls(folder, numbered_hashes(folder)), folder / "texts")
 
     def __len__(self) -> int:
         """Return the number of texts."""
@@ -81,8 +83,8 @@ class Neighbours:
         weights: (texts, most) float32, mapped, above 0; 0 after the last anchor.
     """
 
-    texts: NDArray[np.int64]
-    weights: NDArray[np.float32]
+    texts: np.memmap[Any, np.dtype[np.int64]]
+    weights: np.memmap[Any, np.dtype[np.float32]]
 
     @classmethod
     def none_yet(cls, num_texts: int, most: int, folder: Path) -> "Neighbours":
@@ -90,6 +92,11 @@ class Neighbours:
         shape = (num_texts, most)
         texts = map_new_array(folder / "neighbours.npy", np.int64, shape)
         return cls(texts, map_new_array(folder / "weights.npy", np.float32, shape))
+
+    @classmethod
+    def written_in(cls, folder: Path) -> "Neighbours":
+        """Map the files in ``folder`` for reading."""
+        return cls(map_array(folder / "neighbours.npy"), map_array(folder / "weights.npy"))
 
     def put_all(self, found: Iterable[tuple[Int64s, Int64s, NDArray[np.float32]]]) -> None:
         """Write texts (n,), their anchors (n,) and the weights (n,); all of a text are together.
@@ -100,27 +107,27 @@ class Neighbours:
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
             place = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
             self.texts[rows, place], self.weights[rows, place] = texts, weights
+        for array in (self.texts, self.weights):
+            array.flush()  # other machines may read them
 
 
 def stage_node_edges(
-    dataset: Dataset,
-    texts: DistinctTexts,
-    neighbours: Neighbours,
-    leaks: Leaks | None,
-    folder: Path,
+    dataset: Dataset, texts: DistinctTexts, protocol: Protocol, folder: Path
 ) -> dict[str, int]:
     """Stage the edges of all nodes, and the anchors that these lead to, in ``folder``.
 
     Args:
         dataset: the dataset directory.
-        texts: the texts of its nodes.
-        neighbours: the texts' anchors; nodes of equal text have equal edges.
-        leaks: finds the edges to leave out; None keeps them.
+        texts: the texts of its nodes; their :class:`Neighbours` are in the same folder. Nodes of
+            equal text have equal edges.
+        protocol: whether edges that join a held-out query to its answer are left out.
         folder: is empty, and not that of ``texts``.
 
     Returns:
         how many edges were left out, by reason.
     """
+    leaks = Leaks.from_dataset(dataset) if protocol == "strict" else None
+    neighbours = Neighbours.written_in(texts.folder)
     linked, left_out = np.zeros(len(texts), dtype=bool), Counter[str]()
     folded = np.concatenate([hash_strings(fold(batch)) for batch in texts.batches()])
     for side in NODE_TABLES:

@@ -25,7 +25,7 @@ class FileArray(np.memmap[Any, np.dtype[Any]]):
         return map_array, (self.file,)
 
 
-def map_array(file: Path) -> NDArray[Any]:
+def map_array(file: Path) -> FileArray:
     """Map a ``.npy`` file, which must stay as it is, for reading."""
     mapped = np.load(file, mmap_mode="r").view(FileArray)
     mapped.file = file

@@ -8,6 +8,7 @@ shard of embeddings, and a few numbers a text.
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -26,8 +27,9 @@ from ramen_ray.data.graphs.anchor_sets import (
 from ramen_ray.data.graphs.edge_joining import join_edges
 from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.file_arrays import map_array
 from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import NODE_TABLES, Leaks
+from ramen_ray.data.validation.leaks import NODE_TABLES
 from ramen_ray.method.graph.similar import (
     SimilarSettings,
     load_similarity_encoder,
@@ -86,7 +88,7 @@ def add_similar(
         of_edges.mkdir()
         texts = DistinctTexts.of_nodes(dataset, of_texts, in_tasks)
         neighbours = Neighbours.none_yet(len(texts), settings.top_k, of_texts)
-        plain = np.concatenate([plain_hashes(batch) for batch in texts.batches()])
+        (plain,) = in_tasks([partial(_plain_hashes, texts)])
         counts = {}
         if settings.encoder is None:
             whole = pa.concat_arrays(texts.batches())
@@ -95,14 +97,21 @@ def add_similar(
             search = _Search(_embed(texts, settings.encoder, settings.max_length), gb_per_shard)
             neighbours.put_all(similar_by_embeddings(search, plain, settings))
             counts = search.counts()
-        leaks = Leaks.from_dataset(dataset) if settings.protocol == "strict" else None
-        left_out = stage_node_edges(dataset, texts, neighbours, leaks, of_edges)
+        stage = partial(stage_node_edges, dataset, texts, settings.protocol, of_edges)
+        (left_out,) = in_tasks([stage])
         joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), in_tasks)
         if not joined.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = {"made_by": "similar", "settings": asdict(settings)}
         put_in_place(folder, dataset, name, made, joined.num_rows, replace)
     return joined.num_rows | nodes_without_edges(dataset, joined.nodes) | left_out | counts
+
+
+def _plain_hashes(texts: DistinctTexts) -> UInt64s:
+    """Hash all texts, in their order, into a file, which it maps."""
+    file = texts.folder / "plain.npy"
+    np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.batches()]))
+    return map_array(file)
 
 
 def _embed(texts: DistinctTexts, encoder: str, max_length: int) -> Path:
