@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 class FileArray(np.memmap[Any, np.dtype[Any]]):
