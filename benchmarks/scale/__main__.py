@@ -2,10 +2,11 @@
 
 A size is a number of queries, with as many ads and anchors, 2 clicks a query, and, unless it says
 otherwise (100000x20), 5 edges a node, so 10M queries have 100M edges; degrees follow power laws.
-The stages of a size follow one another in one process: start of Ray, import of clicks, import of
-edges, validation, description, preparation, walks, training (a bag, batch 1024, 20 steps), pruning,
-co-session graphs. Figures of each: seconds, processor seconds, microseconds a row, peak memory of
-the driver, of Ray's processes without what they share, and of its store. With --unit-costs, the
+The stages of a size follow one another, each in a process of its own with Ray started before: start
+of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
+bag, batch 1024, 20 steps), pruning, co-session graphs. Figures of each: seconds, processor seconds,
+microseconds a row, peak memory of the driver with and without what it shares, of Ray's processes
+without, and of Ray's store. With --unit-costs, the
 planner's unit costs are measured and fitted too: give at least four sizes, one with more edges.
 `ratio` is the training's queries per processor second at the largest size over the smallest.
 
@@ -38,7 +39,7 @@ def main() -> None:
     units: dict[str, float] = {}
     for shape in map(_shape, options.sizes):
         with tempfile.TemporaryDirectory() as name:
-            rows[str(shape)] = measure_size(shape, Path(name), options.stages, Path(name) / "rows")
+            rows[str(shape)] = measure_size(shape, Path(name), options.stages)
             if options.unit_costs and len(rows) == len(options.sizes):
                 units = in_fresh_process(unit_costs, Path(name))
     figures: dict[str, Any] = {"stages": rows}

@@ -1,6 +1,5 @@
-"""All stages of one size, in a fresh process."""
+"""All stages of one size, each in a fresh process, as a user's jobs are."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,27 +9,20 @@ from benchmarks.scale.stages import ANCHOR_SET, Row, measure
 from ramen_ray.data.store.dataset import Dataset
 
 
-def measure_size(shape: Shape, folder: Path, stages: list[str], file: Path) -> dict[str, Row]:
-    """Generate the tables and run the stages; returns the rows, which it adds to ``file``."""
+def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row]:
+    """Generate the tables and run the stages; prints and returns their figures."""
     (folder / "source").mkdir()
     in_fresh_process(generate, folder / "source", shape, "sessions" in stages)
-    in_fresh_process(_measure, shape, folder, stages, file)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return {row.pop("stage"): row for row in lines if row.pop("shape") == str(shape)}
-
-
-def _measure(shape: Shape, folder: Path, stages: list[str], file: Path) -> None:
-    def report(stage: str, row: Row) -> None:
+    rows = {}
+    for stage in stages:
+        row = rows[stage] = in_fresh_process(measure, stage, folder)
         row["us_per_row"] = 1e6 * row["seconds"] / row["rows"]
         row["rows_per_processor_s"] = row["rows"] / row["processor_s"]
         row["load"] = os.getloadavg()[0]
         if (folder / "dataset").exists():
             row |= _sizes(Dataset(folder / "dataset"))
         print(f"{shape} {stage}: {row}", flush=True)
-        with file.open("a") as stream:
-            stream.write(json.dumps({"shape": str(shape), "stage": stage, **row}) + "\n")
-
-    measure(stages, folder, report)
+    return rows
 
 
 def _sizes(dataset: Dataset) -> dict[str, float]:

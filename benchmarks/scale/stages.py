@@ -4,20 +4,17 @@ All take the folder of a size: ``source`` has the generated tables, and the stag
 ``prepared`` and ``walked``. They return the number of rows that they passed.
 """
 
-import ctypes
-import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import processor_seconds, sampled_memory
+from benchmarks.common import sampled_memory, sampled_processor_time
 from benchmarks.scale.generated import EVENTS_PER_QUERY
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
@@ -39,39 +36,30 @@ BATCH_SIZE, WARMUP_STEPS, STEPS = 1024, 3, 20
 Row = dict[str, float]
 
 
-def measure(stages: Sequence[str], folder: Path, report: Callable[[str, Row], None]) -> None:
-    """Start Ray, run stages one after another, and report the figures of each as it ends.
+def measure(stage: str, folder: Path) -> Row:
+    """Run a stage in this process, with Ray started before; returns its figures.
 
-    A row has seconds, processor seconds, rows, and peaks of memory: ``driver`` is this process,
-    before and at the peak, ``processes`` are those of Ray without what they share, and the store is
-    Ray's.
+    These are seconds, processor seconds, rows, and peaks of memory: ``driver`` is this process,
+    with what it maps of files, and ``driver_own`` without; ``processes`` are those of Ray without
+    what they share, and the store is Ray's.
     """
     torch.set_num_threads(1)
-    for stage in stages:
-        run = STAGES[stage](folder)
-        _give_memory_back()
-        before = psutil.Process().memory_info().rss
-        started, used = time.monotonic(), processor_seconds()
-        with sampled_memory() as peaks:
-            rows = run()
-            used = processor_seconds() - used
-        row = {
-            "seconds": time.monotonic() - started,
-            "processor_s": used,
-            "rows": rows,
-            "driver_before_mb": before / 1e6,
-            "driver_peak_mb": peaks["driver"] / 1e6,
-            "processes_peak_mb": peaks["below"] / 1e6,
-            "store_peak_mb": peaks["object_store"] / 1e6,
-        }
-        report(stage, row)
-
-
-def _give_memory_back() -> None:
-    """Return what the stage before has freed to the system, so that it does not count here."""
-    gc.collect()
-    pa.default_memory_pool().release_unused()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if stage not in ("start", "train"):
+        start(folder)()
+    run = STAGES[stage](folder)
+    started = time.monotonic()
+    with sampled_memory() as peaks, sampled_processor_time() as used:
+        rows = run()
+        seconds = time.monotonic() - started
+    return {
+        "seconds": seconds,
+        "processor_s": used[0],
+        "rows": rows,
+        "driver_peak_mb": peaks["driver"] / 1e6,
+        "driver_own_mb": peaks["driver_own"] / 1e6,
+        "processes_peak_mb": peaks["below"] / 1e6,
+        "store_peak_mb": peaks["object_store"] / 1e6,
+    }
 
 
 Stage = Callable[[], int]
@@ -197,7 +185,9 @@ def walk(folder: Path) -> Stage:
 
 
 def prune(folder: Path) -> Stage:
-    """Prune the dataset's own edges with an untrained bag; the rows are edges."""
+    """Prune the dataset's own edges with an untrained bag, as a run's task; the rows are edges."""
+    import ray
+
     from ramen_ray.orchestration.background.pruning import GraphPruning
     from ramen_ray.orchestration.runs.components import build_model
 
@@ -207,10 +197,14 @@ def prune(folder: Path) -> Stage:
     (folder / "pruned").mkdir()
 
     def run() -> int:
-        pruning(folder / "model", folder / "pruned")
+        ray.get(ray.remote(_call).options(num_cpus=0).remote(pruning, folder))
         return sum(len(data.edges(*one).indices) for one in SIDES)
 
     return run
+
+
+def _call(pruning: Callable[[Path, Path], Any], folder: Path) -> None:
+    pruning(folder / "model", folder / "pruned")
 
 
 def sessions(folder: Path) -> Stage:

@@ -44,7 +44,7 @@ def test_a_plan_agrees_with_its_run(shape: Shape, tmp_path: Path) -> None:
     """
     speeds = [this_machine(cost("reference_s")).speed]
     stages = ["start", "clicks", "edges", "prepare", "walk", "train"]
-    found = measure_size(shape, tmp_path, stages, tmp_path / "rows")
+    found = measure_size(shape, tmp_path, stages)
     speeds.append(this_machine(cost("reference_s")).speed)
     measured = sum(found[stage]["processor_s"] for stage in ("start", "prepare", "walk", "train"))
     data = prepared_in(tmp_path)
