@@ -52,7 +52,7 @@ def validate(sizes: Sizes, cluster: Cluster) -> Need:
         "validation",
         cpu_s=(1 - LEAKS) * seconds,
         serial_s=LEAKS * seconds,
-        memory=_validation_bytes(sizes),
+        memory=KEYS + sum(_checked_bytes(sizes)),
         network=_shared(_dataset_bytes(sizes), cluster),
     )
 
@@ -66,7 +66,7 @@ def describe(sizes: Sizes, cluster: Cluster) -> Need:
         "description",
         cpu_s=validation.cpu_s + cost("describe_sample_s"),
         serial_s=validation.serial_s + (cost("describe_streams") - 1) * validated,
-        memory=max(_validation_bytes(sizes), counts + 8 * sizes.texts),
+        memory=max(validation.memory, counts + 8 * sizes.texts),
         network=_shared(2 * _dataset_bytes(sizes), cluster),
     )
 
@@ -85,7 +85,7 @@ def prepare(sizes: Sizes, cluster: Cluster) -> Need:
         "preparation",
         cpu_s=cost("job_start_s") + cost("prepare_start_s") + total - serial,
         serial_s=serial,
-        memory=cost("ray_bytes") + _validation_bytes(sizes) + 16 * sizes.texts,
+        memory=cost("ray_bytes") + KEYS + max(_checked_bytes(sizes)) + 16 * sizes.texts,
         disk=prepared,
         scratch=parts + rows,
         network=_shared(2 * _dataset_bytes(sizes) + rows + 2 * parts + prepared, cluster),
@@ -129,9 +129,9 @@ def co_session(events: int, cluster: Cluster) -> Need:
     )
 
 
-def _validation_bytes(sizes: Sizes) -> float:
-    """Hashes of texts that are compared, and keys that are, in checks that run at once."""
-    return KEYS + 8 * sizes.texts + 64 * sizes.ads + 8 * sizes.queries
+def _checked_bytes(sizes: Sizes) -> tuple[float, ...]:
+    """Hashes of texts that the largest checks compare: leaks, spellings, and queries' splits."""
+    return 8 * sizes.texts, 64 * sizes.ads, 8 * sizes.queries
 
 
 def _dataset_bytes(sizes: Sizes) -> float:
