@@ -101,25 +101,18 @@ def sampled_memory() -> Iterator[dict[str, int]]:
     """
     peaks = {"driver": 0, "driver_own": 0, "below": 0, "object_store": 0}
     stored_before = shutil.disk_usage("/dev/shm").used
-    stop = threading.Event()
+    me = psutil.Process()
 
-    def sample() -> None:
-        me = psutil.Process()
-        while not stop.wait(0.2):
-            peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
-            peaks["driver_own"] = max(peaks["driver_own"], _private_bytes(me))
-            below = sum(_private_bytes(child) for child in me.children(recursive=True))
-            peaks["below"] = max(peaks["below"], below)
-            stored = shutil.disk_usage("/dev/shm").used - stored_before
-            peaks["object_store"] = max(peaks["object_store"], stored)
+    def look() -> None:
+        peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
+        peaks["driver_own"] = max(peaks["driver_own"], _private_bytes(me))
+        below = sum(_private_bytes(child) for child in me.children(recursive=True))
+        peaks["below"] = max(peaks["below"], below)
+        stored = shutil.disk_usage("/dev/shm").used - stored_before
+        peaks["object_store"] = max(peaks["object_store"], stored)
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    with _sampled(look):
         yield peaks
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _private_bytes(process: psutil.Process) -> int:
@@ -137,8 +130,7 @@ def sampled_processor_time() -> Iterator[list[float]]:
     Yields a list, which has the sum after the block. Of a child that ends, up to a fifth of a
     second is missing.
     """
-    here, stop = psutil.Process(), threading.Event()
-    used: dict[psutil.Process, float] = {}
+    here, used = psutil.Process(), dict[psutil.Process, float]()
 
     def look() -> None:
         for process in [here, *here.children(recursive=True)]:
@@ -146,21 +138,32 @@ def sampled_processor_time() -> Iterator[list[float]]:
                 times = process.cpu_times()
                 used[process] = times.user + times.system
 
+    look()
+    before, total = sum(used.values()), list[float]()
+    try:
+        with _sampled(look):
+            yield total
+    finally:
+        look()
+        total.append(sum(used.values()) - before)
+
+
+@contextmanager
+def _sampled(look: Callable[[], None]) -> Iterator[None]:
+    """Call ``look`` five times a second on a thread."""
+    stop = threading.Event()
+
     def sample() -> None:
         while not stop.wait(0.2):
             look()
 
-    look()
-    before, total = sum(used.values()), list[float]()
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        yield total
+        yield
     finally:
         stop.set()
         thread.join()
-        look()
-        total.append(sum(used.values()) - before)
 
 
 def processor_seconds() -> float:

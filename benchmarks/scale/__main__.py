@@ -6,8 +6,8 @@ The stages of a size follow one another, each in a process of its own with Ray s
 of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
 bag, batch 1024, 20 steps), pruning, co-session graphs. Figures of each: seconds, processor seconds,
 microseconds a row, peak memory of the driver with and without what it shares, of Ray's processes
-without, and of Ray's store. With --unit-costs, the
-planner's unit costs are measured and fitted too: give at least four sizes, one with more edges.
+without, and of Ray's store. With --unit-costs, the planner's unit costs are measured and fitted
+too: give at least four sizes, one with more edges.
 `ratio` is the training's queries per processor second at the largest size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]

@@ -30,7 +30,7 @@ def import_clicks(sizes: Sizes, cluster: Cluster) -> Need:
 
 
 def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
-    """Import both sides' edges; the driver checks the dataset and indexes the nodes' names."""
+    """Import both sides' edges; one task indexes the nodes' names, for which the others wait."""
     disk = cost("dataset_edge_bytes") * sizes.edges + cost("dataset_text_bytes") * sizes.anchors
     checked = cost("validate_text_s") * sizes.nodes
     work = sizes.texts * cost("edges_text_s") + sizes.edges * cost("edges_edge_s")
