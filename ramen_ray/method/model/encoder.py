@@ -104,6 +104,7 @@ class TransformerEncoder(PooledEncoder):
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.pooling = pooling
+        self._attention = backbone.config._attn_implementation
         self.eval()
 
     @property
@@ -123,6 +124,7 @@ class TransformerEncoder(PooledEncoder):
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, in the order of ``texts``."""
         device = next(self.parameters()).device
+        self._choose_attention(device)
         padded, lengths_of = zip(*texts.buckets(), strict=True)
         all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
         # One look-up for all buckets: each would have a gradient as large as the table.
@@ -140,6 +142,13 @@ class TransformerEncoder(PooledEncoder):
             ).last_hidden_state
             pooled.append(self._pool(hidden_NTD, mask_NT))
         return torch.cat(pooled).float()
+
+    def _choose_attention(self, device: torch.device) -> None:
+        """Take eager attention under bfloat16 on CPUs, where PyTorch's fused one is slower."""
+        is_bf16 = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        attention = "eager" if is_bf16 else self._attention
+        if attention != self.backbone.config._attn_implementation:
+            self.backbone.set_attn_implementation(attention)
 
     def _pool(self, hidden_NTD: Tensor, mask_NT: Tensor) -> Tensor:
         if self.pooling == "cls":
