@@ -166,18 +166,6 @@ def _sampled(look: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def processor_seconds() -> float:
-    """Return the processor time of this process and its children (Ray), including ended ones."""
-    own_and_ended = ("user", "system", "children_user", "children_system")
-    here = psutil.Process()
-    used = 0.0
-    for process in [here, *here.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            used += sum(getattr(times, part) for part in own_and_ended)
-    return used
-
-
 def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
     """Prepare a dataset directory with the project's pipeline, in another process, or reuse it."""
     return Prepared(in_fresh_process(_prepare, dataset, encoder))

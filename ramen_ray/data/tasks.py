@@ -9,7 +9,7 @@ RunTasks = Callable[[Sequence[Task]], list[Any]]
 """Runs tasks in any order (they share only files); returns the results in the given order."""
 
 ROWS_HERE = 2_000_000
-"""Rows that one process reads in less time than a cluster takes to start."""
+"""Rows that one process works on in about the time that a cluster takes to start."""
 
 
 def one_after_another(tasks: Sequence[Task]) -> list[Any]:
@@ -18,5 +18,5 @@ def one_after_another(tasks: Sequence[Task]) -> list[Any]:
 
 
 def runner_for(num_rows: int, run: RunTasks) -> RunTasks:
-    """Return ``run`` if tasks read that many rows, or, for few, what runs them in this process."""
+    """Return ``run`` if tasks work on many rows, or, for few, what runs them in this process."""
     return run if num_rows > ROWS_HERE else one_after_another

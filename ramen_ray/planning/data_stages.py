@@ -1,5 +1,6 @@
 """Needs of the stages before training: imports, checks, description, preparation, walks."""
 
+from ramen_ray.data.tasks import ROWS_HERE
 from ramen_ray.planning import arrays
 from ramen_ray.planning.costs import cost
 from ramen_ray.planning.machines import Cluster
@@ -12,7 +13,6 @@ EDGE_PART, TEXT_PART = 20, 32  # the same in a part's file
 TOKEN_ROW = 4
 HALF_BUILT_EDGE = 44  # bytes, while a walk's graph is made
 KEYS = 3 * 8 * 2**24  # that validation compares at once
-LEAKS = 0.4  # of validation's processor time
 
 
 def import_clicks(sizes: Sizes, cluster: Cluster) -> Need:
@@ -46,13 +46,17 @@ def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
 
 
 def validate(sizes: Sizes, cluster: Cluster) -> Need:
-    """Validate the dataset directory, in tasks; one of them looks for leaks."""
-    seconds = sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
+    """Validate the dataset directory, a large one in tasks; one of them looks for leaks.
+
+    The others run beside that one, which the hours leave out.
+    """
+    seconds, leaks = _validation_s(sizes), cost("leaks_share") * _validation_s(sizes)
+    in_tasks = _runs_in_tasks(sizes)
     return Need(
         "validation",
-        cpu_s=(1 - LEAKS) * seconds,
-        serial_s=LEAKS * seconds,
-        memory=KEYS + sum(_checked_bytes(sizes)),
+        cpu_s=in_tasks * cost("job_start_s") + seconds - leaks,
+        serial_s=leaks,
+        memory=in_tasks * cost("ray_bytes") + KEYS + sum(_checked_bytes(sizes)),
         network=_shared(_dataset_bytes(sizes), cluster),
     )
 
@@ -60,23 +64,22 @@ def validate(sizes: Sizes, cluster: Cluster) -> Need:
 def describe(sizes: Sizes, cluster: Cluster) -> Need:
     """Validate and describe the dataset directory; a task counts, others sample texts."""
     validation = validate(sizes, cluster)
-    validated = validation.cpu_s + validation.serial_s
     counts = 8 * (2 * sizes.queries + 4 * sizes.ads + 2 * sizes.anchors)
     return Need(
         "description",
         cpu_s=validation.cpu_s + cost("describe_sample_s"),
-        serial_s=validation.serial_s + (cost("describe_streams") - 1) * validated,
-        memory=max(validation.memory, counts + 8 * sizes.texts),
+        serial_s=validation.serial_s + (cost("describe_streams") - 1) * _validation_s(sizes),
+        memory=validation.memory + max(counts + 8 * sizes.texts - sum(_checked_bytes(sizes)), 0),
         network=_shared(2 * _dataset_bytes(sizes), cluster),
     )
 
 
 def prepare(sizes: Sizes, cluster: Cluster) -> Need:
-    """Check, tokenise, sort and join; one task validates beside the others, and one joins."""
+    """Check, tokenise, sort and join; one task joins, one checks all or, if much, for leaks."""
     total = sizes.texts * cost("prepare_text_s") + sizes.edges * cost("prepare_edge_s")
-    validated = sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
+    checked = _validation_s(sizes) * (cost("leaks_share") if _runs_in_tasks(sizes) else 1)
     joined = sizes.texts * cost("join_text_s") + sizes.edges * cost("join_edge_s")
-    serial = min(validated + joined, total)
+    serial = min(checked + joined, total)
     tokens = TOKEN_ROW * sizes.tokens * sizes.texts
     parts = TEXT_PART * sizes.texts + EDGE_PART * sizes.edges + 12 * sizes.clicks + tokens
     rows = TEXT_ROW * sizes.texts + EDGE_ROW * sizes.edges + 12 * sizes.clicks + tokens
@@ -119,7 +122,7 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
 
 
 def co_session(events: int, cluster: Cluster) -> Need:
-    """Make co-session graphs of a log; the driver holds all edges, at most one for each event."""
+    """Make co-session graphs of a log, whose events and pairs Ray's tasks share."""
     return Need(
         "co-session graphs",
         cpu_s=cost("job_start_s") + events * cost("session_event_s"),
@@ -127,6 +130,16 @@ def co_session(events: int, cluster: Cluster) -> Need:
         scratch=EDGE_ROW * events,
         network=_shared(2 * EDGE_ROW * events, cluster),
     )
+
+
+def _runs_in_tasks(sizes: Sizes) -> bool:
+    """Say whether checks are tasks of the cluster's, not one process's."""
+    return sizes.texts + sizes.edges > ROWS_HERE
+
+
+def _validation_s(sizes: Sizes) -> float:
+    """Processor seconds of a validation."""
+    return sizes.texts * cost("validate_text_s") + sizes.edges * cost("validate_edge_s")
 
 
 def _checked_bytes(sizes: Sizes) -> tuple[float, ...]:

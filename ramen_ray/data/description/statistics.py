@@ -1,17 +1,25 @@
 """Summary statistics of a dataset directory."""
 
-from ramen_ray.data.description.degrees import count_clicks
+from collections.abc import Mapping
+
+from ramen_ray.data.description.degrees import ClickCounts, count_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
 
 
-def dataset_statistics(dataset: Dataset) -> dict[str, float]:
+def dataset_statistics(
+    dataset: Dataset, clicks: Mapping[str, ClickCounts] | None = None
+) -> dict[str, float]:
     """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
 
     Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
     and an ad is a label: clicks per query are over the train queries, queries per ad over all ads,
     including those without a train click. The counts of the other splits are added, and the shares
     of ads with no train click and with exactly one.
+
+    Args:
+        dataset: the dataset directory.
+        clicks: those of its splits, if they have been counted.
 
     Returns:
         ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and
@@ -21,7 +29,9 @@ def dataset_statistics(dataset: Dataset) -> dict[str, float]:
     """
     num_ads = dataset.num_rows("ads")
     statistics = {f"num_{split}_queries": dataset.num_rows(f"queries/{split}") for split in SPLITS}
-    clicks_per_ad = {split: count_clicks(dataset, split).per_ad for split in SPLITS}
+    if clicks is None:
+        clicks = {split: count_clicks(dataset, split) for split in SPLITS}
+    clicks_per_ad = {split: clicks[split].per_ad for split in SPLITS}
     statistics |= {f"num_{split}_clicks": int(clicks_per_ad[split].sum()) for split in SPLITS}
     num_queries = statistics["num_train_queries"]
     averages = {

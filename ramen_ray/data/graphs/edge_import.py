@@ -33,9 +33,9 @@ from ramen_ray.data.graphs.edge_staging import (
     stage_edges,
 )
 from ramen_ray.data.graphs.nodes import KnownNodes
-from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.sources import ROWS_PER_PIECE, Piece, find_pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.tasks import RunTasks, one_after_another
+from ramen_ray.data.tasks import RunTasks, one_after_another, runner_for
 from ramen_ray.data.validation import check
 
 Counts = dict[str, int]
@@ -55,7 +55,8 @@ def add_edge_list(
         name: the anchor set.
         edge_list: where the edges are.
         replace: whether a set of this name may be replaced.
-        run: runs the tasks; if on several machines, all must reach the dataset directory.
+        run: runs the tasks if there is much to do, else this process does; if on several machines,
+            all must reach the dataset directory.
 
     Returns:
         Counts of the rows written, of nodes without edges, and of edges left out or merged.
@@ -67,6 +68,8 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset, run)
+    num_pieces = sum(len(find_pieces(*table)) for table in edge_list.tables.values())
+    run = runner_for(dataset.total_rows + num_pieces * ROWS_PER_PIECE, run)
     with folder_beside(dataset, name) as aside:
         index = partial(KnownNodes.in_files, dataset, edge_list.protocol, aside / "known")
         (known,) = run([index])

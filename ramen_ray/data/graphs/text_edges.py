@@ -129,7 +129,7 @@ def stage_node_edges(
     leaks = Leaks.from_dataset(dataset) if protocol == "strict" else None
     neighbours = Neighbours.written_in(texts.folder)
     linked, left_out = np.zeros(len(texts), dtype=bool), Counter[str]()
-    folded = np.concatenate([hash_strings(fold(batch)) for batch in texts.batches()])
+    folded = _folded_hashes(texts) if leaks else np.empty(0, dtype=np.uint64)
     for side in NODE_TABLES:
         with pa.ipc.new_file(str(staged_file(folder, side, 0)), EDGES) as part:
             for nodes, anchors, weights in _edges(dataset, side, texts, neighbours):
@@ -141,6 +141,11 @@ def stage_node_edges(
                 part.write_table(pa.table([nodes, texts.hashes[anchors], weights], schema=EDGES))
     _stage_linked(texts, linked, folder)
     return left_out
+
+
+def _folded_hashes(texts: DistinctTexts) -> UInt64s:
+    """Hash all texts so that those that differ only in case and white space are equal."""
+    return np.concatenate([hash_strings(fold(batch)) for batch in texts.batches()])
 
 
 def _edges(

@@ -5,10 +5,11 @@ A source is cut into pieces, which tasks read independently, batch by batch.
 
 from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.sources.lines import lines_before
-from ramen_ray.data.sources.pieces import Piece, find_pieces
+from ramen_ray.data.sources.pieces import ROWS_PER_PIECE, Piece, find_pieces
 from ramen_ray.data.sources.reading import SourceBatch, read_cell, read_piece
 
 __all__ = [
+    "ROWS_PER_PIECE",
     "Piece",
     "SourceBatch",
     "as_numbers",

@@ -17,6 +17,8 @@ from ramen_ray.data.store.utf8 import to_utf8
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_PIECE = 16 << 20
+ROWS_PER_PIECE = 500_000
+"""About as many edges as a piece holds."""
 FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",

@@ -103,6 +103,11 @@ class Dataset:
         """Return the table's row count from the parquet footers."""
         return sum(pq.read_metadata(file).num_rows for file in self.files(table))
 
+    @property
+    def total_rows(self) -> int:
+        """Row count of all tables together."""
+        return sum(map(self.num_rows, self.tables))
+
     def schema(self, table: str) -> pa.Schema:
         """Return the table's columns: the required ones, then the optional ones that it has."""
         present = pq.read_schema(self.files(table)[0]).names

@@ -41,13 +41,13 @@ def validate(
     run = runner_for(sum(num_rows.values()), run)
     progress("rows")
     of_tables = run([partial(_table_findings, dataset, table, num_rows) for table in num_rows])
-    whole: dict[str, int] = {}
+    readable: dict[str, int] = {}
     for table, (found, is_readable) in zip(num_rows, of_tables, strict=True):
         findings += found
         if is_readable:
-            whole[table] = num_rows[table]
+            readable[table] = num_rows[table]
     progress("tables against each other")
-    findings += cross_findings(dataset, whole, run)
+    findings += cross_findings(dataset, readable, run)
     return sorted(findings, key=lambda finding: finding.severity)
 
 

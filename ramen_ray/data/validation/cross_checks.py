@@ -1,7 +1,7 @@
 """Checks across rows and tables, and checks for doubtful things: leaks, repeats, damaged texts.
 
-Tables are streamed column by column; memory holds a bit or eight bytes for each text, and nothing
-for each edge.
+Tables are streamed column by column. A check holds a bit or eight bytes for each row of a table
+of texts (64 for ads in several spellings), and no more for edges than what is said of repeats.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -226,8 +226,10 @@ class BackgroundTask:
     def stop(self) -> None:
         """Cancel a running task, and remove all results but the one in use."""
         if self._task is not None:
-            ray.cancel(self._task, force=True)
-            ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
+            done, _ = ray.wait([self._task], timeout=0)
+            if not done:  # to cancel a task that has ended can end this process
+                ray.cancel(self._task)
+                ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
             self._task = None
         if world()[0] == 0:
             shutil.rmtree(self.folder / ".pending", ignore_errors=True)

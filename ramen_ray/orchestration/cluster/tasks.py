@@ -1,5 +1,7 @@
-"""Run functions that write their results to files as tasks on the cluster."""
+"""Run functions as tasks on the cluster."""
 
+import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -14,32 +16,47 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
 )
 
-MAX_TASKS_HERE = 7  # more would take longer than starting a cluster
+logger = logging.getLogger(__name__)
+
 TASKS_PER_CPU = 2  # so that none waits for this process
+SECONDS_BETWEEN_LINES = 30
 
 
-def in_tasks(tasks: Sequence[Task]) -> list[Any]:
-    """Run functions on the cluster's CPUs; returns their results, in their order.
+def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:
+    """Run functions on the cluster's CPUs, which is started if need be; returns their results.
 
-    If there are few and this process has not joined a cluster, it runs them itself.
+    Args:
+        tasks: the functions; results come in their order.
+        name: what they do, to log how many are done every half minute; None to log nothing.
 
     Raises:
-        DatasetError: a function raised it; those that run then are waited for, no others start.
+        DatasetError: a function raised it; those that were sent to the cluster before, at most
+            ``TASKS_PER_CPU`` for each CPU, are waited for.
+        ClusterError: the process of a function died.
+        KeyboardInterrupt: Ctrl-C; this process has left the cluster, so what it sent there ends.
     """
-    if len(tasks) <= MAX_TASKS_HERE and not ray.is_initialized():
-        return [task() for task in tasks]
     start_ray()
     run, shared = task_of(_run_one), ray.put(list(tasks))  # sent once for all tasks
     waiting, running = deque(range(len(tasks))), dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
+    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     try:
         with user_errors():
             while waiting or running:
                 while waiting and len(running) < TASKS_PER_CPU * num_cpus():
                     number = waiting.popleft()
                     running[run.remote(shared, number)] = number
-                (ended,), _ = ray.wait([*running])
-                results[running.pop(ended)] = ray.get(ended)
+                ended, _ = ray.wait([*running], timeout=SECONDS_BETWEEN_LINES)
+                for one in ended:
+                    results[running.pop(one)] = ray.get(one)
+                if name is not None and time.monotonic() > next_line_at:
+                    left = len(waiting) + len(running)
+                    logger.info("%s: %d of %d parts", name, len(tasks) - left, len(tasks))
+                    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+    except KeyboardInterrupt:
+        running.clear()
+        ray.shutdown()
+        raise
     finally:  # else some write while the caller cleans up; to cancel them can end this process
         if running:
             ray.wait([*running], num_returns=len(running))

@@ -58,7 +58,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
-    run = runner_for(sum(dataset.num_rows(table) for table in dataset.tables), in_tasks)
+    run = runner_for(dataset.total_rows, in_tasks)
     description, *tokens = run(
         [
             partial(_without_tokens, dataset, encoder, max_length),
@@ -75,7 +75,7 @@ def _without_tokens(dataset: Dataset, encoder: str, max_length: int) -> Descript
     groups = popularity_groups(clicks["train"].per_ad)
     return Description(
         metadata=dataset.metadata,
-        statistics=dataset_statistics(dataset),
+        statistics=dataset_statistics(dataset, clicks),
         splits={split: split_size(found) for split, found in clicks.items()},
         degrees=node_degrees(clicks["train"], edges),
         shares=node_shares(clicks, edges),

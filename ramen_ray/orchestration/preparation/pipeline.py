@@ -34,6 +34,7 @@ from ramen_ray.data.prepared.stages import (
 )
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import Dataset, new_folder
+from ramen_ray.data.tasks import runner_for
 from ramen_ray.data.validation.batches import read_batches, table_batches
 from ramen_ray.data.validation.cross_checks import cross_findings
 from ramen_ray.data.validation.row_checks import row_findings
@@ -41,6 +42,7 @@ from ramen_ray.data.validation.structure import inspect_structure, read_tables
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,8 @@ def _prepare_into(
     tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    check = task_of(cross_findings).remote(dataset, num_rows)
+    run = runner_for(sum(num_rows.values()), in_tasks)
+    check = task_of(cross_findings).remote(dataset, num_rows, run)
     to_text_rows = partial(text_rows, tokenize=tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
     if edges:

@@ -2,8 +2,8 @@
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
 RAMEN paper). Validation and test queries have no edges and are not anchors, except that an ad may
-have the same text as one. Embeddings and edges go through files, so memory holds a few batches, a
-shard of embeddings, and a few numbers a text.
+have the same text as one. Embeddings and edges go through files, so with an encoder memory holds a
+few batches, a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
 """
 
 from collections.abc import Iterator
@@ -28,6 +28,7 @@ from ramen_ray.data.graphs.edge_joining import join_edges
 from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
+from ramen_ray.data.tasks import runner_for
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import NODE_TABLES
 from ramen_ray.method.graph.similar import (
@@ -79,6 +80,7 @@ def add_similar(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset, in_tasks)
+    run = runner_for(dataset.total_rows, in_tasks)
     with (
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
@@ -86,9 +88,9 @@ def add_similar(
         of_texts, of_edges = Path(staging) / "texts", Path(staging) / "edges"
         of_texts.mkdir()
         of_edges.mkdir()
-        texts = DistinctTexts.of_nodes(dataset, of_texts, in_tasks)
+        texts = DistinctTexts.of_nodes(dataset, of_texts, run)
         neighbours = Neighbours.none_yet(len(texts), settings.top_k, of_texts)
-        (plain,) = in_tasks([partial(_plain_hashes, texts)])
+        (plain,) = run([partial(_plain_hashes, texts)])
         counts = {}
         if settings.encoder is None:
             whole = pa.concat_arrays(texts.batches())
@@ -98,8 +100,8 @@ def add_similar(
             neighbours.put_all(similar_by_embeddings(search, plain, settings))
             counts = search.counts()
         stage = partial(stage_node_edges, dataset, texts, settings.protocol, of_edges)
-        (left_out,) = in_tasks([stage])
-        joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), in_tasks)
+        (left_out,) = run([stage])
+        joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), run)
         if not joined.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = {"made_by": "similar", "settings": asdict(settings)}

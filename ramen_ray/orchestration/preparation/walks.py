@@ -9,24 +9,23 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-import ray
 from filelock import FileLock
 
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.method.graph.walk import Visits, WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration.cluster.resources import task_of
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 logger = logging.getLogger(__name__)
 
 WALK_VERSION = 3
 NODES_PER_TASK = 50_000
-SECONDS_BETWEEN_LINES = 30
 
 
 def walked_edges(
@@ -66,23 +65,23 @@ def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
 def _walk(
     data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
 ) -> None:
-    write, walk, join = task_of(_write_graph), task_of(_walk_range), task_of(_join)
     started = time.monotonic()
     aside = folder / ".aside"
     shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
     aside.mkdir()
-    ranges, joined = [], []
+    edges = {side: data.path / "edges" / side for side in sides}
+    graphs = {side: aside / "graphs" / side for side in sides}
+    most = settings.max_anchor_degree
     try:
-        for side in sides:
-            edges, graph = data.path / "edges" / side, aside / "graphs" / side
-            made = write.remote(edges, graph, settings.max_anchor_degree)
-            num_nodes = Csr.open(edges).num_rows
-            starts = range(0, num_nodes, NODES_PER_TASK)
-            bounds = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
-            parts = [walk.remote(made, graph, nodes, settings, seed) for nodes in bounds]
-            ranges += parts
-            joined.append(join.remote(aside / side, *parts))
-        _wait(ranges + joined)
+        in_tasks([partial(_write_graph, edges[side], graphs[side], most) for side in sides])
+        ranges = {side: _ranges(edges[side]) for side in sides}
+        walks = [
+            partial(_walk_range, graphs[side], nodes, settings, seed)
+            for side in sides
+            for nodes in ranges[side]
+        ]
+        in_tasks(walks, "walk")
+        in_tasks([partial(_join, graphs[side], ranges[side], aside / side) for side in sides])
         for side in sides:
             (folder / side).parent.mkdir(exist_ok=True)
             (aside / side).rename(folder / side)
@@ -97,32 +96,25 @@ def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
     walkable.backward.save(graph / "backward")
 
 
-def _walk_range(
-    made: None, graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int
-) -> Visits:
-    """Walk from the nodes of a range, once the graph is ``made``."""
+def _ranges(edges: Path) -> list[tuple[int, int]]:
+    """Cut the nodes of a graph into ranges for tasks."""
+    num_nodes = Csr.open(edges).num_rows
+    starts = range(0, num_nodes, NODES_PER_TASK)
+    return [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
+
+
+def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int) -> None:
+    """Walk from the nodes of a range, and write their edges."""
     walkable = WalkGraph(Csr.open(graph / "forward"), Csr.open(graph / "backward"))
-    return most_visited(walkable, *nodes, settings, seed)
+    visits = most_visited(walkable, *nodes, settings, seed)
+    visited_edges(visits).save(_folder_of(graph, nodes))
 
 
-def _join(folder: Path, *parts: Visits) -> None:
-    write_csr(folder, map(visited_edges, parts))
+def _join(graph: Path, ranges: list[tuple[int, int]], folder: Path) -> None:
+    """Put the edges of all ranges together."""
+    write_csr(folder, (Csr.open(_folder_of(graph, nodes)) for nodes in ranges))
     write_checksums(folder)
 
 
-def _wait(tasks: list[ray.ObjectRef]) -> None:
-    """Wait until all tasks are done, and log progress; if one fails, cancel the others."""
-    waiting = tasks
-    try:
-        while waiting:
-            done, waiting = ray.wait(
-                waiting, num_returns=len(waiting), timeout=SECONDS_BETWEEN_LINES
-            )
-            ray.get(done)
-            if waiting:
-                logger.info("walk: %d of %d parts", len(tasks) - len(waiting), len(tasks))
-    except BaseException:
-        for task in tasks:
-            ray.cancel(task, force=True)
-        ray.wait(tasks, num_returns=len(tasks), timeout=SECONDS_BETWEEN_LINES)
-        raise
+def _folder_of(graph: Path, nodes: tuple[int, int]) -> Path:
+    return graph / f"from-{nodes[0]}"

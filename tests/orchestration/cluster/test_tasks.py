@@ -1,24 +1,38 @@
 """Functions that run as tasks: their results, and what happens after an error."""
 
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support import NUM_CPUS
 
+from ramen_ray.data import tasks as running
+from ramen_ray.data import validation
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.orchestration.cluster import tasks
-from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.data.validation import validate
+from ramen_ray.orchestration.cluster.tasks import TASKS_PER_CPU, in_tasks
 
 
 def test_results_come_in_the_order_of_the_tasks(cluster: None) -> None:
     assert in_tasks([partial(pow, 2, n) for n in range(12)]) == [2**n for n in range(12)]
 
 
-def test_after_an_error_no_task_starts(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_checks_of_a_large_dataset_run_on_the_cluster(
+    cluster: None, dataset_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "TASKS_PER_CPU", 1e-9)  # one at a time
-    before, after = (partial(Path.touch, tmp_path / name) for name in ("before", "after"))
+    expected = validate(Dataset(dataset_path))
+    monkeypatch.setattr(running, "ROWS_HERE", 0)
+    monkeypatch.setattr(validation, "_table_findings", None)  # of this process, not of tasks
+    assert validate(Dataset(dataset_path), in_tasks) == expected
+
+
+def test_after_an_error_only_tasks_that_were_sent_before_run(cluster: None, tmp_path: Path) -> None:
+    most = TASKS_PER_CPU * NUM_CPUS
+    others = [partial(Path.touch, tmp_path / str(n)) for n in range(10 * most)]
     with pytest.raises(DatasetError, match="nowhere"):
-        in_tasks([before, partial(Dataset, tmp_path / "nowhere"), *[after] * 10])
-    assert [path.name for path in tmp_path.iterdir()] == ["before"]
+        in_tasks([partial(Dataset, tmp_path / "nowhere"), *others])
+    done = {int(path.name) for path in tmp_path.iterdir()}
+    time.sleep(1)
+    assert done == {int(path.name) for path in tmp_path.iterdir()}
+    assert len(done) < 3 * most
