@@ -23,7 +23,7 @@ def test_the_checks_of_a_large_dataset_run_on_the_cluster(
 ) -> None:
     expected = validate(Dataset(dataset_path))
     monkeypatch.setattr(running, "ROWS_HERE", 0)
-    monkeypatch.setattr(validation, "_table_findings", None)  # of this process, not of tasks
+    monkeypatch.setattr(validation, "row_findings", None)  # of this process, not of those tasks
     assert validate(Dataset(dataset_path), in_tasks) == expected
 
 
