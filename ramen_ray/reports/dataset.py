@@ -111,8 +111,8 @@ def _distributions(description: Description) -> ReportTable:
             [
                 degrees.of,
                 degrees.per,
-                _average(degrees.found.total / degrees.found.size),
-                *map(_count, degrees.found.quantiles.values()),
+                _average(degrees.distribution.total / degrees.distribution.size),
+                *map(_count, degrees.distribution.quantiles.values()),
             ]
             for degrees in description.degrees.values()
         ],
@@ -127,9 +127,9 @@ def _degree_plots(description: Description) -> list[Plot]:
     lines: dict[str, dict[str, Distribution]] = {}
     for degrees in description.degrees.values():
         if degrees.of == "clicks":
-            lines.setdefault("clicks", {})[f"per {degrees.per}"] = degrees.found
-        elif degrees.found.total:
-            lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.found
+            lines.setdefault("clicks", {})[f"per {degrees.per}"] = degrees.distribution
+        elif degrees.distribution.total:
+            lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.distribution
     return [
         Plot(
             x_label=label,

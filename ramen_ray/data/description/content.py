@@ -56,12 +56,12 @@ class Degrees:
     Attributes:
         of: what is counted: clicks, or the name of an anchor set for its edges.
         per: the kind of node: query, ad or anchor.
-        found: the distribution over all nodes of the kind.
+        distribution: over all nodes of the kind.
     """
 
     of: str
     per: str
-    found: Distribution
+    distribution: Distribution
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Description:
         """All figures by name, the statistics first."""
         metrics = dict(self.statistics)
         for name, degrees in self.degrees.items():
-            metrics |= _named(name, degrees.found.quantiles)
+            metrics |= _named(name, degrees.distribution.quantiles)
         metrics |= {f"share_{name}": share.value for name, share in self.shares.items()}
         for name, group in self.groups.items():
             shares = {f"share_{of}": share.value for of, share in group.shares.items()}

@@ -61,14 +61,14 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     run = runner_for(dataset.total_rows, in_tasks)
     description, *tokens = run(
         [
-            partial(_without_tokens, dataset, encoder, max_length),
+            partial(_all_but_tokens, dataset, encoder, max_length),
             *(partial(_count_tokens, dataset, table, tokenizer) for table in tables),
         ]
     )
     return replace(description, tokens=dict(zip(tables, tokens, strict=True)))
 
 
-def _without_tokens(dataset: Dataset, encoder: str, max_length: int) -> Description:
+def _all_but_tokens(dataset: Dataset, encoder: str, max_length: int) -> Description:
     """Compute all of a description but the tokens' counts."""
     clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
     edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
