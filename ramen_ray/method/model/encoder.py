@@ -4,7 +4,7 @@ Both map a :class:`~ramen_ray.method.model.texts.TokenBatch` to unit-norm embedd
 saved as sentence-transformers folders. Dropout stays off, as in NGAME's training: an encoder is
 always in evaluation mode.
 
-Shapes: N texts, T tokens of a bucket's longest text, D width of an embedding.
+Shapes: N texts, R rows of W tokens that they are packed into, D width of an embedding.
 """
 
 import json
@@ -17,11 +17,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.model.heads import Head, unit
+from ramen_ray.method.model.packing import PackedTexts, packed
 from ramen_ray.method.model.pretrained import (
     LOAD_ERRORS,
     EncoderError,
@@ -36,6 +38,19 @@ if TYPE_CHECKING:
 
 Pooling = Literal["mean", "cls"]
 EmbeddingTable = nn.Embedding | nn.EmbeddingBag
+
+ROWS_OF_TEXTS = {
+    "albert",
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+}
+"""Types of transformers whose attention and positions can be told for each token. Others may see
+the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get one text a row."""
 
 
 class PooledEncoder(nn.Module):
@@ -105,6 +120,8 @@ class TransformerEncoder(PooledEncoder):
         self.tokenizer = tokenizer
         self.pooling = pooling
         self._attention = backbone.config._attn_implementation
+        self._takes_rows_of_texts = backbone.config.model_type in ROWS_OF_TEXTS
+        self._first_position = _first_position(backbone)
         self.eval()
 
     @property
@@ -125,23 +142,33 @@ class TransformerEncoder(PooledEncoder):
         """Return pooled states (N, width) float32, in the order of ``texts``."""
         device = next(self.parameters()).device
         self._choose_attention(device)
-        padded, lengths_of = zip(*texts.buckets(), strict=True)
-        all_ids = to_device(np.concatenate([ids.reshape(-1) for ids in padded]), device)
-        # One look-up for all buckets: each would have a gradient as large as the table.
-        embedded = self.token_table(all_ids).split([ids.size for ids in padded])
-        pooled = []
-        for words_TD, lengths in zip(embedded, lengths_of, strict=True):
-            words_NTD = words_TD.unflatten(0, (len(lengths), -1))
-            full = lengths[0] == lengths[-1]
-            mask_NT = torch.ones(words_NTD.shape[:2], dtype=torch.long, device=device)
-            if not full:
-                ends_N1 = to_device(lengths, device)[:, None]
-                mask_NT = (torch.arange(words_NTD.shape[1], device=device) < ends_N1).long()
-            hidden_NTD = self.backbone(
-                inputs_embeds=words_NTD, attention_mask=None if full else mask_NT
-            ).last_hidden_state
-            pooled.append(self._pool(hidden_NTD, mask_NT))
-        return torch.cat(pooled).float()
+        packs = list(packed(texts, self._takes_rows_of_texts))
+        all_ids = to_device(np.concatenate([pack.token_ids.reshape(-1) for pack in packs]), device)
+        # One look-up for all packs: each would have a gradient as large as the table.
+        embedded = self.token_table(all_ids).split([pack.token_ids.size for pack in packs])
+        pooled_ND = torch.cat(
+            [
+                self._pool(self._states(words_TD.unflatten(0, pack.token_ids.shape), pack), pack)
+                for words_TD, pack in zip(embedded, packs, strict=True)
+            ]
+        )
+        in_order = np.argsort(np.concatenate([pack.numbers for pack in packs]))
+        return pooled_ND[to_device(in_order, device)].float()
+
+    def _states(self, words_RWD: Tensor, pack: PackedTexts) -> Tensor:
+        """Return the states (R W, D) of packed texts, from their token embeddings."""
+        texts_RW = to_device(pack.texts, words_RWD.device)
+        if self._takes_rows_of_texts:
+            # transformers takes a mask of this shape as it is, and does not wait to look at it
+            is_same_R1WW = (texts_RW[:, :, None] == texts_RW[:, None]).unsqueeze(1)
+            inputs = {
+                "attention_mask": torch.where(is_same_R1WW, 0.0, -torch.inf),
+                "position_ids": to_device(pack.positions, words_RWD.device) + self._first_position,
+            }
+        else:
+            inputs = {"attention_mask": (texts_RW >= 0).long()}
+        states_RWD: Tensor = self.backbone(inputs_embeds=words_RWD, **inputs).last_hidden_state
+        return states_RWD.flatten(0, 1)
 
     def _choose_attention(self, device: torch.device) -> None:
         """Take eager attention under bfloat16 on CPUs, where PyTorch's fused one is slower."""
@@ -150,11 +177,13 @@ class TransformerEncoder(PooledEncoder):
         if attention != self.backbone.config._attn_implementation:
             self.backbone.set_attn_implementation(attention)
 
-    def _pool(self, hidden_NTD: Tensor, mask_NT: Tensor) -> Tensor:
+    def _pool(self, states_TD: Tensor, pack: PackedTexts) -> Tensor:
+        """Return the pooled states (N, D) of a pack from its states (R W, D)."""
+        starts = pack.lengths.cumsum() - pack.lengths
         if self.pooling == "cls":
-            return hidden_NTD[:, 0]
-        weights_NT1 = mask_NT.unsqueeze(-1).to(hidden_NTD.dtype)
-        return (hidden_NTD * weights_NT1).sum(dim=1) / weights_NT1.sum(dim=1)
+            return states_TD[to_device(pack.places[starts], states_TD.device)]
+        places, starts_N = (to_device(one, states_TD.device) for one in (pack.places, starts))
+        return functional.embedding_bag(places, states_TD, starts_N, mode="mean")
 
     def save(self, folder: Path, max_length: int) -> None:
         """Write a folder that transformers and sentence-transformers load unchanged."""
@@ -222,6 +251,14 @@ class BagEncoder(PooledEncoder):
 
 
 Encoder = TransformerEncoder | BagEncoder
+
+
+def _first_position(backbone: "PreTrainedModel") -> int:
+    """Return the position of a text's first token: RoBERTa and its like count from 2."""
+    for name, module in backbone.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def build_transformer(

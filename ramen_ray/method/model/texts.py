@@ -1,18 +1,15 @@
-"""Prepare texts for the encoder: tokenise, gather, sort and cut into buckets."""
+"""Prepare texts for the encoder: tokenise, gather and sort."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-MIN_TEXTS_PER_BUCKET = 64
 TEXTS_PER_COUNT = 1024
-PADDING = 0  # a token that masks hide, so any will do
 
 
 @dataclass(frozen=True)
@@ -70,34 +67,3 @@ class TokenBatch:
 
     token_ids: NDArray[np.int64]
     lengths: NDArray[np.int64]
-
-    def buckets(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (token ids (texts, longest), lengths (texts,)), padded to the bucket's longest.
-
-        A bucket ends where the length changes and it has enough texts to keep the device busy.
-        """
-        ends = np.cumsum(self.lengths)
-        for start, stop in bucket_bounds(self.lengths):
-            lengths = self.lengths[start:stop]
-            first = ends[start] - lengths[0]
-            padded = np.full((stop - start, lengths[-1]), PADDING, dtype=np.int64)
-            padded[np.arange(lengths[-1]) < lengths[:, None]] = self.token_ids[
-                first : ends[stop - 1]
-            ]
-            yield padded, lengths
-
-
-def bucket_bounds(
-    lengths: NDArray[Any], min_texts: int = MIN_TEXTS_PER_BUCKET
-) -> list[tuple[int, int]]:
-    """Cut ascending ``lengths`` (n,) where they change, joining runs shorter than ``min_texts``."""
-    changes = [*(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    bounds: list[tuple[int, int]] = []
-    start = 0
-    for stop in changes:
-        if stop - start >= min_texts:
-            bounds.append((start, stop))
-            start = stop
-    if start < len(lengths):
-        bounds.append((start, len(lengths)))
-    return bounds

@@ -1,0 +1,122 @@
+"""Texts of one encoder pass, side by side in rows: hardly any padding, and few large products.
+
+Rows of several short texts, each of which attends only to itself, are the packing of BERT's
+pre-training without cross-contamination (Krell et al., 2021).
+
+Shapes: N texts, R rows, W width of a row.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.method.model.texts import TokenBatch
+
+LEAST_WIDTH = 64
+"""Wide enough to be filled well, and narrow enough for attention to cost little."""
+PADDING = 0  # no token of a text attends to it, so any will do
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """Texts in rows of one width, and where their tokens are.
+
+    Attributes:
+        numbers: (N,) int64, which texts of the batch these are, ascending.
+        lengths: (N,) int64, the tokens of each.
+        token_ids: (R, W) int64, PADDING where there is no text.
+        texts: (R, W) int64, which of the N texts a token belongs to; -1 for padding.
+        positions: (R, W) int64, the position of a token in its text; 0 for padding.
+        places: (tokens,) int64, the place of each token, row times W plus column, one text after
+            another.
+    """
+
+    numbers: Int64s
+    lengths: Int64s
+    token_ids: Int64s
+    texts: Int64s
+    positions: Int64s
+    places: Int64s
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The texts (N,) of a batch in the order of their rows, the row of each, and its width."""
+
+    texts: Int64s
+    rows: Int64s
+    widths: Int64s
+
+
+def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts]:
+    """Yield the texts of a batch in rows; rows of long texts are wider, and come apart.
+
+    Args:
+        batch: the texts.
+        side_by_side: whether a row may have several texts.
+    """
+    laid = _filled_rows(batch.lengths) if side_by_side else _single_rows(batch.lengths)
+    starts = batch.lengths.cumsum() - batch.lengths
+    for width in np.unique(laid.widths):
+        own = laid.widths == width
+        yield _pack(batch, starts, laid.texts[own], laid.rows[own])
+
+
+def _filled_rows(lengths: Int64s) -> _Rows:
+    """Fill rows: each gets the longest texts that are left, then the shortest that still fit.
+
+    A row is at least half as wide again as its longest text, so that others fit beside it.
+    """
+    ends, longest = [0, *lengths.cumsum().tolist()], lengths.tolist()
+    low, high = 0, len(lengths)
+    starts, counts, widths = [], [], []
+    while low < high:
+        width = LEAST_WIDTH
+        while 2 * width < 3 * longest[high - 1]:
+            width *= 2
+        first = bisect_left(ends, ends[high] - width, low, high)
+        free = width - (ends[high] - ends[first])
+        last = bisect_right(ends, ends[low] + free, low, first + 1) - 1
+        starts += [first, low]
+        counts += [high - first, last - low]
+        widths += [width, width]
+        low, high = last, first
+    texts = ragged_positions(np.array(starts), np.array(counts))
+    return _Rows(texts, np.repeat(np.arange(len(counts)) // 2, counts), np.repeat(widths, counts))
+
+
+def _single_rows(lengths: Int64s) -> _Rows:
+    """Give each text a row, as wide as the longest."""
+    rows = np.arange(len(lengths))
+    return _Rows(rows, rows, np.full(len(lengths), lengths.max()))
+
+
+def _pack(batch: TokenBatch, starts: Int64s, texts: Int64s, rows: Int64s) -> PackedTexts:
+    """Lay out ``texts`` (N,) in the given ``rows`` (N,), which become as wide as the fullest."""
+    lengths = batch.lengths[texts]
+    ends = lengths.cumsum()
+    is_first = np.diff(rows, prepend=-1) > 0
+    row = is_first.cumsum() - 1
+    columns = ends - lengths - (ends - lengths)[is_first][row]
+    shape = (int(row[-1]) + 1, int((columns + lengths).max()))
+    by_number = np.argsort(texts)
+    numbers, lengths = texts[by_number], lengths[by_number]
+    places = ragged_positions((row * shape[1] + columns)[by_number], lengths)
+
+    def filled(values: Int64s, padding: int) -> Int64s:
+        whole = np.full(shape, padding, dtype=np.int64)
+        whole.reshape(-1)[places] = values
+        return whole
+
+    return PackedTexts(
+        numbers,
+        lengths,
+        filled(batch.token_ids[ragged_positions(starts[numbers], lengths)], PADDING),
+        filled(np.repeat(np.arange(len(lengths)), lengths), -1),
+        filled(ragged_positions(np.zeros_like(lengths), lengths), 0),
+        places,
+    )
