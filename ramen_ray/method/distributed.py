@@ -1,5 +1,7 @@
 """The collectives of training and evaluation; without a process group there is one worker."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,37 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-def gather_rows(rows: NDArray[Any], device: torch.device) -> NDArray[Any]:
-    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
+@contextmanager
+def group_of_cpus() -> Iterator[distributed.ProcessGroup | None]:
+    """Open a group in which a thread may exchange arrays amid the collectives of a step.
+
+    All workers open it together. None if there is one worker.
+    """
+    if world()[1] == 1:
+        yield None
+        return
+    group = distributed.new_group(backend="gloo")
+    try:
+        yield group
+    finally:
+        distributed.destroy_process_group(group)
+
+
+def gather_rows(
+    rows: NDArray[Any], device: torch.device, group: distributed.ProcessGroup | None = None
+) -> NDArray[Any]:
+    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape.
+
+    They go through ``device``, or, if there is one, through a :func:`group_of_cpus`.
+    """
     _, num_workers = world()
     if num_workers == 1:
         return rows
-    local = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+    local = torch.from_numpy(np.ascontiguousarray(rows))
+    if group is None:
+        local = local.to(device)
     gathered = local.new_empty((num_workers * local.shape[0], *local.shape[1:]))
-    distributed.all_gather_single(gathered, local)
+    distributed.all_gather_single(gathered, local, group=group)
     return gathered.cpu().numpy()
 
 

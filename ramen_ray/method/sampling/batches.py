@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
@@ -70,14 +71,17 @@ class Batch:
             parts += [(anchor_table(regularizer.anchor_set), anchors)]
         return parts
 
-    def gathered(self, device: torch.device) -> "Batch":
-        """Return the global batch: every worker's rows in rank order, by one collective."""
+    def gathered(self, device: torch.device, group: ProcessGroup | None = None) -> "Batch":
+        """Return the global batch: every worker's rows in rank order, by one collective.
+
+        The arguments are those of :func:`~ramen_ray.method.distributed.gather_rows`.
+        """
         num_workers = world()[1]
         if num_workers == 1:
             return self
         parts = [ids for _, ids in self.drawn()]
         flat = np.concatenate([ids.reshape(-1) for ids in parts])
-        of_workers = gather_rows(flat[None], device)
+        of_workers = gather_rows(flat[None], device, group)
         ends = np.cumsum([ids.size for ids in parts])[:-1]
         queries, ads, hard_negatives, *rest = (
             whole.reshape(num_workers * len(ids), *ids.shape[1:])

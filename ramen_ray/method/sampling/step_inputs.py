@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
@@ -140,7 +141,13 @@ class StepInputs:
     linked: Mapping[Regularizer, Tensor]
 
     @classmethod
-    def from_local(cls, data: TrainingData, local: Batch, device: torch.device) -> "StepInputs":
+    def from_local(
+        cls,
+        data: TrainingData,
+        local: Batch,
+        device: torch.device,
+        group: ProcessGroup | None = None,
+    ) -> "StepInputs":
         """Find out all about the batch that ``local`` is this worker's share of.
 
         With several workers this is a collective.
@@ -149,8 +156,9 @@ class StepInputs:
             data: what ``local`` was drawn from.
             local: this worker's share of the batch.
             device: where the step will be computed.
+            group: see :meth:`~ramen_ray.method.sampling.batches.Batch.gathered`.
         """
-        batch = local.gathered(device)
+        batch = local.gathered(device, group)
         texts = DistinctTexts.from_batch(batch, data.tables)
         rank, num_workers = world()
         mine = slice(rank, None, num_workers)  # every n-th, so that all workers get equal lengths

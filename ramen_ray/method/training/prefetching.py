@@ -2,12 +2,12 @@
 
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TypeVar
 
 import torch
 
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import group_of_cpus
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.step_inputs import StepInputs
@@ -46,14 +46,15 @@ def step_inputs(
         steps: the steps.
         device: where they will be computed.
         prefetch: make the next one on a thread, which changes none of them; None to do so for a
-            GPU only, as a CPU is busy with the step itself. With several workers only the draws are
-            made ahead: the rest has a collective, and no thread may start one amid those of a step.
+            GPU only, as a CPU is busy with the step itself. Workers then exchange what they drew
+            apart from the collectives of a step.
     """
-    drawn = (sampler.draw(step, sources, objective.regularizers_at(step)) for step in steps)
-    if not (device.type == "cuda" if prefetch is None else prefetch):
-        yield from (StepInputs.from_local(sampler.data, local, device) for local in drawn)
-    elif world()[1] > 1:
-        with closing(prefetched(drawn)) as ahead:
-            yield from (StepInputs.from_local(sampler.data, local, device) for local in ahead)
-    else:
-        yield from prefetched(StepInputs.from_local(sampler.data, one, device) for one in drawn)
+    ahead = device.type == "cuda" if prefetch is None else prefetch
+    with group_of_cpus() if ahead else nullcontext() as group:
+        drawn = (sampler.draw(step, sources, objective.regularizers_at(step)) for step in steps)
+        inputs = (StepInputs.from_local(sampler.data, local, device, group) for local in drawn)
+        if ahead:
+            with closing(prefetched(inputs)) as made:
+                yield from made
+        else:
+            yield from inputs

@@ -3,8 +3,10 @@
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import prefetched, step_inputs
 from ramen_ray.method.training.step import TrainState, train_steps
@@ -115,7 +118,7 @@ def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
     assert plain[0] != plain[1]
 
 
-def _worker(rank: int, folder: Path, prepared: Path) -> None:
+def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
@@ -126,15 +129,27 @@ def _worker(rank: int, folder: Path, prepared: Path) -> None:
     )
     assert ahead == plain
     assert len(plain) == 5
+    losses = [_train(sampler, encoder, on) for on in (False, True)]
+    assert losses[0] == losses[1]
     assert not _threads()
     distributed.destroy_process_group()
 
 
+def _train(sampler: Sampler, encoder: Path, prefetch: bool) -> list[list[float]]:
+    """Train five steps, which have collectives of their own; returns this worker's losses."""
+    model = build_bag(str(encoder))
+    optimizer = build_optimizer(model, 1e-3, 0.01)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    state = TrainState(wrapped, optimizer, build_schedule(optimizer, 1, 9), _sources(sampler))
+    with patch.object(step_module, "step_inputs", partial(step_inputs, prefetch=prefetch)):
+        return [losses.tolist() for losses in train_steps(state, sampler, OBJECTIVE, 5)]
+
+
 @pytest.mark.slow
 def test_two_workers_have_the_same_inputs_with_a_thread(
-    prepared_bag: Prepared, tmp_path: Path
+    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
-    run_in_two_processes(_worker, tmp_path, prepared_bag.path)
+    run_in_two_processes(_worker, tmp_path, prepared_bag.path, encoder_path)
 
 
 class _Fails(torch.nn.Module):
