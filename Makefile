@@ -1,6 +1,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+# faiss for the CPU and for NVIDIA's GPUs are the same module
+FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 
 .PHONY: train lint test test-all test-gpu clean
 
@@ -17,7 +19,7 @@ test: lint
 	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
 
 test-all: test
-	$(VENV)/bin/pytest --durations 15 -m slow
+	$(VENV)/bin/pytest -rs --durations 15 -m slow
 
 # on a machine with a GPU; elsewhere all of them are skipped
 test-gpu: $(INSTALLED)
@@ -29,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch uv
 	$(VENV)/bin/uv pip install --quiet --python $(VENV) --compile-bytecode \
-		--constraint constraints.txt --editable ".[cpu,onnx,weights,dev]"
+		--constraint constraints.txt --editable ".[$(FAISS),onnx,weights,stores,dev]"
 	touch $@
 
 clean:
