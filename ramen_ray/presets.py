@@ -59,7 +59,9 @@ def debian() -> RunConfig:
         dataset="datasets/debian",
         encoder=EncoderConfig(kind="bag", pretrained=MINILM),
         optimizer=OptimizerConfig(lr=3e-3),
-        regularization=_on_ads(("sources",), others=("depends", "tags", "depends_published")),
+        regularization=_on_ads(
+            ("sources",), ("depends", "tags", "depends_published"), every_steps=4
+        ),
         training=TrainingConfig(epochs=20, global_batch_size=1024, selection_metric="R@10"),
     )
 
@@ -78,7 +80,8 @@ def foldoc_ramen() -> RunConfig:
 
 def debian_ramen() -> RunConfig:
     """The archive with the whole method, small enough for jobs/ablate.py."""
-    return overlay(_whole_method(debian()), {"base.double_cluster_size_at": (9, 9)})
+    changes = {"base.double_cluster_size_at": (9, 9), "regularization.every_steps": 1}
+    return overlay(_whole_method(debian()), changes)
 
 
 def foldoc_depsl() -> RunConfig:

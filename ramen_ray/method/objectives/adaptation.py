@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.distributed import sum_over_workers
+from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -99,21 +99,24 @@ class AdaptiveWeights:
         self.weights = torch.tensor(weights, device=self.weights.device)
 
 
-def leads(rows_bD: Tensor, own_bD: Tensor, candidates_LD: Tensor, positive_bL: Tensor) -> Tensor:
+def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
+    """Return each row's nearest candidate (n,) that is no positive (n, L) of it; -1 for none."""
+    nearest_n, places_n = similarity_nL.masked_fill(positive_nL, -torch.inf).max(dim=1)
+    return torch.where(torch.isfinite(nearest_n), places_n, -1)
+
+
+def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
     """Return the direction in which each row moves to rank its own candidate above the rival.
 
     Args:
-        rows_bD: (b, D) embeddings of queries, or ads.
-        own_bD: (b, D) embeddings of the ads, or queries, that they are paired with.
+        own_bD: (b, D) embeddings of the ads, or queries, that the rows are paired with.
         candidates_LD: (L, D) embeddings of all candidates that are ranked.
-        positive_bL: (b, L) bool, the candidates that are not rivals of a row.
+        rivals_b: (b,) int64, each row's rival among them; -1 for none.
 
     Returns:
-        (b, D) own embedding minus that of the nearest rival; zero where a row has no rival.
+        (b, D) own embedding minus that of the rival; zero where a row has none.
     """
-    scores_bL = (rows_bD @ candidates_LD.T).masked_fill(positive_bL, -torch.inf)
-    nearest_b, rivals_b = scores_bL.max(dim=1)
-    return (own_bD - candidates_LD[rivals_b]) * torch.isfinite(nearest_b)[:, None]
+    return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
 
 def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
@@ -143,41 +146,35 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
-    batch, table = encoded.batch, node_table(regularizer)
-    pool = encoded.anchor_pool(regularizer.anchor_set)
-    if not len(pool.ids):
+    batch = encoded.batch
+    if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
         return encoded.embeddings_UD.new_zeros((len(rows), encoded.embeddings_UD.shape[1]))
-    anchors_LD = encoded.vectors(pool.table, pool.ids)
-
-    def shares(some: Int64s) -> Tensor:
-        linked = encoded.positive_anchors(pool, regularizer, some).to(anchors_LD.dtype)
-        return linked / linked.sum(dim=1, keepdim=True).clamp(min=1)
-
-    of_batch = {QUERIES: batch.queries, ADS: batch.ads[:, 0]}[table]
-    shares_BL = shares(of_batch)
-    num_linked = shares_BL.sum().clamp(min=1)
-    mean_anchor_D = (shares_BL.sum(dim=0) / num_linked) @ anchors_LD
-    shares_bL = shares_BL if len(rows) == len(of_batch) else shares(rows)
-    return shares_bL @ anchors_LD - shares_bL.sum(dim=1, keepdim=True) * mean_anchor_D
+    of_batch = {QUERIES: batch.queries, ADS: batch.ads[:, 0]}[node_table(regularizer)]
+    means_BD, is_linked_B1 = encoded.mean_anchors(regularizer, of_batch)
+    pulls_BD = means_BD - is_linked_B1 * (means_BD.sum(dim=0) / is_linked_B1.sum().clamp(min=1))
+    rank, num_rows = world()[0], len(rows)
+    return pulls_BD[rank * num_rows : (rank + 1) * num_rows]
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
     return leads(
-        encoded.vectors(QUERIES, queries),
         encoded.vectors(ADS, ads),
         encoded.vectors(ADS, encoded.ad_pool.ids),
-        encoded.own_clicked_in_pool,
+        rivals(encoded.own_similarity, encoded.own_clicked_in_pool),
     )
 
 
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
-    pool, others = Pool(ADS, np.unique(ads)), encoded.batch.queries
-    clicked_Bb = encoded.positive_ads(pool, others)[:, encoded.places(pool, ads)]
-    return leads(
-        encoded.vectors(ADS, ads),
-        encoded.vectors(QUERIES, queries),
-        encoded.vectors(QUERIES, others),
-        clicked_Bb.T,
-    )
+    others_BD = encoded.vectors(QUERIES, encoded.batch.queries)
+    if len(queries) == len(others_BD):
+        pool, clicked_BL = encoded.ad_pool, encoded.own_clicked_in_pool
+        similarity_BL = encoded.own_similarity
+    else:
+        pool = Pool(ADS, np.unique(ads))
+        clicked_BL = encoded.positive_ads(pool, encoded.batch.queries)
+        similarity_BL = others_BD @ encoded.vectors(ADS, pool.ids).T
+    rivals_L = rivals(similarity_BL.T, clicked_BL.T)
+    own_bD = encoded.vectors(QUERIES, queries)
+    return leads(own_bD, others_BD, rivals_L[encoded.places(pool, ads)])

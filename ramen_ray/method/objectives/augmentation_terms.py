@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ramen_ray.method.objectives.losses import Loss
-from ramen_ray.method.objectives.terms import TASK, Term, own_embeddings, task_term
+from ramen_ray.method.objectives.terms import TASK, Term, task_term
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import ADS
+from ramen_ray.method.similarity import similarities
 
 ENCODER, CALIBRATION = "encoder", "calibration"
 NUM_CALIBRATED = 10
@@ -30,7 +31,10 @@ def oak_terms(
         task_term(loss, encoder_weight, ENCODER),
         _calibration_term(calibration_weight, calibration_margin),
     ]
-    return [task_term(loss, 1.0, TASK, _enriched), *(term for term in others if term.weight)]
+    return [
+        task_term(loss, 1.0, TASK, _enriched_similarity),
+        *(term for term in others if term.weight),
+    ]
 
 
 def calibration_losses(
@@ -56,15 +60,13 @@ def calibration_losses(
 
 def _calibration_term(weight: float, margin: float) -> Term:
     def share(encoded: EncodedBatch) -> Tensor:
-        ads_LD = encoded.vectors(ADS, encoded.ad_pool.ids)
-        plain_bL = own_embeddings(encoded) @ ads_LD.T
-        enriched_bL = _enriched(encoded) @ ads_LD.T
+        plain_bL, enriched_bL = encoded.own_similarity, _enriched_similarity(encoded)
         losses_b = calibration_losses(plain_bL, enriched_bL, encoded.own_clicked_in_pool, margin)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(CALIBRATION, weight, share)
 
 
-def _enriched(encoded: EncodedBatch) -> Tensor:
+def _enriched_similarity(encoded: EncodedBatch) -> Tensor:
     assert encoded.enriched_bD is not None, "the model has no bank of anchors"
-    return encoded.enriched_bD
+    return similarities(encoded.enriched_bD, encoded.vectors(ADS, encoded.ad_pool.ids))

@@ -52,11 +52,16 @@ class TripletLoss:
             for rows without a positive or without a negative.
         """
         has_positive_BP = positives_BP >= 0
-        own_BP1 = similarity_BL.gather(1, positives_BP.clamp(min=0))[:, :, None]
-        negatives_BL = similarity_BL.masked_fill(is_positive_BL, -torch.inf)
+        negatives_BL = similarity_BL.detach().masked_fill(is_positive_BL, -torch.inf)
         num_negatives = min(self.num_negatives, negatives_BL.shape[1])
-        hardest_B1K = negatives_BL.topk(num_negatives, dim=1).values[:, None]
-        num_own_B1 = torch.isfinite(hardest_B1K).sum(dim=2).clamp(min=1)
+        nearest_BK, places_BK = negatives_BL.topk(num_negatives, dim=1)
+        is_negative_BK = torch.isfinite(nearest_BK)
+        # One look-up of all that counts, so that one array of the pool's size has the gradients.
+        chosen = similarity_BL.gather(1, torch.cat([positives_BP.clamp(min=0), places_BK], dim=1))
+        own_BP, hardest_BK = chosen.split([positives_BP.shape[1], num_negatives], dim=1)
+        own_BP1 = own_BP[:, :, None]
+        hardest_B1K = hardest_BK.masked_fill(~is_negative_BK, -torch.inf)[:, None]
+        num_own_B1 = is_negative_BK.sum(dim=1, keepdim=True).clamp(min=1)
         violations_BPK = (hardest_B1K - own_BP1 + self.margin).clamp(min=0)
         if self.softmax_weighting:
             logits_BPK = hardest_B1K.masked_fill(violations_BPK == 0, -torch.inf)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from ramen_ray.method.objectives.losses import Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
+from ramen_ray.method.sampling.training_data import node_table
+from ramen_ray.method.similarity import similarities
 
 TASK = "task"
 
@@ -80,16 +82,11 @@ class Objective:
         )
 
 
-def own_embeddings(encoded: EncodedBatch) -> Tensor:
-    """Return the embeddings (b, D) of this worker's queries."""
-    return encoded.vectors(QUERIES, encoded.local.queries)
-
-
 def task_term(
     loss: Loss,
     weight: float = 1.0,
     name: str = TASK,
-    queries_of: Callable[[EncodedBatch], Tensor] = own_embeddings,
+    similarity_of: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity"),
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
@@ -97,16 +94,15 @@ def task_term(
         loss: of the similarities of a query to the ads.
         weight: the term's weight.
         name: the term's name.
-        queries_of: returns the vectors (b, D) of this worker's queries.
+        similarity_of: returns the similarities (b, L) of this worker's queries to the ads.
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
         pool = encoded.ad_pool
         if not len(pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        similarity_bL = queries_of(encoded) @ encoded.vectors(ADS, pool.ids).T
         positives_bP = encoded.places(pool, encoded.local.ads)
-        losses_b = loss(similarity_bL, positives_bP, encoded.own_clicked_in_pool)
+        losses_b = loss(similarity_of(encoded), positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(name, weight, share)
@@ -123,7 +119,7 @@ def regularizer_term(
         if not len(pool.ids):
             return encoded.embeddings_UD.new_zeros(())
         nodes_nD = encoded.vectors(node_table(regularizer), nodes)
-        similarity_nL = nodes_nD @ encoded.vectors(pool.table, pool.ids).T
+        similarity_nL = similarities(nodes_nD, encoded.vectors(pool.table, pool.ids))
         positives_n1 = encoded.places(pool, anchors[:, None])
         known_nL = encoded.own_linked_in_pool(regularizer)
         losses_n = loss(similarity_nL, positives_n1, known_nL)

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
@@ -19,7 +19,8 @@ from ramen_ray.method.distributed import gather_embeddings, world
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
-from ramen_ray.method.sampling.training_data import QUERIES
+from ramen_ray.method.sampling.training_data import ADS, QUERIES
+from ramen_ray.method.similarity import similarities
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class EncodedBatch:
 
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
-        return self.embeddings_UD[self._positions(table, ids)]
+        # not by indexing, whose gradients take several times as long
+        return functional.embedding(self._positions(table, ids), self.embeddings_UD)
 
     def classifier_queries(self, queries: Int64s) -> Tensor:
         """Return the vectors (n, d), not normalised, of ``queries`` (n,) for classifiers.
@@ -83,6 +85,13 @@ class EncodedBatch:
         return to_device(pool.find(drawn), self.embeddings_UD.device)
 
     @cached_property
+    @torch.enable_grad()  # whoever asks first
+    def own_similarity(self) -> Tensor:
+        """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``."""
+        queries_bD = self.vectors(QUERIES, self.local.queries)
+        return similarities(queries_bD, self.vectors(ADS, self.ad_pool.ids))
+
+    @cached_property
     def clicked_in_pool(self) -> Tensor:
         """(B, L) bool, which ads of the ``ad_pool`` the batch's queries clicked: P_i ∩ L_B."""
         if len(self.local.queries) == len(self.batch.queries):
@@ -100,14 +109,23 @@ class EncodedBatch:
 
     def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
         """Mark the ads of ``pool`` that were clicked for ``queries`` (b,); returns (b, L) bool."""
-        return self._mask(pool.is_positive([self.inputs.data.clicks], queries))
-
-    def positive_anchors(self, pool: Pool, regularizer: Regularizer, nodes: Int64s) -> Tensor:
-        """Mark the anchors of ``pool`` that ``nodes`` (n,) are linked to; returns (n, L) bool."""
-        return self._mask(pool.is_positive(self.inputs.data.known_edges[regularizer], nodes))
-
-    def _mask(self, mask: NDArray[np.bool_]) -> Tensor:
+        mask = pool.is_positive([self.inputs.data.clicks], queries)
         return to_device(mask, self.embeddings_UD.device)
+
+    def mean_anchors(self, regularizer: Regularizer, nodes: Int64s) -> tuple[Tensor, Tensor]:
+        """Return the mean (n, D) of the pool's anchors that each node (n,) is linked to, or 0.
+
+        The second tensor (n, 1) says which nodes are linked to any. The pool must not be empty.
+        """
+        pool = self.anchor_pool(regularizer.anchor_set)
+        links = pool.links(self.inputs.data.known_edges[regularizer], nodes)
+        starts = np.searchsorted(links, np.arange(len(nodes) + 1) * len(pool.ids))
+        device = self.embeddings_UD.device
+        anchors = self._positions(pool.table, pool.ids[links % len(pool.ids)])
+        means_nD = functional.embedding_bag(
+            anchors, self.embeddings_UD, to_device(starts[:-1], device), mode="mean"
+        )
+        return means_nD, to_device(np.diff(starts) > 0, device)[:, None]
 
 
 def encode(
@@ -130,7 +148,7 @@ def encode(
         embeddings = model(inputs.tokens)
     num_texts = len(inputs.texts.rows)
     share = -(-num_texts // world()[1])
-    padded = nn.functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
+    padded = functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
     # the transpose puts the workers' texts back into order
     in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[:num_texts]
     if classifiers_of is None:

@@ -101,14 +101,19 @@ class Pool:
         """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
-        """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
-        mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
+    def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
+        """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
+        found = [np.empty(0, dtype=np.int64)]
         for edges in known if len(self.ids) else ():
             row, candidate = edges.gather(rows)
             place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
-            is_candidate = self.ids[place] == candidate
-            mask[row[is_candidate], place[is_candidate]] = True
+            found.append((row * len(self.ids) + place)[self.ids[place] == candidate])
+        return np.unique(np.concatenate(found))
+
+    def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
+        """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
+        mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
+        mask.reshape(-1)[self.links(known, rows)] = True
         return mask
 
 

@@ -18,7 +18,7 @@ from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads, rivals
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
@@ -132,7 +132,7 @@ def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
     candidates = torch.stack([corners[1], functional.normalize(corners[0] + corners[2], dim=0)])
     free, taken = torch.tensor([[False, False]]), torch.tensor([[False, True]])
     ahead = [
-        leads(corners[:1], corners[3:], candidates, positive)
+        leads(corners[3:], candidates, rivals(corners[:1] @ candidates.T, positive))
         for positive in (free, taken, torch.tensor([[True, True]]))
     ]
     torch.testing.assert_close(ahead[0], corners[3:] - candidates[1])
