@@ -4,10 +4,10 @@ A size is a number of queries, with as many ads and anchors, 2 clicks a query, a
 otherwise (100000x20), 5 edges a node, so 10M queries have 100M edges; degrees follow power laws.
 The stages of a size follow one another, each in a process of its own with Ray started before: start
 of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
-bag, batch 1024, 20 steps), pruning, co-session graphs. Figures of each: seconds, processor seconds,
-microseconds a row, peak memory of the driver with and without what it shares, of Ray's processes
-without, and of Ray's store. With --unit-costs, the planner's unit costs are measured and fitted
-too: give at least four sizes, one with more edges.
+bag, batch 1024, 20 steps), pruning, co-session graphs, similar texts (by a bag). Figures of each:
+seconds, processor seconds, microseconds a row, peak memory of the driver with and without what it
+shares, of Ray's processes without, and of Ray's store. With --unit-costs, the planner's unit costs
+are measured and fitted too: give at least four sizes, one with more edges.
 `ratio` is the training's queries per processor second at the largest size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]

@@ -223,6 +223,23 @@ def sessions(folder: Path) -> Stage:
     return run
 
 
+def similar(folder: Path) -> Stage:
+    """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
+    from ramen_ray.method.graph.similar import SimilarSettings
+    from ramen_ray.orchestration.preparation.similar import add_similar
+    from ramen_ray.orchestration.runs.components import build_encoder
+
+    dataset = Dataset(folder / "dataset")
+    build_encoder(ENCODER).save(folder / "bag", ENCODER.max_length)
+    settings = SimilarSettings(str(folder / "bag"), max_length=ENCODER.max_length)
+
+    def run() -> int:
+        print(add_similar(dataset.path, "similar", settings))  # with the recall
+        return _num_rows(dataset, ["ads", "queries/train"])
+
+    return run
+
+
 def train(folder: Path) -> Stage:
     """Train a bag for some steps, with the graph of both sides; the rows are queries."""
     from ramen_ray.method.training.step import train_steps
@@ -277,6 +294,7 @@ STAGES: dict[str, Callable[[Path], Stage]] = {
     "train": train,
     "prune": prune,
     "sessions": sessions,
+    "similar": similar,
 }
 
 

@@ -31,12 +31,12 @@ class TableRows:
 
     Attributes:
         table: folder of the texts' tokens, which all machines can reach.
-        rows: (n,) the rows of the table.
+        rows: (n,) the rows of the table; a range needs no memory.
         view: how they are embedded.
     """
 
     table: Path
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64] | range
     view: View
 
 
@@ -84,8 +84,10 @@ def embed_tables(
     embeddings = map_new_array(file, dtype, shape)
     batches, embed = _batches(tables), _Embed(model, tables, resources, dtype, part)
     is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
-    for batch in map(embed, batches) if is_small else _stream(batches, embed):
-        embeddings[batch["first"] :][: len(batch["embeddings"])] = batch["embeddings"]
+    with file.open("r+b") as written:  # through the mapping, this process would keep the pages
+        for batch in map(embed, batches) if is_small else _stream(batches, embed):
+            written.seek(embeddings.offset + batch["first"] * embeddings.strides[0])
+            written.write(np.ascontiguousarray(batch["embeddings"]).data)
     return embeddings
 
 
@@ -143,7 +145,7 @@ class _Embed:
         has_gpu = bool(ray.get_gpu_ids())
         model = load_model(self.model, part=self.part).to("cuda" if has_gpu else "cpu")
         table = self.tables[batch["table"]]
-        chosen = table.rows[batch["start"] : batch["stop"]]
+        chosen = np.asarray(table.rows[batch["start"] : batch["stop"]])
         use_bf16 = self.resources.use_bf16 and has_gpu
         embed = _view(model, table.view)
         embeddings = embed(TokenTable.open(table.table), chosen, use_bf16)

@@ -36,6 +36,8 @@ from ramen_ray.orchestration.cluster.resources import (
 MOST_BLOCKS = 1000
 BYTES_BESIDES = 1 << 29
 """Memory of an actor besides its ads: Python, Ray, and blocks of queries."""
+BYTES_HERE = 1 << 28
+"""Ads that the caller's own process searches."""
 MOMENT_S, PATIENCE_S = 2, 600
 
 Block = dict[str, Any]
@@ -118,7 +120,7 @@ def search_shards(
 def search_rows(
     queries: tuple[Path, int], ads: Path, k: int, gb_per_shard: float, is_exact: bool = True
 ) -> Iterator[tuple[int, TopK]]:
-    """Find the k most similar ads for queries, in blocks; in this process if one shard holds them.
+    """Find the k most similar ads for queries, in blocks; in this process if they are few.
 
     Args:
         queries: an ``.npy`` file (rows, D) float32, and how many of its first rows are queries.
@@ -132,7 +134,7 @@ def search_rows(
     """
     shards = embedded_shards(ads, 0, gb_per_shard, is_exact)
     blocks = query_blocks(*queries)
-    if len(shards) <= 1:
+    if len(shards) == 1 and shards[0].num_bytes <= BYTES_HERE:
         index, _ = shards[0].open()
         for block in blocks:
             yield block["start"], search_index(index, _queries_of(block), k)

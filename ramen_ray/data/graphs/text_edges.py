@@ -106,7 +106,9 @@ class Neighbours:
         for rows, texts, weights in found:
             starts = np.flatnonzero(np.diff(rows, prepend=-1))
             place = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-            self.texts[rows, place], self.weights[rows, place] = texts, weights
+            for array, values in ((self.texts, texts), (self.weights, weights)):
+                # mapped anew each time, so that this process does not keep the pages
+                np.load(str(array.filename), mmap_mode="r+")[rows, place] = values
         for array in (self.texts, self.weights):
             array.flush()  # other machines may read them
 

@@ -26,6 +26,7 @@ NGRAM_LENGTHS = (2, 4)
 PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
+DEEPER = 8  # each search may have to index all texts
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
@@ -112,7 +113,7 @@ def similar_by_embeddings(
     texts, k = np.arange(len(plain)), settings.top_k + SPARE_NEIGHBOURS
     while len(texts):
         again = [texts[:0]]
-        for rows, (others, similarities) in find(texts, min(k, len(plain))):
+        for rows, (others, similarities) in find(texts, min(k, len(plain), MAX_NEIGHBOURS)):
             kept = (similarities >= settings.min_similarity) & (
                 plain[others] != plain[rows][:, None]
             )
@@ -123,7 +124,7 @@ def similar_by_embeddings(
             kept &= done[:, None]
             yield _best(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
             again.append(rows[~done])
-        texts, k = np.sort(np.concatenate(again)), 2 * k
+        texts, k = np.sort(np.concatenate(again)), DEEPER * k
 
 
 def _best(

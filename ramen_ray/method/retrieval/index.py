@@ -1,6 +1,7 @@
 """The index that a retriever searches: exact for few ads, HNSW for more, IVF-PQ for most.
 
-All rank by the inner product of unit-norm embeddings.
+Another kind, of short codes, is for millions of queries at once. All rank by the inner product of
+unit-norm embeddings.
 """
 
 import math
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ramen_ray.method.retrieval.search import TopK
 
 IndexKind = Literal["flat", "hnsw", "ivf_pq"]
+BulkKind = Literal["flat", "short_codes"]
 
 MOST_FLAT_ADS = 50_000
 MOST_HNSW_ADS = 2_000_000
@@ -28,6 +30,11 @@ SAMPLED_ADS_PER_CELL = 40
 SHARE_OF_CELLS_SEARCHED = 1 / 16
 FEWEST_CELLS_SEARCHED = 64
 
+DIMENSIONS_PER_SHORT_CODE = 4
+SHORT_CODE_CELLS_SEARCHED = 32
+CANDIDATES_PER_ANSWER = 8
+"""Ads that short codes find, of four bits each, for each one that is left by codes of a byte."""
+
 ADS_PER_BLOCK = 65_536
 
 
@@ -38,15 +45,33 @@ def choose_kind(num_ads: int) -> IndexKind:
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
 
 
-def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
+def choose_bulk_kind(num_ads: int) -> BulkKind:
+    """Choose by size for a search of millions of queries."""
+    return "flat" if num_ads <= MOST_FLAT_ADS else "short_codes"
+
+
+def short_code_bytes(dim: int) -> float:
+    """Return what an ad takes in an index of short codes: codes of both kinds, and an id."""
+    return dim + dim / DIMENSIONS_PER_SHORT_CODE / 2 + 8
+
+
+def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
     """Make an empty index for about ``num_ads`` embeddings of width ``dim``.
 
-    The search settings (candidates, cells) are saved with the index. One of kind ``ivf_pq`` must be
-    trained before ads are added, on :func:`sample_size` of them.
+    The search settings (candidates, cells) are saved with the index. One with cells must be trained
+    before ads are added, on :func:`sample_size` of them.
     """
-    codes = max(n for n in range(1, max(dim // DIMENSIONS_PER_CODE, 1) + 1) if dim % n == 0)
+    codes, short_codes = (
+        max(n for n in range(1, max(dim // width, 1) + 1) if dim % n == 0)
+        for width in (DIMENSIONS_PER_CODE, DIMENSIONS_PER_SHORT_CODE)
+    )
     cells = _num_cells(num_ads)
-    recipe = {"flat": "Flat", "hnsw": f"HNSW{HNSW_LINKS}", "ivf_pq": f"IVF{cells},PQ{codes}np"}
+    recipe = {
+        "flat": "Flat",
+        "hnsw": f"HNSW{HNSW_LINKS}",
+        "ivf_pq": f"IVF{cells},PQ{codes}np",
+        "short_codes": f"IVF{cells},PQ{short_codes}x4fs,Refine(SQ8)",
+    }
     index: Any = faiss.index_factory(dim, recipe[kind], faiss.METRIC_INNER_PRODUCT)
     if kind == "hnsw":
         index.hnsw.efConstruction = HNSW_CANDIDATES_BUILDING
@@ -54,19 +79,22 @@ def new_index(kind: IndexKind, dim: int, num_ads: int) -> Any:
     elif kind == "ivf_pq":
         index.nprobe = max(round(cells * SHARE_OF_CELLS_SEARCHED), FEWEST_CELLS_SEARCHED)
         index.pq.cp.max_points_per_centroid = SAMPLED_ADS_PER_CODE
+    elif kind == "short_codes":
+        index.k_factor = CANDIDATES_PER_ANSWER
+        faiss.downcast_index(index.base_index).nprobe = SHORT_CODE_CELLS_SEARCHED
+        codes = faiss.downcast_index(index.refine_index).codes
+        codes.resize(num_ads * dim)  # else it would double in size while it grows
+        codes.resize(0)
     return index
 
 
 def sample_size(num_ads: int) -> int:
-    """Return how many of ``num_ads`` ads an index of kind ``ivf_pq`` is trained on."""
+    """Return how many of ``num_ads`` ads an index with cells is trained on."""
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
 
 
-def filled_index(kind: IndexKind, embeddings: NDArray[np.float32]) -> Any:
-    """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory.
-
-    An index of kind ``hnsw`` depends on the order in which faiss's threads add to it.
-    """
+def filled_index(kind: BulkKind, embeddings: NDArray[np.float32]) -> Any:
+    """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory."""
     num_ads, dim = embeddings.shape
     index = new_index(kind, dim, num_ads)
     if not index.is_trained:

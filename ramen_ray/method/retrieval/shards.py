@@ -13,10 +13,12 @@ import numpy as np
 
 from ramen_ray.method.retrieval.index import (
     ADS_PER_BLOCK,
+    BulkKind,
     IndexKind,
-    choose_kind,
+    choose_bulk_kind,
     filled_index,
     new_index,
+    short_code_bytes,
 )
 from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT
 
@@ -55,15 +57,16 @@ class EmbeddedShard:
     file: Path
     rows: range
     first: int
-    kind: IndexKind = "flat"
+    kind: BulkKind = "flat"
 
     def __str__(self) -> str:
         return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
 
     @property
     def num_bytes(self) -> int:
-        """Size of the embeddings."""
-        return len(self.rows) * int(np.load(self.file, mmap_mode="r").shape[1]) * BYTES_PER_NUMBER
+        """Size of the embeddings, or of their codes."""
+        dim = int(np.load(self.file, mmap_mode="r").shape[1])
+        return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
     def open(self) -> tuple[Any, int]:
         """Index the ads; returns the index, and what to add to its row numbers."""
@@ -80,18 +83,23 @@ def embedded_shards(
         file: see :class:`EmbeddedShard`.
         first_row: the row of the first ad.
         gb_per_shard: see :func:`shard_ranges`.
-        is_exact: search all ads; else each shard gets an index of the kind that fits its size.
+        is_exact: search all ads; else many get an index of short codes.
     """
     num_rows, dim = np.load(file, mmap_mode="r").shape
+    whole: BulkKind = "flat" if is_exact else "short_codes"
     return [
         EmbeddedShard(
             file,
             range(first_row + ads.start, first_row + ads.stop),
             ads.start,
-            "flat" if is_exact else choose_kind(len(ads)),
+            "flat" if is_exact else choose_bulk_kind(len(ads)),
         )
-        for ads in shard_ranges(num_rows - first_row, dim * BYTES_PER_NUMBER, gb_per_shard)
+        for ads in shard_ranges(num_rows - first_row, _bytes_per_ad(dim, whole), gb_per_shard)
     ]
+
+
+def _bytes_per_ad(dim: int, kind: BulkKind) -> float:
+    return dim * BYTES_PER_NUMBER if kind == "flat" else short_code_bytes(dim)
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,9 @@ def write_shortlists(
     if is_exact:
         index = build_index(embeddings, gpu)
     else:
-        from ramen_ray.method.retrieval.index import choose_kind, filled_index  # need faiss
+        from ramen_ray.method.retrieval.index import choose_bulk_kind, filled_index  # need faiss
 
-        index = filled_index(choose_kind(len(ads)), embeddings)
+        index = filled_index(choose_bulk_kind(len(ads)), embeddings)
     shortlists = Shortlists(data, size, file)
     for start in range(0, len(queries), QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))

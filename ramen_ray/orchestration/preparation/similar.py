@@ -9,6 +9,7 @@ few batches, a shard of embeddings, and a few numbers a text; n-grams of all tex
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,7 +29,7 @@ from ramen_ray.data.graphs.edge_joining import join_edges
 from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.tasks import runner_for
+from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import NODE_TABLES
 from ramen_ray.method.graph.similar import (
@@ -40,6 +41,7 @@ from ramen_ray.method.graph.similar import (
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.pretrained import text_tokenizer
+from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, share_found
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
@@ -96,7 +98,9 @@ def add_similar(
             whole = pa.concat_arrays(texts.batches())
             neighbours.put_all(similar_by_ngrams(whole, plain, settings))
         else:
-            search = _Search(_embed(texts, settings.encoder, settings.max_length), gb_per_shard)
+            search = _Search(
+                _embed(texts, settings.encoder, settings.max_length, run), gb_per_shard
+            )
             neighbours.put_all(similar_by_embeddings(search, plain, settings))
             counts = search.counts()
         stage = partial(stage_node_edges, dataset, texts, settings.protocol, of_edges)
@@ -116,17 +120,13 @@ def _plain_hashes(texts: DistinctTexts) -> UInt64s:
     return map_array(file)
 
 
-def _embed(texts: DistinctTexts, encoder: str, max_length: int) -> Path:
-    """Write the embeddings of all texts into a file, in their order."""
+def _embed(texts: DistinctTexts, encoder: str, max_length: int, run: RunTasks) -> Path:
+    """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(load_similarity_encoder(encoder))
     model.save(texts.folder / "model", max_length)
     tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
-    tables = []
-    for number, batch in enumerate(texts.batches()):
-        table = tokenize_texts(tokenize, batch.to_pylist())
-        table.save(texts.folder / f"tokens-{number}")
-        rows = np.arange(len(table))
-        tables.append(TableRows(texts.folder / f"tokens-{number}", rows, "queries"))
+    num_batches = sum(1 for _ in texts.batches())
+    tables = run([partial(_tokenize, texts, number, tokenize) for number in range(num_batches)])
     resources = EmbeddingResources(1)
     if len(texts) > FEW_TEXTS:
         start_ray()
@@ -135,17 +135,26 @@ def _embed(texts: DistinctTexts, encoder: str, max_length: int) -> Path:
     return texts.folder / "embeddings.npy"
 
 
+def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> TableRows:
+    """Write the tokens of a batch of the texts."""
+    batch = next(islice(texts.batches(), number, None))
+    folder = texts.folder / f"tokens-{number}"
+    tokenize_texts(tokenize, batch.to_pylist()).save(folder)
+    return TableRows(folder, range(len(batch)), "queries")
+
+
 class _Search:
     """Searches the embeddings of all texts; see :data:`SearchTexts`.
 
-    It is approximate where an exact one would cost too much; then some texts' neighbours of the
-    first search are kept, to measure the recall.
+    It is approximate where an exact one would cost too much, which a later one for few texts may
+    not. Some texts' neighbours of the first search are kept, to measure its recall.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
         self.num_texts, dim = np.load(file, mmap_mode="r").shape
-        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, dim)
+        self.dim = dim
+        self.is_exact = self._can_be_exact(self.num_texts)
         self.sample = sampled_queries(self.num_texts)
         self.found: NDArray[np.int64] | None = None
 
@@ -153,7 +162,7 @@ class _Search:
         is_first = self.found is None
         if self.found is None:
             self.found = np.full((len(self.sample), k), -1)
-        for start, (others, similarities) in self._search(texts, k, self.is_exact):
+        for start, (others, similarities) in self._search(texts, k, self._can_be_exact(len(texts))):
             rows = texts[start : start + len(others)]
             if is_first:
                 _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
@@ -168,6 +177,9 @@ class _Search:
         for start, (others, _) in self._search(self.sample, exact.shape[1], True):
             exact[start : start + len(others)] = others
         return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
+
+    def _can_be_exact(self, num_texts: int) -> bool:
+        return not costs_too_much(num_texts, self.num_texts, self.dim)
 
     def _search(self, texts: Int64s, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
         queries = self.file

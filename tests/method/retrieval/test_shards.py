@@ -83,6 +83,23 @@ def test_of_equal_ads_those_of_higher_rows_come_first(
         assert scores[row].tolist() == similarity[row, best].tolist()
 
 
+def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> None:
+    draw = np.random.default_rng(4)
+    centres = draw.normal(size=(600, 48))
+    rows = centres[draw.integers(600, size=60_200)] + 0.7 * draw.normal(size=(60_200, 48))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    np.save(tmp_path / "all.npy", rows)
+    (shard,) = embedded_shards(tmp_path / "all.npy", 200, 1.0, is_exact=False)
+    assert shard.num_bytes < 0.4 * rows.nbytes
+    (ads, scores), (exact, _) = (
+        _search_shards(some, rows[:200], 20)
+        for some in ([shard], embedded_shards(tmp_path / "all.npy", 200, 1.0))
+    )
+    assert share_found(ads, exact) > 0.8
+    similarities = np.einsum("qd,qkd->qk", rows[:200], rows[200:][ads])
+    np.testing.assert_allclose(scores, similarities, atol=0.01)
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf_pq"])
 def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(
     tmp_path: Path, kind: str

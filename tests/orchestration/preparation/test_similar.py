@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import errors_in, query_table, text_table
 
+from ramen_ray.data.graphs import text_edges
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
@@ -124,11 +125,16 @@ def test_ngrams_find_what_brute_force_finds(
     _check(texts, _ngram_similarities(texts), limits, tmp_path)
 
 
-@pytest.mark.parametrize("spare", [1, 16])
+@pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
 def test_an_encoder_finds_what_brute_force_finds(
-    encoder_path: Path, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoder_path: Path,
+    spare: int,
+    texts_per_batch: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
+    monkeypatch.setattr(text_edges, "TEXTS_PER_BATCH", texts_per_batch)
     texts = _texts(80)
     limits = SimilarSettings(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
