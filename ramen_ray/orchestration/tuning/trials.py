@@ -266,9 +266,9 @@ class Ends(tune.Callback):
     def kept_of(self, name: str) -> Iterator[None]:
         """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
 
-        Tune tries any trial again that fails; one whose process did not die ends at once then.
+        Tune starts each trial again that fails; one whose process did not die ends at once then.
         """
-        file = self.folder / f".{name}"
+        file = self._message_of(name)
         if file.exists():
             raise RunError(file.read_text())
         try:
@@ -277,6 +277,16 @@ class Ends(tune.Callback):
             message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             file.write_text(message[0])
             raise
+
+    def _message_of(self, name: str) -> Path:
+        return self.folder / f".{name}"
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Let a trial whose process did not die be started again but once."""
+        if self._message_of(name_of(trial)).exists():
+            trial.run_metadata.num_failures = trial.max_failures
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -288,13 +298,14 @@ class Ends(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """Record why a trial failed."""
-        file = self.folder / f".{name_of(trial)}"
+        file = self._message_of(name_of(trial))
         error = (
             file.read_text()
             if file.exists()
             else f"its process has died {trial.max_failures + 1} times, once more than "
             f"workers.max_failures allows; see whether its machine has enough memory"
         )
+        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self._end(name_of(trial), f"{FAILED}{error}")
 
     def _end(self, name: str, end: str) -> None:
