@@ -1,7 +1,7 @@
 """Results that are computed from a checkpoint while training goes on, and used when they are ready.
 
 A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
-Ray task works in ``.pending``, on a copy of the model, since Ray Train deletes old checkpoints. The
+Ray task works in ``.pending``, on a copy of the model, since old checkpoints are deleted. The
 first worker then renames the result. So an interrupted run sees from the folders which results it
 had, and which one it was waiting for.
 

@@ -121,7 +121,7 @@ def train_in_trial(
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
     The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
-    the trial's own resources, which include no CPU.
+    the trial's own resources, which include no CPU then.
 
     Args:
         config: the run's.
@@ -131,7 +131,7 @@ def train_in_trial(
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
-    os.environ.setdefault(THREAD_TIMEOUT, "60")
+    os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
     started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
     tokenizer = encoder_tokenizer(config.encoder)
