@@ -1,7 +1,7 @@
 """Results that are computed from a checkpoint while training goes on, and used when they are ready.
 
 A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
-Ray task works in ``.pending``, on a copy of the model, since Ray Train deletes old checkpoints. The
+Ray task works in ``.pending``, on a copy of the model, since old checkpoints are deleted. The
 first worker then renames the result. So an interrupted run sees from the folders which results it
 had, and which one it was waiting for.
 
@@ -223,14 +223,17 @@ class BackgroundTask:
                 seconds = sign * SECONDS_BETWEEN_SIGNS
                 logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
 
-    def stop(self) -> None:
-        """Cancel a running task, and remove all results but the one in use."""
+    def cancel(self) -> None:
+        """Cancel a running task; a run that goes on starts it anew."""
         if self._task is not None:
             done, _ = ray.wait([self._task], timeout=0)
             if not done:  # to cancel a task that has ended can end this process
                 ray.cancel(self._task)
                 ray.wait([self._task], timeout=SECONDS_BETWEEN_SIGNS)
             self._task = None
+
+    def keep_only_taken(self) -> None:
+        """At the end, remove what was begun, and all results but the one in use."""
         if world()[0] == 0:
             shutil.rmtree(self.folder / ".pending", ignore_errors=True)
             for step in _steps(self.folder):

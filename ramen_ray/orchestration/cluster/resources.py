@@ -249,15 +249,19 @@ def _are_free_in_one_place(bundles: list[dict[str, float]]) -> bool:
     return is_one_place and all(free.get(name, 0) >= n for name, n in needed.items())
 
 
+def worker_share(workers: WorkersConfig) -> dict[str, float]:
+    """Return what a worker holds, by Ray's names."""
+    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
+    return {"CPU": workers.cpus_per_worker, **gpus}
+
+
 def check_resources(workers: WorkersConfig) -> None:
     """Wait until the cluster can hold all workers at once.
 
     Raises:
         ClusterError: it still cannot after ``startup_timeout_s``.
     """
-    worker: dict[str, float] = {"CPU": workers.cpus_per_worker}
-    if workers.use_gpu:
-        worker["GPU"] = workers.gpus_per_worker
+    worker = worker_share(workers)
     if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
         return
     free, offered = ray.available_resources(), ray.cluster_resources()

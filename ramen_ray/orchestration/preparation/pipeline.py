@@ -64,7 +64,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     """
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
-    target = cache / _cache_key(dataset, tokenizer)
+    target = prepared_folder(dataset, cache, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
         if not is_intact(target, "the dataset is prepared again"):
@@ -76,9 +76,11 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     return prepared
 
 
-def is_prepared(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> bool:
-    """Return whether :func:`prepare` would find the dataset in the cache."""
-    return (cache / _cache_key(dataset, tokenizer)).is_dir()
+def prepared_folder(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Path:
+    """Return where :func:`prepare` puts the dataset; it is not there before."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
+    return cache / f"{dataset.name}-{digest.hexdigest()}"
 
 
 def _prepare_into(
@@ -177,9 +179,3 @@ def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
         logger.warning("and %d more; validate %s to see all", rest, dataset.path)
-
-
-def _cache_key(dataset: Dataset, tokenizer: TextTokenizer) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
-    return f"{dataset.name}-{digest.hexdigest()}"

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.data.store.checksums import find_damage, is_intact, write_checksums
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -49,6 +49,18 @@ def walked_edges(
         if missing:
             _walk(data, missing, settings, seed, folder)
     return folder
+
+
+def is_walked(
+    data: Prepared,
+    regularizers: Iterable[Regularizer],
+    settings: WalkSettings,
+    seed: int,
+    cache: Path,
+) -> bool:
+    """Return whether :func:`walked_edges` would find the walked graphs in the cache."""
+    folder = cache / _cache_key(data.path / "edges", settings, seed)
+    return all(find_damage(folder / one.path) is None for one in regularizers)
 
 
 def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:

@@ -35,7 +35,7 @@ class RunError(UserError):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder ``output/runs/NAME``; Ray Train keeps the checkpoints in it too."""
+    """The folder ``output/runs/NAME``; it has the checkpoints too."""
 
     path: Path
 

@@ -56,6 +56,7 @@ def log_results(
     trained: WorkerResult,
     dataset: Dataset,
     data: Prepared,
+    is_worker: bool = False,
 ) -> None:
     """Log the retriever, the figures, sample predictions and plots of a finished run.
 
@@ -65,6 +66,7 @@ def log_results(
         trained: what its first worker returned.
         dataset: the dataset it was trained on.
         data: the same dataset, prepared.
+        is_worker: whether this process holds what a worker needs.
     """
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.training.retriever import log_run_retriever
@@ -76,7 +78,7 @@ def log_results(
     model_id: str | None = None
     named: dict[str, float] = {}
     if not config.oak.anchor_sets:  # OAK is not served
-        model_id, named = log_run_retriever(config, dataset, data, best, run)
+        model_id, named = log_run_retriever(config, dataset, data, best, run, is_worker)
     named |= {
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,

@@ -23,7 +23,12 @@ EXAMPLE_QUERIES = 2
 
 
 def log_run_retriever(
-    config: RunConfig, dataset: Dataset, data: Prepared, best: tuple[Path, Part], run: Run
+    config: RunConfig,
+    dataset: Dataset,
+    data: Prepared,
+    best: tuple[Path, Part],
+    run: Run,
+    is_worker: bool = False,
 ) -> tuple[str, dict[str, float]]:
     """Index all ads with the run's best model, and log both as a deployable model.
 
@@ -33,6 +38,7 @@ def log_run_retriever(
         data: the same dataset, prepared.
         best: folder of the best model, and the part of its vectors that answers.
         run: the run in MLflow.
+        is_worker: whether this process holds what a worker needs.
 
     Returns:
         The model's id, and figures of its index.
@@ -42,7 +48,8 @@ def log_run_retriever(
         folder = Path(aside)
         max_length = config.encoder.max_length
         write = partial(_write_retriever, folder, best, dataset, data, kind, max_length)
-        if len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu:
+        is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
+        if is_worker or is_small:
             measured = write()  # takes less time than starting a task
         else:
             measured = ray.get(_task(config.workers).remote(write))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray.train import CheckpointConfig, UserCallback
 
@@ -12,20 +13,28 @@ from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_objective
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, open_run_directory
+from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.runs.components import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.runs.run_directory import (
+    CONFIG_FILE,
+    RunDirectory,
+    open_run_directory,
+)
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.linking import write_links
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.trainer import run_in_workers
 from ramen_ray.orchestration.worker.entry import train_loop_per_worker
-from ramen_ray.orchestration.worker.final_evaluation import SCORE
+from ramen_ray.orchestration.worker.host import SCORE, OnReport, OwnProcess
 from ramen_ray.orchestration.worker.live_progress import shown_progress
 from ramen_ray.orchestration.worker.resuming import keep_intact_checkpoints
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+if TYPE_CHECKING:
+    from ramen_ray.method.graph.walk import WalkSettings
 
 BEST_AND_LAST = CheckpointConfig(
     num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order="max"
@@ -35,7 +44,10 @@ logger = logging.getLogger(__name__)
 
 
 def fit(
-    config: RunConfig, parent: Run | None = None, callbacks: Sequence[UserCallback] = ()
+    config: RunConfig,
+    parent: Run | None = None,
+    callbacks: Sequence[UserCallback] = (),
+    on_report: OnReport | None = None,
 ) -> TrainResult:
     """Train a run, or resume one that was interrupted, and evaluate its best encoder.
 
@@ -43,6 +55,8 @@ def fit(
         config: what to train.
         parent: the MLflow run that this one is part of, if any; its progress is then not shown.
         callbacks: Ray Train callbacks, called at every report.
+        on_report: given by a process that holds what the only worker needs, to train in it without
+            Ray Train; called at every report.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -88,14 +102,7 @@ def fit(
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
-                trained: WorkerResult = run_in_workers(
-                    train_loop_per_worker,
-                    task,
-                    config.workers,
-                    directory,
-                    BEST_AND_LAST,
-                    callbacks,
-                )
+                trained = _train(task, directory, callbacks, on_report)
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             result = TrainResult(
@@ -105,7 +112,7 @@ def fit(
                 run,
             )
             run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
-            log_results(config, result, trained, dataset, data)
+            log_results(config, result, trained, dataset, data, is_worker=on_report is not None)
         directory.note(
             finished=True,
             best_checkpoint=result.encoder.parent.name,
@@ -117,19 +124,70 @@ def fit(
     return result
 
 
+def _train(
+    task: WorkerTask,
+    directory: RunDirectory,
+    callbacks: Sequence[UserCallback],
+    on_report: OnReport | None,
+) -> WorkerResult:
+    if on_report is not None:
+        from ramen_ray.orchestration.worker.loop import run_worker
+
+        return run_worker(task, OwnProcess(directory.path, on_report))
+    trained: WorkerResult = run_in_workers(
+        train_loop_per_worker, task, task.config.workers, directory, BEST_AND_LAST, callbacks
+    )
+    return trained
+
+
+def make_ready(config: RunConfig) -> None:
+    """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
+
+    Raises:
+        DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
+    """
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    _edges(config, prepare(dataset, Path(config.output) / "prepared", tokenizer))
+
+
+def is_ready(config: RunConfig) -> bool:
+    """Say whether a run needs no other process before it trains; see :func:`make_ready`.
+
+    Raises:
+        DatasetError, EncoderError: the dataset or the encoder is missing.
+    """
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
+    if config.oak.anchor_sets or not data.is_dir():
+        return False
+    if not config.walk.enabled:
+        return True
+    from ramen_ray.orchestration.preparation.walks import is_walked
+
+    return is_walked(*_walk(config, Prepared(data)))
+
+
 def _edges(config: RunConfig, data: Prepared) -> Path:
     """Return the folder of the graph to train on."""
-    walk = config.walk
-    if not walk.enabled:
+    if not config.walk.enabled:
         return data.path / "edges"
-    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
     from ramen_ray.orchestration.preparation.walks import walked_edges
 
+    return walked_edges(*_walk(config, data))
+
+
+def _walk(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what :func:`walked_edges` takes."""
+    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
+
+    walk = config.walk
     settings = WalkSettings(
         walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
     )
-    walked = Path(config.output) / "walked"
-    return walked_edges(data, build_objective(config).regularizers, settings, config.seed, walked)
+    regularizers, walked = build_objective(config).regularizers, Path(config.output) / "walked"
+    return data, regularizers, settings, config.seed, walked
 
 
 @contextmanager

@@ -17,7 +17,12 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
-from ramen_ray.orchestration.cluster.resources import ClusterError, kept_handler, user_errors
+from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
+    kept_handler,
+    user_errors,
+    worker_share,
+)
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
 
@@ -45,14 +50,13 @@ def run_in_workers(
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
     """
     os.environ.setdefault(START_TIMEOUT, str(workers.startup_timeout_s))
-    gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
     trainer = TorchTrainer(
         loop,
         train_loop_config={"task": task},
         scaling_config=ScalingConfig(
             num_workers=workers.num_workers,
             use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus_per_worker, **gpus},
+            resources_per_worker=worker_share(workers),
         ),
         run_config=RayRunConfig(
             name=directory.name,

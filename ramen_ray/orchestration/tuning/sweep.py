@@ -15,8 +15,6 @@ from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
-from ray.train import Checkpoint
-from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.logger import JsonLoggerCallback
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import BasicVariantGenerator
@@ -41,6 +39,7 @@ from ramen_ray.orchestration.runs.run_directory import (
     differences,
 )
 from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.training.run import make_ready
 from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
@@ -197,11 +196,14 @@ class RunningSweep:
         runnable = trainable(
             _train_one,
             self.settings.at_once or num_at_once(self.config.workers),
+            lambda params: overlay(self.config, params),
             config=self.config,
             sweep=progress.directory.name,
             parent=progress.run,
             ends=ends,
         )
+        if self.config.workers.num_workers == 1:
+            make_ready(self.config)  # most trials need nothing else then
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with running_tune(), warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
@@ -263,11 +265,13 @@ class RunningSweep:
                 time_budget_s=settings.time_budget,
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,
+                reuse_actors=True,
             ),
             run_config=tune.RunConfig(
                 name=TUNE_FOLDER,
                 storage_path=str(self.progress.directory.path),
                 callbacks=[ends, ProgressCallback(self.progress), JsonLoggerCallback()],
+                failure_config=tune.FailureConfig(self.config.workers.max_failures),
                 verbose=0,
             ),
         )
@@ -285,20 +289,6 @@ class RunningSweep:
                 return BasicVariantGenerator()
 
 
-class _ReportValidations(TuneReportCallback):
-    """Reports to Tune only what has the metric, not checkpoints within an epoch."""
-
-    def __init__(self, metric: str) -> None:
-        super().__init__()
-        self.metric = metric
-
-    def after_report(
-        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
-    ) -> None:
-        if self.metric in metrics[0]:
-            super().after_report(run_context, metrics, checkpoint)
-
-
 def _train_one(
     params: dict[str, Any], config: RunConfig, sweep: str, parent: Run, ends: Ends
 ) -> None:
@@ -306,7 +296,6 @@ def _train_one(
     metric = config.training.selection_metric
     with ends.kept_of(name):
         run = overlay(config, {**params, "name": joined_name(sweep, name)})
-        callback = _ReportValidations(VALIDATION + metric)
-        summary, result = train_in_trial(run, parent, [callback])
+        summary, result = train_in_trial(run, parent, VALIDATION + metric)
         reached = result.metrics["trained"]["validation"][metric]
         tune.report({SUMMARY: summary, VALIDATION + metric: reached, EPOCH: run.training.epochs})

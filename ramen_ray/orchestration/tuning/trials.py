@@ -1,27 +1,38 @@
-"""Runs as Ray Tune trials, as many at once as the cluster has room for."""
+"""Runs as Ray Tune trials, as many at once as the cluster has room for.
+
+A trial trains in its own process if its run has one worker: that process stays for the next trial,
+with its libraries loaded. Otherwise it starts workers of Ray Train, and waits for them.
+"""
 
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
-from ray.train import UserCallback
+from ray.train import Checkpoint
 from ray.tune.experiment import Trial
+from ray.tune.integration.ray_train import TuneReportCallback
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.cluster.resources import no_placement_group_left, user_errors
-from ramen_ray.orchestration.preparation.pipeline import is_prepared, prepare
+from ramen_ray.errors import UserError
+from ramen_ray.orchestration.cluster.resources import (
+    no_placement_group_left,
+    user_errors,
+    worker_share,
+)
+from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.runs.run_directory import RunError
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
 from ramen_ray.tracking.runs import Run
 
@@ -31,6 +42,8 @@ HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
 NAME = "name"
 SUMMARY = "summary"
+THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
+"""How long Tune waits for a trial that it has stopped, before it uses the process again."""
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
@@ -52,11 +65,17 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
     """
     if not configs:
         return {}
+    workers = next(iter(configs.values())).workers
+    for config in configs.values() if workers.num_workers == 1 else ():
+        with suppress(UserError):  # its trial will tell
+            if not is_ready(config):
+                make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
         ends = Ends(Path(storage) / "ends", len(configs))
         runnable = trainable(
             _train_one,
-            num_at_once(next(iter(configs.values())).workers),
+            num_at_once(workers),
+            lambda params: configs[params[NAME]],
             configs=dict(configs),
             parent=parent,
             ends=ends,
@@ -70,7 +89,11 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
                 reuse_actors=True,  # they have imported everything
             ),
             run_config=tune.RunConfig(
-                name="trials", storage_path=storage, callbacks=[ends], verbose=0
+                name="trials",
+                storage_path=storage,
+                callbacks=[ends],
+                failure_config=tune.FailureConfig(max_failures=workers.max_failures),
+                verbose=0,
             ),
         )
         try:
@@ -93,41 +116,94 @@ def _train_one(
 
 
 def train_in_trial(
-    config: RunConfig, parent: Run, callbacks: Sequence[UserCallback] = ()
+    config: RunConfig, parent: Run, metric: str | None = None
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
     The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
-    the trial's own resources, which include no CPU.
+    the trial's own resources, which include no CPU then.
+
+    Args:
+        config: the run's.
+        parent: the MLflow run that it is part of.
+        metric: what is reported to Tune, at each validation, by its name in reports; None for
+            nothing.
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
+    os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
     started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
     tokenizer = encoder_tokenizer(config.encoder)
-    if not is_prepared(dataset, cache, tokenizer):
+    if not prepared_folder(dataset, cache, tokenizer).is_dir():
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config) or fit(config, parent, callbacks)
+    result = finished_result(config) or _fit(config, parent, metric)
     metrics = result.metrics["trained"]["test"]
     figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result
 
 
-def trainable(train: Callable[..., None], at_once: int, **arguments: Any) -> Any:
+def _fit(config: RunConfig, parent: Run, metric: str | None) -> TrainResult:
+    if "CPU" in ray.get_runtime_context().get_assigned_resources():
+
+        def on_report(metrics: dict[str, Any]) -> None:
+            if metric in metrics:
+                tune.report(metrics)
+
+        return fit(config, parent, on_report=on_report)
+    return fit(config, parent, [] if metric is None else [_ReportValidations(metric)])
+
+
+class _ReportValidations(TuneReportCallback):
+    """Reports to Tune only what has the metric, not checkpoints within an epoch."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        if self.metric in metrics[0]:
+            super().after_report(run_context, metrics, checkpoint)
+
+
+def trainable(
+    train: Callable[..., None],
+    at_once: int,
+    config_of: Callable[[dict[str, Any]], RunConfig],
+    **arguments: Any,
+) -> Any:
     """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
 
-    A trial only waits for its workers, so it takes no CPU, only a part of the head node's own
-    resource. This also limits the trials that a restored search runs again; a searcher's own limit
-    does not. All trials share one copy of the arguments.
+    Each trial takes a part of the head node's own resource. This also limits the trials that a
+    restored search runs again; a searcher's own limit does not. A trial that trains in its own
+    process takes what a worker needs besides. One that still needs other processes does not, or
+    there might be no CPU left for them; nor does one that waits for its workers. All trials share
+    one copy of the arguments.
+
+    Args:
+        train: runs in each trial.
+        at_once: the most trials at a time.
+        config_of: returns the configuration of a trial's run; ``train`` must train that.
+        arguments: more arguments of ``train``.
     """
     # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
     head = next(node for node in ray.nodes() if HEAD in node["Resources"])
     part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
-    bundle = {f"node:{head['NodeManagerAddress']}": part}
-    with_arguments = tune.with_parameters(train, **arguments)
-    return tune.with_resources(with_arguments, tune.PlacementGroupFactory([bundle]))
+    of_head = {f"node:{head['NodeManagerAddress']}": part}
+
+    def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
+        own: list[dict[str, float]] = []
+        with suppress(UserError):  # the trial will tell
+            config = config_of(params)
+            if config.workers.num_workers == 1 and is_ready(config):
+                own = [worker_share(config.workers)]
+        return tune.PlacementGroupFactory([*own, of_head])
+
+    return tune.with_resources(tune.with_parameters(train, **arguments), resources)
 
 
 def num_at_once(workers: WorkersConfig) -> int:
@@ -188,13 +264,29 @@ class Ends(tune.Callback):
 
     @contextmanager
     def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`."""
+        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
+
+        Tune starts each trial again that fails; one whose process did not die ends at once then.
+        """
+        file = self._message_of(name)
+        if file.exists():
+            raise RunError(file.read_text())
         try:
             yield
         except Exception as error:
             message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            (self.folder / f".{name}").write_text(message[0])
+            file.write_text(message[0])
             raise
+
+    def _message_of(self, name: str) -> Path:
+        return self.folder / f".{name}"
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """Let a trial whose process did not die be started again but once."""
+        if self._message_of(name_of(trial)).exists():
+            trial.run_metadata.num_failures = trial.max_failures
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -206,8 +298,14 @@ class Ends(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         """Record why a trial failed."""
-        file = self.folder / f".{name_of(trial)}"
-        error = file.read_text() if file.exists() else "its process died"
+        file = self._message_of(name_of(trial))
+        error = (
+            file.read_text()
+            if file.exists()
+            else f"its process has died {trial.max_failures + 1} times, once more than "
+            f"workers.max_failures allows; see whether its machine has enough memory"
+        )
+        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self._end(name_of(trial), f"{FAILED}{error}")
 
     def _end(self, name: str, end: str) -> None:
@@ -222,7 +320,8 @@ class Ends(tune.Callback):
         """Forget the failures of trials, so that these count as not ended."""
         for name in self.errors():
             (self.folder / name).unlink()
-            (self.folder / f".{name}").unlink(missing_ok=True)
+        for file in self.folder.glob(".*"):
+            file.unlink()
 
     def out_of_time(self, names: Iterable[str]) -> None:
         """Record the trials that the sweep's time limit stopped."""

@@ -1,1 +1,1 @@
-"""What happens in a worker of Ray Train."""
+"""What happens in a worker: a process of Ray Train, or a trial's own."""

@@ -21,9 +21,10 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.divergence import DivergedError
+    from ramen_ray.orchestration.worker.host import RayTrain
     from ramen_ray.orchestration.worker.loop import run_worker
 
     try:
-        return run_worker(task)
+        return run_worker(task, RayTrain())
     except (DivergedError, DamagedError) as error:
         return error

@@ -9,19 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray.train
 
 from ramen_ray.bases.combination import Part
-from ramen_ray.config import RunConfig
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.runs.task import FinalEvaluation
+from ramen_ray.orchestration.worker.setup import Setup
 
 VALIDATION = "validation/"
-SCORE = "score"  # the selection metric; Ray Train keeps checkpoints by it
 NOT_VALIDATED = -1.0
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
@@ -34,31 +32,30 @@ Evaluate = Callable[[DualEncoder, str], tuple[dict[str, float], TopK]]
 
 
 def evaluate_best(
-    config: RunConfig,
-    splits: list[str],
+    setup: Setup,
     untrained: DualEncoder,
     load: Callable[[Path], DualEncoder],
     evaluate: Evaluate,
-    folder: Path,
 ) -> FinalEvaluation:
-    """Evaluate the best model and the untrained one on ``splits``: validation, test and others.
+    """Evaluate the best model and the untrained one on all splits that are not trained on.
+
+    The first worker writes the trained model's best ads of every test query into the run's folder,
+    as ids (queries, k) in TEST_ADS_FILE, so that runs can be compared; those by each part of a
+    model with classifiers are in ``test_ads_PART.npy``.
 
     Args:
-        config: the run's; it names the metric that selects the best model.
-        splits: the splits to evaluate on.
+        setup: the run's.
         untrained: the model that training started from, on the device to compute on.
         load: loads the model of a checkpoint, onto this device.
         evaluate: returns the metrics of a model on a split, and its best ads for each query.
-        folder: where the first worker writes the trained model's best ads of every test query, as
-            ids (queries, k) in TEST_ADS_FILE, so that runs can be compared; those by each part of a
-            model with classifiers are in ``test_ads_PART.npy``.
     """
-    key = VALIDATION + config.training.selection_metric
-    reported = [r for r in ray.train.get_all_reported_checkpoints() if key in r.metrics]
+    config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
+    selection = config.training.selection_metric
+    key = VALIDATION + selection
+    reported = [one for one in setup.host.reported() if key in one.metrics]
     best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
-    with best.checkpoint.as_directory() as checkpoint:
-        check_intact(Path(checkpoint))
-        trained = load(Path(checkpoint))
+    check_intact(best.folder)
+    trained = load(best.folder)
     metrics = {"untrained": {split: evaluate(untrained, split)[0] for split in splits}}
     parts = PARTS if trained.classifiers is not None else PARTS[:1]
     found: dict[Part, TopK] = {}
@@ -69,7 +66,6 @@ def evaluate_best(
             by_part[part][split], topk = evaluate(trained, split)
             if split == "test":
                 found[part] = topk
-    selection = config.training.selection_metric
     chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
     if len(parts) > 1:
         metrics |= {str(part): of_splits for part, of_splits in by_part.items()}
@@ -80,7 +76,7 @@ def evaluate_best(
             for part, topk in found.items():
                 _save_ads(folder / f"test_ads_{part}.npy", topk)
     sample = _sample(found[chosen], config.seed)
-    return FinalEvaluation(metrics, sample, best.checkpoint.path, best.metrics["step"], chosen)
+    return FinalEvaluation(metrics, sample, str(best.folder), best.metrics["step"], chosen)
 
 
 def _save_ads(file: Path, topk: TopK) -> None:

@@ -1,4 +1,4 @@
-"""What every Ray Train worker runs: train, validate, checkpoint, resume after a lost worker."""
+"""What every worker runs: train, validate, checkpoint, resume after a lost worker."""
 
 import json
 import tempfile
@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray.train
-import ray.train.torch
 from numpy.typing import NDArray
-from ray.train import Checkpoint, CheckpointConsistencyMode
 from torch import Tensor
 
 from ramen_ray.config import write_config
@@ -43,11 +40,10 @@ from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.worker.final_evaluation import (
     NOT_VALIDATED,
-    SCORE,
     VALIDATION,
     evaluate_best,
 )
-from ramen_ray.orchestration.worker.resuming import REPORT_FILE
+from ramen_ray.orchestration.worker.host import REPORT_FILE, SCORE, Host
 from ramen_ray.orchestration.worker.setup import Setup, set_up
 
 STEPS_PER_LOG = 50
@@ -76,24 +72,26 @@ class Training:
     first_step_at: float | None = None
 
 
-def run_worker(task: WorkerTask) -> WorkerResult:
-    """Train to the end, then evaluate the best model and the untrained one."""
+def run_worker(task: WorkerTask, host: Host) -> WorkerResult:
+    """Train to the end in this process, then evaluate the best model and the untrained one."""
     entered_at = time.time()
-    setup = set_up(task)
-    run = start_or_resume(setup)
-    train(run)
+    setup = set_up(task, host)
+    try:
+        run = start_or_resume(setup)
+        train(run)
+    finally:
+        for one in setup.background:
+            one.cancel()
     for one in setup.background:
-        one.stop()
+        one.keep_only_taken()
     setup.local.forget(setup.folder)
     evaluation = evaluate_best(
-        setup.config,
-        setup.data.splits[1:],
+        setup,
         _untrained_model(setup),
         lambda folder: load_model(folder, held_classifiers(setup.config, setup.data)).to(
             setup.device
         ),
         lambda model, split: measure(setup, model, split),
-        setup.folder,
     )
     return WorkerResult(
         evaluation,
@@ -106,18 +104,16 @@ def run_worker(task: WorkerTask) -> WorkerResult:
 
 def start_or_resume(setup: Setup) -> Training:
     """Build the model and its training state, new or from the last checkpoint."""
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is None:
+    last = setup.host.last_checkpoint()
+    if last is None:
         run = _new_run(setup, _untrained_model(setup))
         for one in setup.background:
             one.forget_after(0)
         run.state.advance_curriculum()
         return run
-    with checkpoint.as_directory() as folder:
-        check_intact(Path(folder))
-        held = held_classifiers(setup.config, setup.data)
-        run = _new_run(setup, load_model(Path(folder), held))
-        run.progress = Progress(**restore_checkpoint(Path(folder), run.state))
+    check_intact(last)
+    run = _new_run(setup, load_model(last, held_classifiers(setup.config, setup.data)))
+    run.progress = Progress(**restore_checkpoint(last, run.state))
     for one in setup.background:
         one.forget_after(run.state.step)
         progress = run.progress.background[one.name]
@@ -133,7 +129,7 @@ def _untrained_model(setup: Setup) -> DualEncoder:
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:
     keep_tokens(model.encoder, setup.data.occurring_tokens)
-    trained = ray.train.torch.prepare_model(model)
+    trained = setup.host.prepare_model(model)
     state = build_state(setup.config, model, trained, setup.sampler)
     return Training(setup, model, state, Progress())
 
@@ -255,7 +251,7 @@ def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, flo
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:
-    """Write a checkpoint, and wait until Ray Train can resume from it."""
+    """Write a checkpoint, and wait until the run can go on from it."""
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
@@ -263,7 +259,6 @@ def report(run: Training, metrics: dict[str, float]) -> None:
     (rank, num_workers), training = world(), state.classifiers
     is_shared = training is not None and training.classifiers.is_share
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = None
         if training is not None and (rank == 0 or is_shared):
             save_classifiers(Path(folder), training)
         if rank == 0:
@@ -274,13 +269,8 @@ def report(run: Training, metrics: dict[str, float]) -> None:
             (Path(folder) / REPORT_FILE).write_text(json.dumps(reported) + "\n")
         if rank == 0 or is_shared:
             write_checksums(Path(folder), rank, num_workers if is_shared else 1)
-            checkpoint = Checkpoint.from_directory(folder)  # Ray Train puts all workers' together
-        ray.train.report(
-            reported,
-            checkpoint=checkpoint,
-            checkpoint_dir_name=CHECKPOINT_FOLDER.format(state.step),
-        )
-    ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
+        own = Path(folder) if rank == 0 or is_shared else None
+        setup.host.report(reported, own, CHECKPOINT_FOLDER.format(state.step))
 
 
 def _prefixed(metrics: dict[str, float]) -> dict[str, float]:

@@ -16,12 +16,12 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import (
 
 from ramen_ray.data.store.checksums import find_damage, is_intact
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.orchestration.worker.final_evaluation import SCORE
-
-CHECKPOINTS = "checkpoint_[0-9]*"
-REPORT_FILE = "report.json"
-"""What was reported with a checkpoint; in its folder."""
-SNAPSHOT_FILE = "checkpoint_manager_snapshot.json"
+from ramen_ray.orchestration.worker.host import (
+    CHECKPOINTS,
+    REPORT_FILE,
+    SCORE,
+    SNAPSHOT_FILE,
+)
 
 
 def keep_intact_checkpoints(run: Path) -> None:

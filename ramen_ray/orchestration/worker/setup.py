@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import ray.train
-import ray.train.torch
 import torch
 
 from ramen_ray.config import RunConfig
@@ -18,6 +16,7 @@ from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.runs.components import build_objective, build_sampler, use_bf16
 from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.runs.task import WorkerTask
+from ramen_ray.orchestration.worker.host import Host
 from ramen_ray.orchestration.worker.run_log import RunLog
 from ramen_ray.tracking.step_logger import StepLogger
 
@@ -29,6 +28,7 @@ class Setup:
     Attributes:
         config: the run's.
         folder: the run's.
+        host: the process that it trains in.
         device: where this worker computes.
         use_bf16: whether it encodes under bfloat16 autocast.
         local: where this machine has its copies of what steps read.
@@ -41,6 +41,7 @@ class Setup:
 
     config: RunConfig
     folder: Path
+    host: Host
     device: torch.device
     use_bf16: bool
     local: LocalFolder
@@ -56,14 +57,16 @@ class Setup:
         return self.sampler.steps_per_epoch * self.config.training.epochs
 
 
-def set_up(task: WorkerTask) -> Setup:
+def set_up(task: WorkerTask, host: Host) -> Setup:
     """Map the data into memory, and build what training needs besides the model."""
-    config, device = task.config, ray.train.torch.get_device()
+    config, device = task.config, host.device
+    torch.manual_seed(config.seed)  # as this process may have trained another run before
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     objective = build_objective(config)
     regularizers = objective.regularizers
-    local = _local_folder(config, device)
+    on_disk = None if config.local_folder is None else Path(config.local_folder)
+    local = LocalFolder(on_disk, host.is_first_on_machine, device)
     prepared, edges = Path(task.prepared), Path(task.edges)
     data = Prepared(local.copy_of(prepared))
     if edges.is_relative_to(prepared):
@@ -81,9 +84,6 @@ def set_up(task: WorkerTask) -> Setup:
         total_steps = sampler.steps_per_epoch * config.training.epochs
         log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
     background = background_tasks(config, context)
-    return Setup(config, folder, device, bf16, local, data, objective, sampler, background, log)
-
-
-def _local_folder(config: RunConfig, device: torch.device) -> LocalFolder:
-    path = None if config.local_folder is None else Path(config.local_folder)
-    return LocalFolder(path, ray.train.get_context().get_local_rank() == 0, device)
+    return Setup(
+        config, folder, host, device, bf16, local, data, objective, sampler, background, log
+    )

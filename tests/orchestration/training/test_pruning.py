@@ -209,7 +209,8 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     sources = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, Sources({}))
     assert sources.shortlists is not None
     assert resumed.progress == {"taken": 3 * EPOCH, "waited_s": 2.5}
-    resumed.stop()
+    resumed.cancel()
+    resumed.keep_only_taken()
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
 
 
@@ -239,7 +240,8 @@ def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_p
     schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
     task = _task(tmp_path, sleeps, schedule)
     assert _advance(task, EPOCH) is None
-    task.stop()
+    task.cancel()
+    task.keep_only_taken()
     assert list(task.folder.iterdir()) == []
 
 
