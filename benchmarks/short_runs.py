@@ -51,6 +51,7 @@ def main() -> None:
 def _configs(folder: str, side: str, num_runs: int) -> dict[str, RunConfig]:
     config = with_absolute_paths(PRESETS["foldoc-ramen"]())
     changes = {
+        "base.kind": "in_batch",
         "training.epochs": 2,
         "walk.enabled": False,
         "pruning.mode": "never",

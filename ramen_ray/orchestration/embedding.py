@@ -1,6 +1,6 @@
-"""Embeddings of the texts of tables, streamed through Ray Data into one file."""
+"""Embeddings of the texts of tables, written into one file by tasks of Ray Data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,14 +65,14 @@ def embed_tables(
     dtype: type[np.floating[Any]] = np.float32,
     part: Part | None = None,
 ) -> NDArray[Any]:
-    """Embed texts into ``file``, one table after another; memory holds a few batches.
+    """Embed texts into ``file``, one table after another; each task writes what it has embedded.
 
     Few texts are embedded in this process, unless tasks would have a GPU.
 
     Args:
         model: folder of the model, which all machines can reach.
         tables: the texts.
-        file: an ``.npy`` file to write.
+        file: an ``.npy`` file to write, in a folder that all machines can reach.
         resources: resources of each task.
         dtype: type of the embeddings.
         part: which of the model's vectors they get; None for all that it has.
@@ -81,13 +81,14 @@ def embed_tables(
         (texts of all tables, D), mapped from ``file``.
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
-    embeddings = map_new_array(file, dtype, shape)
-    batches, embed = _batches(tables), _Embed(model, tables, resources, dtype, part)
-    is_small = len(embeddings) <= FEW_TEXTS and not resources.num_gpus
-    with file.open("r+b") as written:  # through the mapping, this process would keep the pages
-        for batch in map(embed, batches) if is_small else _stream(batches, embed):
-            written.seek(embeddings.offset + batch["first"] * embeddings.strides[0])
-            written.write(np.ascontiguousarray(batch["embeddings"]).data)
+    map_new_array(file, dtype, shape)
+    batches, embed = _batches(tables), _Embed(model, tables, file, resources, part)
+    if shape[0] <= FEW_TEXTS and not resources.num_gpus:
+        for batch in batches:
+            embed(batch)
+    else:
+        _in_tasks(batches, embed)
+    embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
     return embeddings
 
 
@@ -106,7 +107,7 @@ def embed_distinct(
     Args:
         model: folder of the model, which all machines can reach.
         tables: folders of the texts' tokens, likewise.
-        file: an ``.npy`` file to write; the result maps it.
+        file: see :func:`embed_tables`; the result maps it.
         use_bf16: encode in bfloat16 where there is a GPU.
         num_threads: CPU threads of a task.
         part: which of the model's vectors they get, as queries.
@@ -136,11 +137,11 @@ def _batches(tables: Sequence[TableRows]) -> list[dict[str, int]]:
 class _Embed:
     model: Path
     tables: Sequence[TableRows]
+    file: Path
     resources: EmbeddingResources
-    dtype: type[np.floating[Any]]
     part: Part | None
 
-    def __call__(self, batch: dict[str, int]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, int]) -> dict[str, int]:
         torch.set_num_threads(self.resources.num_threads)
         has_gpu = bool(ray.get_gpu_ids())
         model = load_model(self.model, part=self.part).to("cuda" if has_gpu else "cpu")
@@ -149,20 +150,23 @@ class _Embed:
         use_bf16 = self.resources.use_bf16 and has_gpu
         embed = _view(model, table.view)
         embeddings = embed(TokenTable.open(table.table), chosen, use_bf16)
-        return {"first": batch["first"], "embeddings": embeddings.astype(self.dtype)}
+        rows = np.load(self.file, mmap_mode="r")
+        with self.file.open("r+b") as opened:  # closing it shows other machines what was written
+            opened.seek(rows.offset + batch["first"] * rows.strides[0])
+            opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
+        return batch
 
 
-def _stream(batches: list[dict[str, int]], embed: _Embed) -> Iterator[dict[str, Any]]:
-    """Embed batches in tasks of Ray Data; they come in any order."""
+def _in_tasks(batches: list[dict[str, int]], embed: _Embed) -> None:
+    """Embed batches in tasks of Ray Data."""
     quiet_ray_data()
     resources = embed.resources
-    embedded = ray.data.from_items(batches, override_num_blocks=len(batches)).map(
+    ray.data.from_items(batches, override_num_blocks=len(batches)).map(
         embed,
         compute=ray.data.TaskPoolStrategy(None if resources.num_cpus or resources.num_gpus else 1),
         num_cpus=resources.num_cpus,
         num_gpus=resources.num_gpus,
-    )
-    yield from embedded.iter_rows()
+    ).materialize()
 
 
 def _view(model: DualEncoder, view: View) -> Any:
