@@ -64,6 +64,11 @@ def classifier_bytes(ads: int, dim: int) -> float:
     return 3 * 4.0 * ads * dim
 
 
+def short_code_bytes(dim: int) -> float:
+    """An ad in an index for shortlists: half a byte for four dimensions, a byte each, an id."""
+    return dim + dim / 8 + POINTER
+
+
 def index_bytes(ads: int, dim: int) -> float:
     """The index that a retriever of this many ads has."""
     match choose_kind(ads):
