@@ -24,7 +24,11 @@ def main() -> None:
     """Print the plan, and what would break."""
     request = parse_settings(PlanRequest, __doc__)
     plan = plan_for(request)
-    tables = [size_table(plan), plan_table(plan), *([cost_table()] if request.show_costs else [])]
+    tables = [
+        size_table(plan, None if request.epochs else request.preset),
+        plan_table(plan),
+        *([cost_table()] if request.show_costs else []),
+    ]
     console = Console(width=140)
     for table in tables:
         console.print(terminal_table(table), "")

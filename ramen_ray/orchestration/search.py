@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
 from ramen_ray.method.retrieval.search import (
-    QUERIES_PER_PASS,
     TopK,
     merge_topk,
+    queries_per_block,
     search_index,
 )
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -33,7 +33,6 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
 )
 
-MOST_BLOCKS = 1000
 BYTES_BESIDES = 1 << 29
 """Memory of an actor besides its ads: Python, Ray, and blocks of queries."""
 BYTES_HERE = 1 << 28
@@ -215,9 +214,8 @@ def _queries_of(block: Block) -> NDArray[np.float32]:
 
 
 def query_blocks(file: Path, num_queries: int) -> list[Block]:
-    """Cut the first rows of an ``.npy`` file into blocks, of one pass if these are not too many."""
-    passes = -(-num_queries // QUERIES_PER_PASS)
-    size = QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1)
+    """Cut the first rows of an ``.npy`` file into blocks."""
+    size = queries_per_block(num_queries)
     return [
         {
             "name": f"queries from {start}",

@@ -12,6 +12,7 @@ EDGE_ROW, TEXT_ROW = 41, 60  # bytes of a row in Ray's object store, a text with
 EDGE_PART, TEXT_PART = 20, 32  # the same in a part's file
 TOKEN_ROW = 4
 HALF_BUILT_EDGE = 44  # bytes, while a walk's graph is made
+SAMPLED_TEXTS = 100_000  # of a table, whose tokens a description counts
 KEYS = 3 * 8 * 2**24  # that validation compares at once
 
 
@@ -32,12 +33,12 @@ def import_clicks(sizes: Sizes, cluster: Cluster) -> Need:
 def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
     """Import both sides' edges; one task indexes the nodes' names, for which the others wait."""
     disk = cost("dataset_edge_bytes") * sizes.edges + cost("dataset_text_bytes") * sizes.anchors
-    checked = cost("validate_text_s") * sizes.nodes
+    index = sizes.nodes * cost("edges_index_node_s")
     work = sizes.texts * cost("edges_text_s") + sizes.edges * cost("edges_edge_s")
     return Need(
         "import of edges",
-        cpu_s=cost("job_start_s") + max(work - checked, 0),
-        serial_s=min(checked, work),
+        cpu_s=cost("job_start_s") + work,
+        serial_s=index,
         memory=cost("ray_bytes") + 2 * (HASHES_OF_A_NODE + 8) * sizes.nodes,
         disk=disk,
         scratch=EDGE_PART * sizes.edges,
@@ -46,16 +47,13 @@ def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
 
 
 def validate(sizes: Sizes, cluster: Cluster) -> Need:
-    """Validate the dataset directory, a large one in tasks; one of them looks for leaks.
-
-    The others run beside that one, which the hours leave out.
-    """
-    seconds, leaks = _validation_s(sizes), cost("leaks_share") * _validation_s(sizes)
-    in_tasks = _runs_in_tasks(sizes)
+    """Validate the dataset directory, a large one in tasks; one of them looks for leaks."""
+    seconds, in_tasks = _validation_s(sizes), _runs_in_tasks(sizes)
     return Need(
         "validation",
-        cpu_s=in_tasks * cost("job_start_s") + seconds - leaks,
-        serial_s=leaks,
+        cpu_s=in_tasks * (cost("job_start_s") + seconds),
+        longest_s=in_tasks * cost("leaks_share") * seconds,
+        serial_s=(not in_tasks) * seconds,
         memory=in_tasks * cost("ray_bytes") + KEYS + sum(_checked_bytes(sizes)),
         network=_shared(_dataset_bytes(sizes), cluster),
     )
@@ -63,31 +61,38 @@ def validate(sizes: Sizes, cluster: Cluster) -> Need:
 
 def describe(sizes: Sizes, cluster: Cluster) -> Need:
     """Validate and describe the dataset directory; a task counts, others sample texts."""
-    validation = validate(sizes, cluster)
+    validation, in_tasks = validate(sizes, cluster), _runs_in_tasks(sizes)
+    counted = (sizes.texts + sizes.edges) * cost("describe_row_s")
+    tables = (sizes.queries, sizes.ads, *(graph.anchors for graph in sizes.graphs))
+    sampled = sum(min(rows, SAMPLED_TEXTS) for rows in tables) * cost("describe_sampled_text_s")
     counts = 8 * (2 * sizes.queries + 4 * sizes.ads + 2 * sizes.anchors)
     return Need(
         "description",
-        cpu_s=validation.cpu_s + cost("describe_sample_s"),
-        serial_s=validation.serial_s + (cost("describe_streams") - 1) * _validation_s(sizes),
+        cpu_s=validation.cpu_s + in_tasks * (counted + sampled),
+        longest_s=validation.longest_s + in_tasks * counted,
+        serial_s=validation.serial_s + (not in_tasks) * (counted + sampled),
         memory=validation.memory + max(counts + 8 * sizes.texts - sum(_checked_bytes(sizes)), 0),
         network=_shared(2 * _dataset_bytes(sizes), cluster),
     )
 
 
 def prepare(sizes: Sizes, cluster: Cluster) -> Need:
-    """Check, tokenise, sort and join; one task joins, one checks all or, if much, for leaks."""
+    """Check, tokenise and sort side by side; then one task joins.
+
+    Of the checks, one task does all or, if these are many, looks for leaks.
+    """
     total = sizes.texts * cost("prepare_text_s") + sizes.edges * cost("prepare_edge_s")
     checked = _validation_s(sizes) * (cost("leaks_share") if _runs_in_tasks(sizes) else 1)
     joined = sizes.texts * cost("join_text_s") + sizes.edges * cost("join_edge_s")
-    serial = min(checked + joined, total)
     tokens = TOKEN_ROW * sizes.tokens * sizes.texts
     parts = TEXT_PART * sizes.texts + EDGE_PART * sizes.edges + 12 * sizes.clicks + tokens
     rows = TEXT_ROW * sizes.texts + EDGE_ROW * sizes.edges + 12 * sizes.clicks + tokens
     prepared = arrays.prepared_bytes(sizes)
     return Need(
         "preparation",
-        cpu_s=cost("job_start_s") + cost("prepare_start_s") + total - serial,
-        serial_s=serial,
+        cpu_s=cost("job_start_s") + cost("prepare_start_s") + total,
+        longest_s=checked,
+        serial_s=joined,
         memory=cost("ray_bytes") + KEYS + max(_checked_bytes(sizes)) + 16 * sizes.texts,
         disk=prepared,
         scratch=parts + rows,
@@ -96,7 +101,10 @@ def prepare(sizes: Sizes, cluster: Cluster) -> Need:
 
 
 def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
-    """Walk from every node of both sides of every set; every machine maps the whole graph."""
+    """Walk from every node of both sides of every set; every machine maps the whole graph.
+
+    A hop reads a graph at random, so that it takes longer if the caches do not hold the graph.
+    """
     sides = [
         (nodes, edges, graph.anchors)
         for graph in sizes.graphs
@@ -105,13 +113,18 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
             (sizes.ads, sizes.ad_edges(graph)),
         )
     ]
-    hops = num_hops * sizes.nodes * len(sizes.graphs)
-    mapped = sum(arrays.walk_graph_bytes(nodes, anchors, edges) for nodes, edges, anchors in sides)
+    graphs = [arrays.walk_graph_bytes(nodes, anchors, edges) for nodes, edges, anchors in sides]
+    mapped = sum(graphs)
+    missed = [max(1 - cost("cache_bytes") / graph, 0) for graph in graphs]
+    hops_s = num_hops * sum(
+        nodes * (cost("walk_hop_s") + share * cost("walk_hop_missed_s"))
+        for (nodes, _, _), share in zip(sides, missed, strict=True)
+    )
     walked = sum(arrays.walked_bytes(nodes, edges, top_k) for nodes, edges, _ in sides)
     largest = max((edges for _, edges, _ in sides), default=0.0)
     return Need(
         "walks",
-        cpu_s=cost("walk_start_s") + hops * cost("walk_hop_s"),
+        cpu_s=cost("walk_start_s") + hops_s,
         serial_s=sizes.edges * cost("walk_edge_s"),
         memory=cost("ray_bytes") + HALF_BUILT_EDGE * largest,
         mapped=mapped,

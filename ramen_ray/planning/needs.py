@@ -12,6 +12,7 @@ class Need:
     Attributes:
         stage: its name.
         cpu_s: processor seconds at speed 1 that all cores of the cluster share.
+        longest_s: those of the longest task among them, which runs beside the others.
         serial_s: processor seconds at speed 1 of one process, for which the others wait.
         gpu_s: seconds of a GPU, shared by all GPUs.
         serial_gpu_s: seconds of one GPU, for which the others wait.
@@ -21,11 +22,13 @@ class Need:
         gpu_memory: bytes on each GPU.
         disk: bytes that the stage leaves on the disk or the shared folder.
         scratch: bytes that it writes besides, and deletes.
+        spilled: those of them that Ray writes to the machines' own disks.
         network: bytes between the machines and the shared folder.
     """
 
     stage: str
     cpu_s: float = 0.0
+    longest_s: float = 0.0
     serial_s: float = 0.0
     gpu_s: float = 0.0
     serial_gpu_s: float = 0.0
@@ -34,6 +37,7 @@ class Need:
     gpu_memory: float = 0.0
     disk: float = 0.0
     scratch: float = 0.0
+    spilled: float = 0.0
     network: float = 0.0
 
     @property
@@ -49,12 +53,14 @@ class Need:
 
     def compute_hours(self, cluster: Cluster) -> float:
         """Hours that the cluster computes."""
-        shared = self.cpu_s / cluster.cores + self.gpu_s / max(cluster.gpus, 1)
-        return (shared + self.serial_hours(cluster) * 3600) / 3600
+        shared = max(self.cpu_s / cluster.cores, self.longest_s / cluster.machine.speed)
+        seconds = shared + self.gpu_s / max(cluster.gpus, 1) + self.serial_gpu_s
+        return (seconds + self.serial_s / cluster.machine.speed) / 3600
 
     def serial_hours(self, cluster: Cluster) -> float:
-        """Hours in which one process or GPU works and the others wait."""
-        return (self.serial_s / cluster.machine.speed + self.serial_gpu_s) / 3600
+        """Hours for which one process or GPU works, whether or not the others wait for it."""
+        seconds = (self.longest_s + self.serial_s) / cluster.machine.speed
+        return (seconds + self.serial_gpu_s) / 3600
 
     def network_hours(self, cluster: Cluster) -> float:
         """Hours for which the machines' networks are busy, at their full rate."""

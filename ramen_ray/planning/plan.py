@@ -108,6 +108,13 @@ def _disk_and_folder(plan: Plan) -> Iterator[str]:
             f"disk: {_gb(kept)} stay and {_gb(scratch)} come and go; the machines' own disks have "
             f"{_gb(machine.disk * count)}, so the shared folder needs this room"
         )
+    for need in plan.needs:
+        if need.spilled > machine.disk * count:
+            yield (
+                f"{need.stage}: Ray writes {_gb(need.spilled)} of lists to the machines' own "
+                f"disks, since they cannot hold all ads at once; the disks have "
+                f"{_gb(machine.disk * count)}"
+            )
     training = plan.need("training")
     if training.memory + training.mapped > machine.memory and count > 1 and plan.run.steps:
         steps_per_s = plan.run.steps / (training.hours(plan.run.cluster) * 3600)

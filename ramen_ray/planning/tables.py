@@ -49,16 +49,17 @@ def plan_table(plan: Plan) -> ReportTable:
     )
 
 
-def size_table(plan: Plan) -> ReportTable:
-    """Return the sizes that were planned for."""
+def size_table(plan: Plan, epochs_of: str | None) -> ReportTable:
+    """Return the sizes that were planned for; ``epochs_of`` names the preset that says how long."""
     run, sizes = plan.run, plan.run.sizes
+    epochs = f"epochs, the default of {epochs_of}" if epochs_of else "epochs"
     rows = {
         "queries": sizes.queries,
         "ads": sizes.ads,
         "anchors": sizes.anchors,
         "edges": sizes.edges,
         "clicks": sizes.clicks,
-        "epochs": run.config.training.epochs,
+        epochs: run.config.training.epochs,
         "steps": run.steps,
         "texts of a step": run.texts_per_query * run.config.training.global_batch_size,
         "weights of the encoder": run.encoder.weights,

@@ -4,8 +4,13 @@ import math
 from dataclasses import dataclass
 
 from ramen_ray.config import RunConfig
-from ramen_ray.method.retrieval.index import SAMPLED_ADS_PER_CELL, choose_kind
-from ramen_ray.method.retrieval.search import costs_too_much
+from ramen_ray.method.retrieval.index import (
+    MOST_FLAT_ADS,
+    SAMPLED_ADS_PER_CELL,
+    choose_kind,
+    short_code_bytes,
+)
+from ramen_ray.method.retrieval.search import costs_too_much, queries_per_block
 from ramen_ray.planning import arrays
 from ramen_ray.planning.costs import cost
 from ramen_ray.planning.machines import Cluster
@@ -14,11 +19,18 @@ from ramen_ray.planning.sizes import Encoder, Sizes
 
 FLOAT = 4
 STATES = 16  # bytes of a weight, its gradient and two moments
+SAVED_STATES = 12  # without the gradient
+WIDTH = 384  # of the embeddings that unit costs were measured with
 ACTIVATIONS = 34  # bytes of a token, layer and unit of width (Korthikanti et al. 2022)
 PAGE = 4096
 PAGES_OF_A_TEXT = 4  # its offset, its tokens, its hash, and a node's edges
 K_MEANS_ITERATIONS = 10  # faiss's for the cells of an index
 CHECKPOINTS = 3
+FOUND = 12  # bytes of an ad that a search finds: its number and its similarity
+COPIES_OF_FOUND = 8  # while what two shards have found is merged
+SHARD_BYTES = 2**29  # of an actor, besides its shard
+MEMORY_FOR_ACTORS = 0.7  # of a machine: Ray keeps the rest for its store
+SAMPLED_QUERIES = 1000  # whose exact search tells the recall of an approximate one
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,13 @@ class Training:
     def num_workers(self) -> int:
         """Workers of the run."""
         return self.cluster.gpus if self.on_gpu else self.cluster.count
+
+    @property
+    def threads_of_search(self) -> int:
+        """Threads that search an index of ads: a worker's, if it waits for its shortlists."""
+        if self.config.base.refresh_mode == "asynchronous":
+            return 1
+        return max(self.cluster.machine.cores * self.cluster.count // self.num_workers, 1)
 
     @property
     def steps(self) -> int:
@@ -95,7 +114,7 @@ def train(run: Training) -> Need:
         memory=cost("ray_bytes") + _order_bytes(run) + (0.0 if run.on_gpu else states),
         mapped=arrays.prepared_bytes(run.sizes),
         gpu_memory=states if run.on_gpu else 0.0,
-        disk=CHECKPOINTS * STATES * run.encoder.weights,
+        disk=CHECKPOINTS * _saved_bytes(run),
         network=_exchanged_bytes(run, texts),
     )
 
@@ -107,6 +126,13 @@ def _exchanged_bytes(run: Training, texts: float) -> float:
     embeddings = others * texts * run.encoder.dim * FLOAT
     read = arrays.prepared_bytes(run.sizes) * run.cluster.count if others else 0.0
     return run.steps * (gradients + embeddings) + read
+
+
+def _saved_bytes(run: Training) -> float:
+    """Weights and moments, of classifiers too."""
+    classifiers = run.config.base.parts.heads == "classifier"
+    of_ads = arrays.classifier_bytes(run.sizes.ads, run.encoder.dim) if classifiers else 0.0
+    return SAVED_STATES * run.encoder.weights + of_ads
 
 
 def _state_bytes(run: Training, texts: float) -> float:
@@ -134,8 +160,7 @@ def prune(run: Training) -> Need | None:
         edges = min(edges * walk.top_k, sizes.nodes * walk.top_k * len(sizes.graphs))
     cpu_s, gpu_s = run.encoding(sizes.texts, is_training=False)
     embeddings = arrays.embedding_bytes(sizes.texts, encoder.dim)
-    wide = encoder.dim / 384
-    serial = sizes.texts * cost("number_text_s") + edges * wide * cost("prune_edge_s")
+    serial = sizes.texts * cost("number_text_s") + edges * _wide(run) * cost("prune_edge_s")
     return Need(
         "pruning",
         cpu_s=times * cpu_s,
@@ -165,12 +190,12 @@ def _search_in_one_task(run: Training, times: int) -> Need:
     cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
     index = 2 * FLOAT * sizes.ads * run.encoder.dim
     if run.on_gpu:
-        gpu_s += _products(run) / (machine.gpu_fp32 * cost("gpu_search_share"))
+        gpu_s += _products(run, sizes.queries) / (machine.gpu_fp32 * cost("gpu_search_share"))
     else:
-        cpu_s += _search_s(run)
+        cpu_s += _search_s(run, 1)
     return Need(
         "shortlists",
-        serial_s=times * cpu_s,
+        serial_s=times * cpu_s / run.threads_of_search,
         serial_gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + index,
         gpu_memory=index / 2 if run.on_gpu else 0.0,
@@ -180,31 +205,88 @@ def _search_in_one_task(run: Training, times: int) -> Need:
 
 
 def _search_in_shards(run: Training, times: int) -> Need:
-    """All machines embed into the shared folder; actors with a shard each search on CPUs."""
-    sizes, gb_per_shard = run.sizes, run.config.workers.gb_per_shard
+    """All machines embed into the shared folder; actors with a shard each search on CPUs.
+
+    Every actor reads all queries, and adds what it finds to what the one before has sent it. If the
+    machines cannot hold all shards at once, some wait for a later pass, and lists of all queries
+    lie in Ray's store and, as it is small, on the machines' own disks.
+    """
+    sizes, cluster, dim = run.sizes, run.cluster, run.encoder.dim
     cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
-    embeddings = FLOAT * (sizes.queries + sizes.ads) * run.encoder.dim
+    of_ad = FLOAT * dim if _is_exact(run) else short_code_bytes(dim)
+    shards = math.ceil(sizes.ads * of_ad / (run.config.workers.gb_per_shard * 1e9))
+    actor = SHARD_BYTES + sizes.ads * of_ad / shards
+    together = _shards_together(run, shards, actor)
+    passes = math.ceil(shards / together)
+    cores = cluster.machine.cores * cluster.count
+    waiting = max(cores / (together * run.threads_of_search), 1)  # cores without a shard
+    lists = FOUND * run.config.base.parts.shortlist_size
+    found = lists * sizes.queries
+    ads, queries = FLOAT * sizes.ads * dim, FLOAT * sizes.queries * dim
+    spilled = min(passes - 1, 2) * found  # of the pass before, and of this one
+    block = queries_per_block(sizes.queries)
+    working = actor + COPIES_OF_FOUND * lists * min(block, sizes.queries)
     return Need(
         "shortlists",
-        cpu_s=times * (cpu_s + _search_s(run)),
+        cpu_s=times * (cpu_s + waiting * _search_s(run, shards)),
         gpu_s=times * gpu_s,
-        memory=cost("ray_bytes") + gb_per_shard * 1e9,
+        memory=cost("ray_bytes") + working * math.ceil(together / cluster.count),
         disk=_lists_bytes(run),
-        scratch=embeddings,
-        network=_of_several(2 * times * embeddings, run.cluster),
+        scratch=ads + queries + spilled,
+        spilled=spilled,
+        network=_of_several(times * (2 * ads + (1 + shards) * queries + shards * found), cluster),
     )
 
 
-def _search_s(run: Training) -> float:
-    """Return the processor seconds of a search, which is approximate if it is too large."""
+def _shards_together(run: Training, shards: int, actor: float) -> int:
+    """Return how many shards' actors can run at once; as many are tried, then half as many."""
+    machine = run.cluster.machine
+    by_memory = int(MEMORY_FOR_ACTORS * machine.memory / actor)
+    room = run.cluster.count * min(by_memory, machine.cores // run.threads_of_search)
+    while shards > max(room, 1):
+        shards = (shards + 1) // 2
+    return shards
+
+
+def _is_exact(run: Training) -> bool:
+    """Say whether a search by CPUs looks at every ad."""
+    return not costs_too_much(run.sizes.queries, run.sizes.ads, run.encoder.dim)
+
+
+def _search_s(run: Training, shards: int) -> float:
+    """Return the processor seconds of a search by CPUs, whose shards are indexed anew each time.
+
+    An index of short codes looks at a fixed number of cells of about the square root of the ads.
+    """
     sizes = run.sizes
-    if costs_too_much(sizes.queries, sizes.ads, run.encoder.dim):
-        return sizes.queries * sizes.ads * cost("search_ivf_pq_ad_s")
-    return _products(run) / cost("core_search_operations")
+    ads = sizes.ads / shards
+    if _is_exact(run) or ads <= MOST_FLAT_ADS:
+        return _exact_s(run, sizes.queries)
+    built = shards * _cells_s(run, ads) + sizes.ads * _wide(run) * cost("index_short_codes_ad_s")
+    answers = run.config.base.parts.shortlist_size * cost("short_codes_answer_s")
+    query = answers + math.sqrt(ads) * cost("short_codes_cells_s")
+    searched = sizes.queries * shards * _wide(run) * query
+    return built + searched + _exact_s(run, SAMPLED_QUERIES)
 
 
-def _products(run: Training) -> float:
-    return 2.0 * run.sizes.queries * run.sizes.ads * run.encoder.dim
+def _exact_s(run: Training, queries: int) -> float:
+    return _products(run, queries) / cost("core_search_operations")
+
+
+def _cells_s(run: Training, ads: float) -> float:
+    """Return the processor seconds in which an index learns its cells, and finds those of ads."""
+    cells = 2 * math.sqrt(ads)
+    learned_from = K_MEANS_ITERATIONS * SAMPLED_ADS_PER_CELL * cells
+    operations = 2.0 * run.encoder.dim * cells * (ads + learned_from)
+    return operations / cost("core_cell_operations")
+
+
+def _wide(run: Training) -> float:
+    return run.encoder.dim / WIDTH
+
+
+def _products(run: Training, queries: int) -> float:
+    return 2.0 * queries * run.sizes.ads * run.encoder.dim
 
 
 def _lists_bytes(run: Training) -> float:
@@ -215,13 +297,9 @@ def index(run: Training) -> Need:
     """Embed all ads and build the retriever's index, in one process that has all cores."""
     sizes, encoder = run.sizes, run.encoder
     cpu_s, gpu_s = run.encoding(sizes.ads, is_training=False)
-    operations = 0.0
-    if choose_kind(sizes.ads) == "ivf_pq":
-        cells = 2 * math.isqrt(sizes.ads)
-        trained_on = K_MEANS_ITERATIONS * SAMPLED_ADS_PER_CELL * cells
-        operations = 2.0 * encoder.dim * cells * (sizes.ads + trained_on)
-    added = sizes.ads * cost(f"index_{choose_kind(sizes.ads)}_ad_s")
-    seconds = cpu_s + added + operations / cost("core_search_operations")
+    kind = choose_kind(sizes.ads)
+    added = sizes.ads * _wide(run) * cost(f"index_{kind}_ad_s")
+    seconds = cpu_s + added + (_cells_s(run, sizes.ads) if kind == "ivf_pq" else 0.0)
     size = arrays.index_bytes(sizes.ads, encoder.dim)
     return Need(
         "index of the ads",

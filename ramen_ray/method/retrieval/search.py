@@ -17,6 +17,7 @@ except ImportError:  # other indexes than the exact one need it
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 QUERIES_PER_PASS = 1024
+MOST_BLOCKS, MOST_QUERIES_PER_BLOCK = 1000, 65_536
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
 """Ads searched besides k, and, if some beyond the k-th are equal to it, besides k after all."""
@@ -62,6 +63,16 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(embeddings)
     return index
+
+
+def queries_per_block(num_queries: int) -> int:
+    """Return how many queries a search in shards passes on at a time.
+
+    One pass, unless that makes very many blocks; a block of the most and its best ads take a few
+    hundred megabytes.
+    """
+    passes = -(-num_queries // QUERIES_PER_PASS)
+    return min(QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1), MOST_QUERIES_PER_BLOCK)
 
 
 def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
