@@ -21,7 +21,16 @@ SIZES = {
     "max_position_embeddings": 140,
     "initializer_range": 0.5,
 }
-ROWS_OF_TEXTS = ["Albert", "Bert", "Camembert", "DistilBert", "Electra", "MPNet", "Roberta"]
+ROWS_OF_TEXTS = [
+    "Albert",
+    "Bert",
+    "Camembert",
+    "DistilBert",
+    "Electra",
+    "MPNet",
+    "Roberta",
+    "XLMRoberta",
+]
 ALONE = ["DebertaV2", "ModernBert"]
 
 
