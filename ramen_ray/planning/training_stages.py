@@ -223,6 +223,7 @@ def _search_in_shards(run: Training, times: int) -> Need:
     lists = FOUND * run.config.base.parts.shortlist_size
     found = lists * sizes.queries
     ads, queries = FLOAT * sizes.ads * dim, FLOAT * sizes.queries * dim
+    codes = 0.0 if _is_exact(run) else sizes.ads * of_ad
     spilled = min(passes - 1, 2) * found  # of the pass before, and of this one
     block = queries_per_block(sizes.queries)
     working = actor + COPIES_OF_FOUND * lists * min(block, sizes.queries)
@@ -232,9 +233,11 @@ def _search_in_shards(run: Training, times: int) -> Need:
         gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + working * math.ceil(together / cluster.count),
         disk=_lists_bytes(run),
-        scratch=ads + queries + spilled,
+        scratch=ads + codes + queries + spilled,
         spilled=spilled,
-        network=_of_several(times * (2 * ads + (1 + shards) * queries + shards * found), cluster),
+        network=_of_several(
+            times * (2 * (ads + codes) + (1 + shards) * queries + shards * found), cluster
+        ),
     )
 
 

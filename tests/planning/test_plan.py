@@ -269,7 +269,7 @@ def test_more_ads_than_one_process_holds_are_searched_in_shards() -> None:
     times = 11 // 5
     assert (one.network, four.network) == (
         0,
-        times * (2 * ads + queries + 18 * (queries + lists)),
+        times * (2 * (ads + 10**7 * code) + queries + 18 * (queries + lists)),
     )
     assert one.cpu_s / 8 * 5 == pytest.approx(four.cpu_s / 32 * 18)
 

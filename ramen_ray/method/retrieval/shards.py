@@ -11,6 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.retrieval.index import (
     ADS_PER_BLOCK,
     BulkKind,
@@ -69,9 +70,18 @@ class EmbeddedShard:
         return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
     def open(self) -> tuple[Any, int]:
-        """Index the ads; returns the index, and what to add to its row numbers."""
-        embeddings = np.load(self.file, mmap_mode="r")
-        return filled_index(self.kind, embeddings[self.rows.start : self.rows.stop]), self.first
+        """Index the ads; returns the index, and what to add to its row numbers.
+
+        An index of short codes takes long to make, and is kept beside the embeddings.
+        """
+        embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
+        if self.kind == "flat":
+            return filled_index("flat", embeddings), self.first
+        kept = self.file.with_name(f"{self.file.stem}-{self.rows.start}.faiss")
+        if not kept.exists():
+            with whole_file(kept) as aside:
+                faiss.write_index(filled_index(self.kind, embeddings), str(aside))
+        return faiss.read_index(str(kept)), self.first
 
 
 def embedded_shards(

@@ -103,7 +103,8 @@ class ShortlistMining:
             exact, _ = search_shards(exactly, asked, self.size, resources, attempts)
             figures = {RECALL: share_found(found, exact)}
             (folder / SAMPLE_FILE).unlink()
-        file.unlink()
+        for made in folder.glob(f"{file.stem}*"):
+            made.unlink()
         attempts.rmdir()
         return figures
 

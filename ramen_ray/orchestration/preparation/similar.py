@@ -146,15 +146,14 @@ def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> Tab
 class _Search:
     """Searches the embeddings of all texts; see :data:`SearchTexts`.
 
-    It is approximate where an exact one would cost too much, which a later one for few texts may
-    not. Some texts' neighbours of the first search are kept, to measure its recall.
+    It is approximate where an exact one would cost too much. Some texts' neighbours of the first
+    search are kept, to measure its recall.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
         self.num_texts, dim = np.load(file, mmap_mode="r").shape
-        self.dim = dim
-        self.is_exact = self._can_be_exact(self.num_texts)
+        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, dim)
         self.sample = sampled_queries(self.num_texts)
         self.found: NDArray[np.int64] | None = None
 
@@ -162,7 +161,7 @@ class _Search:
         is_first = self.found is None
         if self.found is None:
             self.found = np.full((len(self.sample), k), -1)
-        for start, (others, similarities) in self._search(texts, k, self._can_be_exact(len(texts))):
+        for start, (others, similarities) in self._search(texts, k, self.is_exact):
             rows = texts[start : start + len(others)]
             if is_first:
                 _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
@@ -177,9 +176,6 @@ class _Search:
         for start, (others, _) in self._search(self.sample, exact.shape[1], True):
             exact[start : start + len(others)] = others
         return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
-
-    def _can_be_exact(self, num_texts: int) -> bool:
-        return not costs_too_much(num_texts, self.num_texts, self.dim)
 
     def _search(self, texts: Int64s, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
         queries = self.file

@@ -98,6 +98,11 @@ def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> 
     assert share_found(ads, exact) > 0.8
     similarities = np.einsum("qd,qkd->qk", rows[:200], rows[200:][ads])
     np.testing.assert_allclose(scores, similarities, atol=0.01)
+    (index,) = tmp_path.glob("*.faiss")
+    made = index.stat().st_mtime_ns
+    again, _ = _search_shards([shard], rows[:200], 20)
+    assert again.tolist() == ads.tolist()
+    assert index.stat().st_mtime_ns == made  # another actor need not make it anew
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_pq"])
