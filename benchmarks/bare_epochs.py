@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from ramen_ray.config import read_config
 from ramen_ray.data.prepared.folder import Prepared
@@ -84,7 +85,7 @@ def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
     batch = sampler.draw(step, Sources(sampler.data.graphs), objective.regularizers)
     inputs = StepInputs.from_local(sampler.data, batch, torch.device("cpu"))
     # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
-    places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows)))
+    places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows))[:, None])
     comparisons = []
     for term in objective.terms:
         if term.regularizer is None:
@@ -97,8 +98,8 @@ def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
             is_positive = places.own_linked_in_pool(term.regularizer)
         comparisons.append(
             Comparison(
-                places.vectors(*rows),
-                places.vectors(pool.table, pool.ids),
+                places.vectors(*rows)[:, 0],
+                places.vectors(pool.table, pool.ids)[:, 0],
                 places.places(pool, drawn),
                 is_positive,
                 term.weight,
@@ -112,7 +113,8 @@ def step_loss(model: DualEncoder, step: Step, loss: Loss) -> Tensor:
     embeddings_UD = model(step.texts)
     total = embeddings_UD.new_zeros(())
     for one in step.comparisons:
-        similarity = embeddings_UD[one.rows] @ embeddings_UD[one.candidates].T
+        rows, candidates = (embedding(at, embeddings_UD) for at in (one.rows, one.candidates))
+        similarity = rows @ candidates.T
         total = total + one.weight * loss(similarity, one.positives, one.is_positive).mean()
     return total
 
