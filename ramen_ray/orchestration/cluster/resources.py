@@ -72,6 +72,8 @@ def start_ray(show_workers: bool = True) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Keep idle processes: loading their libraries again takes longer than most of our tasks.
     os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
+    # Ray would let every other process of the machine go before its workers.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start a task for ever that needs more memory than there is; these take a minute.
     os.environ.setdefault("RAY_task_oom_retries", "6")
     if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted

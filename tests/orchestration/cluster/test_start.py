@@ -1,10 +1,13 @@
-"""A Ray that does not start is one line."""
+"""How jobs start Ray; one that does not start is one line."""
 
+import os
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 import ray
+from support import ROOT
 
 from ramen_ray.command_line import run_job
 from ramen_ray.orchestration.cluster.resources import DASHBOARD_ADDRESS, start_ray
@@ -44,3 +47,18 @@ def test_a_ray_that_does_not_start_is_told_in_one_line(
     assert said.startswith(f"error: cannot join the Ray cluster: {message}")
     assert said.count("\n") == 1
     assert len({settings["dashboard_port"] for settings in asked}) == 1
+
+
+def test_workers_do_not_let_other_processes_go_first() -> None:
+    code = (
+        "import os, ray\n"
+        "from ramen_ray.orchestration.cluster.resources import start_ray\n"
+        "start_ray()\n"
+        "print(ray.get(ray.remote(lambda: os.nice(0)).remote()))"
+    )
+    environment = {**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)}
+    del environment["RAY_worker_niceness"]  # of the tests' own Ray
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert answer.stdout.split() == ["0"], answer.stderr
