@@ -3,6 +3,7 @@
 All are seconds of processor time of one thread, on the data of one size.
 """
 
+import math
 import shutil
 import tempfile
 import time
@@ -25,7 +26,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.method.retrieval.index import IndexKind, new_index
+from ramen_ray.method.retrieval.index import IndexKind, filled_index, new_index
 from ramen_ray.method.retrieval.search import build_index, search_index
 from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
 from ramen_ray.method.training.step import train_steps
@@ -38,6 +39,7 @@ DIM = 384
 TRAIN = "queries/train"
 TEXTS = 50_000
 SEARCHED_ADS, SEARCHES, INDEXED_ADS = 50_000, 500, 20_000
+CODED_ADS, SEARCHES_OF_CODES, FEW, MANY = 240_000, 4096, 10, 100
 STEPS = 10
 TEXTS_PER_QUERY = 2 + 3  # itself, its ad, its anchor, and an ad and an anchor of R_z
 MINILM_STEPS, MINILM_BATCH = 2, 64
@@ -57,6 +59,7 @@ def unit_costs(folder: Path) -> dict[str, float]:
         **_pruning(data),
         **_joining(folder),
         **_searching(),
+        **_searching_codes(data),
     }
 
 
@@ -166,6 +169,31 @@ def _searching() -> dict[str, float]:
         build = partial(_build, new_index(kind, DIM, INDEXED_ADS), ads[:INDEXED_ADS])
         figures[f"index_{kind}_ad_s"] = _processor_s(build) / INDEXED_ADS
     return figures
+
+
+def _searching_codes(data: Prepared) -> dict[str, float]:
+    """Index ads in short codes, and ask for few and for many of them.
+
+    The ads are texts, as the cells of random vectors would be of one size.
+    """
+    count = min(CODED_ADS, len(data.ads))
+    bag = DualEncoder(build_encoder(EncoderConfig(kind="bag", pretrained=MINILM)))
+    ads = bag.embed_ads(data.ads, np.arange(count))
+    index = filled_index("short_codes", ads)
+    queries = ads[:SEARCHES_OF_CODES]
+    few_s, many_s = (
+        _processor_s(partial(search_index, index, queries, k)) / len(queries) for k in (FEW, MANY)
+    )
+    answer_s = (many_s - few_s) / (MANY - FEW)
+    cells = faiss.downcast_index(faiss.downcast_index(index.base_index).quantizer)
+    cells_s = _processor_s(lambda: cells.search(ads, 1))
+    add_s = _processor_s(lambda: index.add(ads))
+    return {
+        "core_cell_operations": 2.0 * DIM * cells.ntotal * count / cells_s,
+        "index_short_codes_ad_s": (add_s - cells_s) / count,
+        "short_codes_answer_s": answer_s,
+        "short_codes_cells_s": (few_s - FEW * answer_s) / math.sqrt(count),
+    }
 
 
 def _build(index: Any, ads: NDArray[np.float32]) -> None:

@@ -30,7 +30,7 @@ DEEPER = 8  # each search may have to index all texts
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
-SearchTexts = Callable[[Int64s, int], Iterator[tuple[Int64s, TopK]]]
+SearchTexts = Callable[[Int64s | range, int], Iterator[tuple[Int64s, TopK]]]
 """Finds the k texts nearest to each of some texts; yields blocks of these, in any order."""
 
 
@@ -110,9 +110,10 @@ def similar_by_embeddings(
         plain: (n,) of :func:`plain_hashes`.
         settings: which texts are similar.
     """
-    texts, k = np.arange(len(plain)), settings.top_k + SPARE_NEIGHBOURS
+    texts: Int64s | range = range(len(plain))
+    k = settings.top_k + SPARE_NEIGHBOURS
     while len(texts):
-        again = [texts[:0]]
+        again = [np.empty(0, dtype=np.int64)]
         for rows, (others, similarities) in find(texts, min(k, len(plain), MAX_NEIGHBOURS)):
             kept = (similarities >= settings.min_similarity) & (
                 plain[others] != plain[rows][:, None]

@@ -29,6 +29,7 @@ from ramen_ray.data.graphs.edge_joining import join_edges
 from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import NODE_TABLES
@@ -53,6 +54,8 @@ from ramen_ray.orchestration.embedding import (
     embed_tables,
 )
 from ramen_ray.orchestration.search import search_rows
+
+ROWS_COPIED_AT_ONCE = 4096
 
 
 def add_similar(
@@ -152,17 +155,17 @@ class _Search:
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
-        self.num_texts, dim = np.load(file, mmap_mode="r").shape
-        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, dim)
-        self.sample = sampled_queries(self.num_texts)
+        num_texts, self.dim = np.load(file, mmap_mode="r").shape
+        self.is_exact = not costs_too_much(num_texts, num_texts, self.dim)
+        self.sample = sampled_queries(num_texts)
         self.found: NDArray[np.int64] | None = None
 
-    def __call__(self, texts: Int64s, k: int) -> Iterator[tuple[Int64s, TopK]]:
+    def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
         is_first = self.found is None
         if self.found is None:
             self.found = np.full((len(self.sample), k), -1)
         for start, (others, similarities) in self._search(texts, k, self.is_exact):
-            rows = texts[start : start + len(others)]
+            rows = np.asarray(texts[start : start + len(others)])
             if is_first:
                 _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
                 self.found[places] = others[of_block]
@@ -177,10 +180,18 @@ class _Search:
             exact[start : start + len(others)] = others
         return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
 
-    def _search(self, texts: Int64s, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
-        queries = self.file
-        if len(texts) < self.num_texts:
-            queries = self.file.with_name("again.npy")
-            np.save(queries, np.load(self.file, mmap_mode="r")[texts])
+    def _search(self, texts: Int64s | range, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
+        queries = self.file if isinstance(texts, range) else self._copy_rows(texts)
         asked = queries, len(texts)
         return search_rows(asked, self.file, k, self.gb_per_shard, is_exact)
+
+    def _copy_rows(self, texts: Int64s) -> Path:
+        """Write the embeddings of some texts into a file of their own, some at a time."""
+        file = self.file.with_name("again.npy")
+        copied = map_new_array(file, np.float32, (len(texts), self.dim))
+        for start in range(0, len(texts), ROWS_COPIED_AT_ONCE):
+            some = slice(start, start + ROWS_COPIED_AT_ONCE)
+            # a new map each time: the system maps 64 KB around each row
+            copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
+        copied.flush()
+        return file

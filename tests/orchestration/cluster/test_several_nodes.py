@@ -23,12 +23,15 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.method.retrieval.search import TopK, search
+from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.search import ShardResources, search_shards
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
@@ -182,6 +185,40 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     disturbed = _disturbed(lambda: fit(run), begins, disturb)
     assert disturbed.metrics == unharmed.metrics
     assert amid, "the machine was lost too late"
+
+
+def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
+    machines: Machines, tmp_path: Path
+) -> None:
+    machines.become(1, 1)
+    draw = np.random.default_rng(3)
+    queries, ads = (
+        draw.standard_normal((count, 64), dtype=np.float32) for count in (60_000, 120_000)
+    )
+    file, attempts = tmp_path / "embeddings.npy", tmp_path / "attempts"
+    np.save(file, np.concatenate([queries, ads]))
+    shards = embedded_shards(file, len(queries), gb_per_shard=ads.nbytes / 1.9e9)
+    assert len(shards) == 2
+    amid, begun = False, set()
+
+    def begins() -> bool:
+        begun.update(attempts.glob("*"))
+        return len(begun) > 8  # two are of indexing
+
+    def disturb() -> None:
+        nonlocal amid
+        machines.lose()
+        amid = any(attempts.glob("*"))
+        machines.add()
+
+    def job() -> TopK:
+        return search_shards(shards, (file, len(queries)), 10, ShardResources(1, 1), attempts)
+
+    found = _disturbed(job, begins, disturb)
+    assert amid, "the machine was lost too late"
+    expected = search(queries, ads, 10)
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1].tolist() == expected[1].tolist()
 
 
 def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
