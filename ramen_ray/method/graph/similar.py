@@ -26,7 +26,7 @@ NGRAM_LENGTHS = (2, 4)
 PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
-DEEPER = 8  # each search may have to index all texts
+DEEPER = 8  # few rounds: an exact one indexes all texts again
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
