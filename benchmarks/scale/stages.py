@@ -31,6 +31,7 @@ ANCHOR_SET = "links"
 SIDES = [Regularizer(ANCHOR_SET, "query"), Regularizer(ANCHOR_SET, "ad")]
 ENCODER = EncoderConfig(kind="bag", pretrained=MINILM, max_length=32)
 BATCH_SIZE, WARMUP_STEPS, STEPS = 1024, 3, 20
+GB_PER_SHARD = 9.0  # the short codes of 18M texts, those of 10M queries and ads
 
 
 Row = dict[str, float]
@@ -234,7 +235,8 @@ def similar(folder: Path) -> Stage:
     settings = SimilarSettings(str(folder / "bag"), max_length=ENCODER.max_length)
 
     def run() -> int:
-        print(add_similar(dataset.path, "similar", settings))  # with the recall
+        counts = add_similar(dataset.path, "similar", settings, gb_per_shard=GB_PER_SHARD)
+        print(counts)  # with the recall
         return _num_rows(dataset, ["ads", "queries/train"])
 
     return run
