@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.common import NUM_THREADS, finish, in_fresh_process, prepared
 from benchmarks.retriever import DATASET, make_retriever
-from ramen_ray.config import EncoderConfig
+from ramen_ray.config import GB_PER_SHARD, EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, find_neighbours
@@ -96,7 +96,7 @@ def add(folder: Path, texts: list[str], combined: CombinedAds | None) -> int:
     """Add ads to a retriever; returns how many it has."""
     ads = pa.table({"ad_id": [f"new {number}" for number in range(len(texts))], "text": texts})
     represent = None if combined is None else lambda _, vectors: combined.represent(vectors)
-    return add_ads(folder, ads, represent)
+    return add_ads(folder, ads, GB_PER_SHARD, represent)
 
 
 def share_found_first(folder: Path, texts: list[str], first: int, combined: CombinedAds) -> float:

@@ -32,7 +32,11 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.retriever import compile_retriever, write_retriever
+from ramen_ray.method.retrieval.retriever import (
+    RetrieverSettings,
+    compile_retriever,
+    write_retriever,
+)
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.orchestration.runs.components import build_encoder
 from ramen_ray.presets import MINILM
@@ -89,7 +93,9 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
     DualEncoder(build_encoder(config)).save(folder / "model", config.max_length)
     made, dataset = folder / "torch", Dataset(DATASET)
     model = load_model(folder / "model")
-    write_retriever(made, model, dataset, Prepared(data), "flat", config.max_length)
+    write_retriever(
+        made, model, dataset, Prepared(data), RetrieverSettings("flat", config.max_length, 1.0)
+    )
     return made
 
 

@@ -314,7 +314,8 @@ class WorkersConfig(Section):
     a run waits max_failures + 1 times as long for another; a trial of a sweep, for a day."""
     gb_per_shard: PositiveFloat = GB_PER_SHARD
     """GB of embeddings of ads that one process searches, for shortlists and in jobs/evaluate.py;
-    more are cut into shards, each held by a process of its own."""
+    more are cut into shards, each held by a process of its own. Also GB of a retriever's index in
+    cells that memory holds while it is made."""
 
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:

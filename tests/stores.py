@@ -13,7 +13,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
 from ramen_ray.method.model.heads import Head
-from ramen_ray.method.retrieval.retriever import write_retriever
+from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -57,7 +57,13 @@ class Store:
         self.model(noise).save(folder / "model", MAX_LENGTH)
         opened = Dataset(dataset)
         made = folder / "made"
-        write_retriever(made, load_model(folder / "model"), opened, self.data, "flat", MAX_LENGTH)
+        write_retriever(
+            made,
+            load_model(folder / "model"),
+            opened,
+            self.data,
+            RetrieverSettings("flat", MAX_LENGTH, 1.0),
+        )
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
         log_retriever(run, made, ["robin"], metadata)
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})

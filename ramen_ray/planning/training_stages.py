@@ -10,6 +10,7 @@ from ramen_ray.method.retrieval.index import (
     choose_kind,
     short_code_bytes,
 )
+from ramen_ray.method.retrieval.index_file import MOST_GROWTH
 from ramen_ray.method.retrieval.search import costs_too_much, queries_per_block
 from ramen_ray.planning import arrays
 from ramen_ray.planning.costs import cost
@@ -304,13 +305,17 @@ def index(run: Training) -> Need:
     added = sizes.ads * _wide(run) * cost(f"index_{kind}_ad_s")
     seconds = cpu_s + added + (_cells_s(run, sizes.ads) if kind == "ivf_pq" else 0.0)
     size = arrays.index_bytes(sizes.ads, encoder.dim)
+    most_in_memory = 1e9 * run.config.workers.gb_per_shard
+    is_in_parts = kind == "ivf_pq" and MOST_GROWTH * size > most_in_memory
+    sample = FLOAT * encoder.dim * SAMPLED_ADS_PER_CELL * 2 * math.isqrt(sizes.ads)
     return Need(
         "index of the ads",
         serial_s=seconds / run.cluster.machine.cores,
         serial_gpu_s=gpu_s,
-        memory=size + FLOAT * encoder.dim * SAMPLED_ADS_PER_CELL * 2 * math.isqrt(sizes.ads),
+        memory=sample + (most_in_memory if is_in_parts else size),
         disk=size,
-        network=_of_several(size, run.cluster),
+        scratch=size * is_in_parts,
+        network=_of_several((1 + 2 * is_in_parts) * size, run.cluster),
     )
 
 

@@ -214,6 +214,20 @@ def test_more_machines_shorten_what_they_share_and_nothing_else() -> None:
     assert one.need("training").network == 0 < four.need("training").network
 
 
+def test_an_index_in_cells_that_is_too_large_goes_through_files() -> None:
+    small, large = (
+        make_plan(_run(100_000_000, SMALL, 1, **{"workers.gb_per_shard": gb})).need(
+            "index of the ads"
+        )
+        for gb in (4, 8)
+    )
+    assert small.disk > 30e9
+    assert large.memory - small.memory == pytest.approx(4e9)
+    assert small.memory < 12e9
+    assert small.scratch == small.disk
+    assert make_plan(_run(3_000_000, SMALL, 1)).need("index of the ads").scratch == 0
+
+
 def test_the_longest_task_runs_beside_the_others() -> None:
     need = Need("a stage", cpu_s=3600, longest_s=1200, serial_s=360)
     two, eight = (Cluster(replace(SMALL, cores=cores), 1) for cores in (2, 8))

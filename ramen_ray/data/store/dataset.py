@@ -128,6 +128,19 @@ class Dataset:
             for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
                 yield batch.select(names)
 
+    def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Stream a table of all ids from 0 in their order; one whose rows are not is sorted first.
+
+        Sorting takes the whole table into memory; importers write rows in order.
+        """
+        first, column = 0, schema_of(table).names[0]
+        for batch in self.batches(table, [column]):
+            if not np.array_equal(batch[0], np.arange(first, first + len(batch))):
+                yield from self.read(table).sort_by(column).to_batches()
+                return
+            first += len(batch)
+        yield from self.batches(table)
+
     def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
         """Read some rows (ascending numbers) of a table, as a stream."""
         chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)

@@ -12,7 +12,8 @@ It is a folder with
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,9 +37,11 @@ from ramen_ray.method.model.dual_encoder import (
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
 from ramen_ray.method.retrieval.search import search_index, search_parts, share_found
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
+ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
@@ -48,37 +51,42 @@ Represent = Callable[[int, Embeddings], Embeddings]
 vectors (n, D) that are indexed."""
 
 
+@dataclass(frozen=True)
+class RetrieverSettings:
+    """How a retriever is made.
+
+    Attributes:
+        kind: the kind of index.
+        max_length: texts are cut to this many tokens.
+        gb_of_index: GB of an index in cells that memory holds; a larger one goes through files.
+    """
+
+    kind: IndexKind
+    max_length: int
+    gb_of_index: float
+
+
 def write_retriever(
-    folder: Path,
-    model: DualEncoder,
-    dataset: Dataset,
-    data: Prepared,
-    kind: IndexKind,
-    max_length: int,
+    folder: Path, model: DualEncoder, dataset: Dataset, data: Prepared, settings: RetrieverSettings
 ) -> dict[str, float]:
-    """Write a retriever of all ads into ``folder``; memory holds the index and a batch of ads.
+    """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
 
     Args:
         folder: the folder to write into; made if it is missing.
         model: the model, on the device to run it on.
         dataset: the dataset with the ads' texts and the users' ids.
         data: the same dataset, prepared.
-        kind: the kind of index.
-        max_length: texts are cut to this many tokens.
+        settings: how it is made.
 
     Returns:
         ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
         at most a thousand test queries, and the index's size in ``megabytes``.
     """
-    model.save(folder, max_length)
-    ads = dataset.read("ads").sort_by("ad_id")
-    _write_ads(folder / ADS, pa.table({"ad_id": users_ids(ads), "text": ads["text"]}))
-    _write_settings(folder, _settings(model, max_length))
-    index = _trained_index(kind, model, data)
-    recall = _fill_and_measure(index, model, data)
-    faiss.write_index(index, str(folder / INDEX))
+    model.save(folder, settings.max_length)
+    _write_ads(folder / ADS, dataset.in_order("ads"))
+    _write_settings(folder, _settings(model, settings.max_length))
     return {
-        f"recall@{RECALL_AT}": recall,
+        f"recall@{RECALL_AT}": _write_index(folder / INDEX, model, data, settings),
         "megabytes": (folder / INDEX).stat().st_size / 1e6,
     }
 
@@ -88,26 +96,28 @@ def known_ids(folder: Path) -> pa.Array:
     return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
 
 
-def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> int:
+def add_ads(
+    folder: Path, ads: pa.Table, gb_of_index: float, represent: Represent | None = None
+) -> int:
     """Add ads to a retriever by their texts; its encoder and its index's cells do not change.
 
     Args:
         folder: what :func:`write_retriever` wrote.
         ads: ``ad_id`` and ``text``, strings.
+        gb_of_index: see :class:`RetrieverSettings`.
         represent: makes the vectors that are indexed; None for the embeddings themselves.
 
     Returns:
         The number of ads it has now.
     """
     embed = text_embedder(folder)
-    index = faiss.read_index(str(folder / INDEX))
-    for start in range(0, len(ads), ADS_PER_BLOCK):
-        vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
-        index.add(vectors if represent is None else represent(start, vectors))
-    faiss.write_index(index, str(folder / INDEX))
-    known = pq.read_table(folder / ADS)
-    _write_ads(folder / ADS, pa.concat_tables([known, ads.cast(known.schema)]))
-    return int(index.ntotal)
+    with extended_index_file(folder / INDEX, gb_of_index) as add:
+        for start in range(0, len(ads), ADS_PER_BLOCK):
+            vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
+            add(vectors if represent is None else represent(start, vectors))
+    all_ads = pa.concat_tables([pq.read_table(folder / ADS), ads.cast(ADS_SCHEMA)])
+    pq.write_table(all_ads, folder / ADS, compression="zstd")
+    return len(all_ads)
 
 
 def text_embedder(
@@ -145,8 +155,11 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     _write_settings(folder, settings)
 
 
-def _write_ads(file: Path, ads: pa.Table) -> None:
-    pq.write_table(ads, file, compression="zstd")
+def _write_ads(file: Path, ads: Iterable[pa.RecordBatch]) -> None:
+    with pq.ParquetWriter(file, ADS_SCHEMA, compression="zstd") as out:
+        for some in ads:
+            columns = [column.cast(pa.string()) for column in (users_ids(some), some["text"])]
+            out.write_batch(pa.record_batch(columns, ADS_SCHEMA))
 
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -177,18 +190,23 @@ def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
     return index
 
 
-def _fill_and_measure(index: Any, model: DualEncoder, data: Prepared) -> float:
-    """Add all ads to ``index`` and return its recall; each ad is encoded once."""
+def _write_index(
+    file: Path, model: DualEncoder, data: Prepared, settings: RetrieverSettings
+) -> float:
+    """Write the index of all ads and return its recall; each ad is encoded once."""
     rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
     queries = model.embed_queries(data.queries["test"], rows)
     ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
+    index = _trained_index(settings.kind, model, data)
+    with index_file(file, index, settings.gb_of_index) as add:
 
-    def add_parts() -> Iterator[Any]:
-        for start in range(0, len(ad_ids), ADS_PER_BLOCK):
-            part = model.embed_ads(data.ads, ad_ids[start : start + ADS_PER_BLOCK])
-            index.add(part)
-            yield part
+        def add_parts() -> Iterator[Embeddings]:
+            for start in range(0, len(ad_ids), ADS_PER_BLOCK):
+                part = model.embed_ads(data.ads, ad_ids[start : start + ADS_PER_BLOCK])
+                add(part)
+                yield part
 
-    exact, _ = search_parts(queries, add_parts(), ad_ids, no_filters, RECALL_AT)
-    found, _ = search_index(index, queries, RECALL_AT)
+        exact, _ = search_parts(queries, add_parts(), ad_ids, no_filters, RECALL_AT)
+    written = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+    found, _ = search_index(written, queries, RECALL_AT)
     return share_found(found, exact)

@@ -21,6 +21,7 @@ from ramen_ray.method.retrieval.index import (
     new_index,
     short_code_bytes,
 )
+from ramen_ray.method.retrieval.index_file import replace_cells
 from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT
 
 BYTES_PER_NUMBER = 4
@@ -148,8 +149,7 @@ class IndexShard:
     def _keep_own(self, whole: Any) -> Any:
         own = faiss.ArrayInvertedLists(whole.nlist, whole.code_size)
         whole.invlists.copy_subset_to(own, BY_ID_RANGE, self.rows.start, self.rows.stop)
-        whole.replace_invlists(own, True)
-        own.this.disown()
+        replace_cells(whole, own)
         whole.ntotal = len(self.rows)
         return whole
 

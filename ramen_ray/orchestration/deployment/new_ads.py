@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.importers.new_ads import read_first_clicks, read_new_ads
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
@@ -63,7 +64,8 @@ def extend_retriever(
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
         new = read_new_ads(ads, known_ids(folder))
-        num_ads = add_ads(folder, new, _represent(folder, new, clicks, original.uri))
+        represent = _represent(folder, new, clicks, original.uri)
+        num_ads = add_ads(folder, new, GB_PER_SHARD, represent)
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
         changes = {"num_ads": num_ads, "new_ads": ads}
         copy = log_copy(registry, original, folder, texts, changes, output)

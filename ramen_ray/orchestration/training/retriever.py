@@ -15,7 +15,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
-from ramen_ray.method.retrieval.retriever import write_retriever
+from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run
 
@@ -46,8 +46,8 @@ def log_run_retriever(
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
         folder = Path(aside)
-        max_length = config.encoder.max_length
-        write = partial(_write_retriever, folder, best, dataset, data, kind, max_length)
+        settings = RetrieverSettings(kind, config.encoder.max_length, config.workers.gb_per_shard)
+        write = partial(_write_retriever, folder, best, dataset, data, settings)
         is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
         if is_worker or is_small:
             measured = write()  # takes less time than starting a task
@@ -68,12 +68,16 @@ def log_run_retriever(
 
 
 def _write_retriever(
-    folder: Path, best: tuple[Path, Part], dataset: Dataset, data: Prepared, *rest: Any
+    folder: Path,
+    best: tuple[Path, Part],
+    dataset: Dataset,
+    data: Prepared,
+    settings: RetrieverSettings,
 ) -> dict[str, float]:
     """Write a retriever, with a GPU if there is one."""
     model = load_model(best[0], part=best[1])
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return write_retriever(folder, model, dataset, data, *rest)
+    return write_retriever(folder, model, dataset, data, settings)
 
 
 def _task(workers: WorkersConfig) -> Any:

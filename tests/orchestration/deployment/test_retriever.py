@@ -41,7 +41,7 @@ from ramen_ray.method.retrieval.index import (
     sample_size,
     search_first,
 )
-from ramen_ray.method.retrieval.retriever import write_retriever
+from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -84,7 +84,9 @@ def _log(
         _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
     dataset = Dataset(dataset_path)
     retriever = folder / "retriever"
-    measured = write_retriever(retriever, load_model(trained), dataset, data, "flat", MAX_LENGTH)
+    measured = write_retriever(
+        retriever, load_model(trained), dataset, data, RetrieverSettings("flat", MAX_LENGTH, 1.0)
+    )
     run = open_run(uri, "tests", kind, folder.parent)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
     model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
