@@ -7,8 +7,10 @@ from ramen_ray.config import RunConfig
 from ramen_ray.method.retrieval.index import (
     MOST_FLAT_ADS,
     SAMPLED_ADS_PER_CELL,
+    SHORT_CODE_CELLS_SEARCHED,
     choose_kind,
     short_code_bytes,
+    short_code_cells,
 )
 from ramen_ray.method.retrieval.index_file import MOST_GROWTH
 from ramen_ray.method.retrieval.search import costs_too_much, queries_per_block
@@ -260,7 +262,7 @@ def _is_exact(run: Training) -> bool:
 def _search_s(run: Training, shards: int) -> float:
     """Return the processor seconds of a search by CPUs, whose shards are indexed anew each time.
 
-    An index of short codes looks at a fixed number of cells of about the square root of the ads.
+    A cell of an index of short codes has about half the square root of the ads.
     """
     sizes = run.sizes
     ads = sizes.ads / shards
@@ -268,7 +270,8 @@ def _search_s(run: Training, shards: int) -> float:
         return _exact_s(run, sizes.queries)
     built = shards * _cells_s(run, ads) + sizes.ads * _wide(run) * cost("index_short_codes_ad_s")
     answers = run.config.base.parts.shortlist_size * cost("short_codes_answer_s")
-    query = answers + math.sqrt(ads) * cost("short_codes_cells_s")
+    cells = short_code_cells(round(ads)) / SHORT_CODE_CELLS_SEARCHED
+    query = answers + cells * math.sqrt(ads) * cost("short_codes_cells_s")
     searched = sizes.queries * shards * _wide(run) * query
     return built + searched + _exact_s(run, SAMPLED_QUERIES)
 

@@ -32,6 +32,8 @@ FEWEST_CELLS_SEARCHED = 64
 
 DIMENSIONS_PER_SHORT_CODE = 4
 SHORT_CODE_CELLS_SEARCHED = 32
+SHORT_CODES_SEARCHED = 32_768
+"""A query looks at fewer cells if there are more ads in them, so that its time does not grow."""
 CANDIDATES_PER_ANSWER = 8
 """Ads that short codes find, of four bits each, for each one that is left by codes of a byte."""
 
@@ -53,6 +55,12 @@ def choose_bulk_kind(num_ads: int) -> BulkKind:
 def short_code_bytes(dim: int) -> float:
     """Return what an ad takes in an index of short codes: codes of both kinds, and an id."""
     return dim + dim / DIMENSIONS_PER_SHORT_CODE / 2 + 8
+
+
+def short_code_cells(num_ads: int) -> int:
+    """Return how many cells a query looks at in an index of short codes."""
+    by_codes = SHORT_CODES_SEARCHED * _num_cells(num_ads) // max(num_ads, 1)
+    return max(min(by_codes, SHORT_CODE_CELLS_SEARCHED), 1)
 
 
 def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
@@ -81,7 +89,7 @@ def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
         index.pq.cp.max_points_per_centroid = SAMPLED_ADS_PER_CODE
     elif kind == "short_codes":
         index.k_factor = CANDIDATES_PER_ANSWER
-        faiss.downcast_index(index.base_index).nprobe = SHORT_CODE_CELLS_SEARCHED
+        faiss.downcast_index(index.base_index).nprobe = short_code_cells(num_ads)
         codes = faiss.downcast_index(index.refine_index).codes
         codes.resize(num_ads * dim)  # else it would double in size while it grows
         codes.resize(0)
