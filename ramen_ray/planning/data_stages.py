@@ -11,7 +11,7 @@ HASHES_OF_A_NODE = 32  # of its text, of its id, and the order of both
 EDGE_ROW, TEXT_ROW = 41, 60  # bytes of a row in Ray's object store, a text without its tokens
 EDGE_PART, TEXT_PART = 20, 32  # the same in a part's file
 TOKEN_ROW = 4
-HALF_BUILT_EDGE = 44  # bytes, while a walk's graph is made
+COUNTED_ANCHOR = 16  # bytes, while a walk's graph is made
 SAMPLED_TEXTS = 100_000  # of a table, whose tokens a description counts
 KEYS = 3 * 8 * 2**24  # that validation compares at once
 
@@ -121,12 +121,11 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
         for (nodes, _, _), share in zip(sides, missed, strict=True)
     )
     walked = sum(arrays.walked_bytes(nodes, edges, top_k) for nodes, edges, _ in sides)
-    largest = max((edges for _, edges, _ in sides), default=0.0)
     return Need(
         "walks",
         cpu_s=cost("walk_start_s") + hops_s,
         serial_s=sizes.edges * cost("walk_edge_s"),
-        memory=cost("ray_bytes") + HALF_BUILT_EDGE * largest,
+        memory=cost("ray_bytes") + COUNTED_ANCHOR * sum(anchors for _, _, anchors in sides),
         mapped=mapped,
         disk=walked,
         scratch=mapped,

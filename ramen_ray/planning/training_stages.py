@@ -29,6 +29,7 @@ PAGE = 4096
 PAGES_OF_A_TEXT = 4  # its offset, its tokens, its hash, and a node's edges
 K_MEANS_ITERATIONS = 10  # faiss's for the cells of an index
 CHECKPOINTS = 3
+NUMBERED_TEXT = 40  # bytes, while equal texts are found
 FOUND = 12  # bytes of an ad that a search finds: its number and its similarity
 COPIES_OF_FOUND = 8  # while what two shards have found is merged
 SHARD_BYTES = 2**29  # of an actor, besides its shard
@@ -169,7 +170,7 @@ def prune(run: Training) -> Need | None:
         cpu_s=times * cpu_s,
         serial_s=times * serial,
         gpu_s=times * gpu_s,
-        memory=cost("ray_bytes") + 40 * sizes.texts + 30 * edges / (2 * len(sizes.graphs)),
+        memory=cost("ray_bytes") + NUMBERED_TEXT * sizes.texts,
         mapped=embeddings,
         disk=2 * (12 * edges + 8 * sizes.nodes),
         scratch=embeddings,

@@ -340,9 +340,9 @@ def test_the_schedule_decides_what_is_made() -> None:
 
 def test_what_breaks_names_the_stage_and_both_figures() -> None:
     assert what_breaks(make_plan(_run(100_000, WITH_GPU, 1))) == []
-    said = "\n".join(what_breaks(make_plan(_run(400_000_000, WITH_GPU, 8))))
+    said = "\n".join(what_breaks(make_plan(_run(700_000_000, WITH_GPU, 8))))
     for words in (
-        "walks: a machine's processes need",
+        "pruning: a machine's processes need",
         "a machine has 68.7 GB",
         "of arrays are read at random",
         "disk:",

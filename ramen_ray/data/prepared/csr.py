@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.mapped_files import growing_array
+from ramen_ray.data.store.mapped_files import growing_array, map_new_array
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,28 @@ class Csr:
         if weights is not None and len(weights) and np.ptp(weights) > 0:
             cumulative = cumulative_sum(weights[order])
         return cls(indptr, np.asarray(columns)[order], cumulative)
+
+    @classmethod
+    def to_fill(
+        cls, num_rows: int, num_columns: int, num_entries: int, folder: Path | None = None
+    ) -> "Csr":
+        """Make arrays of zeros, of the smaller types that hold row starts and ids.
+
+        Args:
+            num_rows: number of rows.
+            num_columns: ids are below it.
+            num_entries: entries of all rows.
+            folder: keep them in files there, for :meth:`open`; None for memory.
+        """
+
+        def new(name: str, limit: int, length: int) -> NDArray[Any]:
+            if folder is None:
+                return np.zeros(length, id_type(limit))
+            folder.mkdir(parents=True, exist_ok=True)
+            return map_new_array(folder / f"{name}.npy", id_type(limit), (length,))
+
+        rows = new("indptr", num_entries + 1, num_rows + 1)
+        return cls(rows, new("indices", num_columns, num_entries))
 
     @classmethod
     def open(cls, folder: Path) -> "Csr":
@@ -104,6 +126,11 @@ class Csr:
         linked = stop > start
         drawn[linked] = self.indices[position[linked]]
         return drawn
+
+
+def id_type(limit: int) -> type[np.generic]:
+    """Return the smaller type that holds ids below ``limit``."""
+    return np.int32 if limit <= np.iinfo(np.int32).max else np.int64
 
 
 def write_csr(folder: Path, parts: Iterable[Csr]) -> None:

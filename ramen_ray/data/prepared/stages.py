@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramen_ray.data.prepared.csr import id_type
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.mapped_files import map_new_array, publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
 
 Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
@@ -169,7 +170,8 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
             edges = by_table.get(table, parts.slice(0, 0))
             if len(edges) or side not in held_out:
-                _join_edges(table, edges, folder, keys[node_table], _id_type(num_rows[anchors]))
+                _join_edges(table, edges, folder, keys[node_table], id_type(num_rows[anchors]))
+    publish(folder)
 
 
 def _join_texts(
@@ -215,7 +217,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     if not num_clicks:
         raise DatasetError(f"{table}: no query has a click")
     indptr = map_new_array(target / "indptr.npy", np.int64, (num_rows[table] + 1,))
-    indices = map_new_array(target / "indices.npy", _id_type(num_rows["ads"]), (num_clicks,))
+    indices = map_new_array(target / "indices.npy", id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
     is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
     cumulative = _new_cumulative(target, parts, num_clicks) if is_weighted else None
@@ -297,8 +299,3 @@ def _open(parts: pa.Table) -> Iterator[dict[str, NDArray[Any]]]:
     for file in parts["file"].to_pylist():
         with np.load(file) as arrays:
             yield dict(arrays)
-
-
-def _id_type(limit: int) -> type[np.generic]:
-    """Return the smaller type that holds ids below ``limit``."""
-    return np.int32 if limit <= np.iinfo(np.int32).max else np.int64

@@ -25,6 +25,15 @@ def map_new_array(
     return array
 
 
+def publish(folder: Path) -> None:
+    """Let other machines see what was written through maps into ``.npy`` files of a shared folder.
+
+    NFS sends a file's pages when somebody closes it who could write; who maps it closes it before.
+    """
+    for file in folder.rglob("*.npy"):
+        file.open("r+b").close()
+
+
 @contextmanager
 def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
     """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece.

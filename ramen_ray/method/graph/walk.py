@@ -11,12 +11,11 @@ Edge weights are ignored, and anchors with many edges are left out.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from ramen_ray.data.prepared import hashing
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
@@ -52,22 +51,31 @@ class WalkGraph:
     backward: Csr
 
     @classmethod
-    def of(cls, edges: Csr, max_anchor_degree: int) -> "WalkGraph":
+    def of(cls, edges: Csr, max_anchor_degree: int, folder: Path | None = None) -> "WalkGraph":
         """Take ``edges`` (nodes x anchors) without anchors of over ``max_anchor_degree`` edges.
 
         Row starts and ids are int32 if they fit, since memory access limits the speed of a walk.
+        Besides the graph, memory holds a number or two of each anchor.
+
+        Args:
+            edges: the edges.
+            max_anchor_degree: see :class:`WalkSettings`.
+            folder: keep the graph in files there, for :meth:`open`; None keeps it in memory.
         """
-        degrees = np.bincount(edges.indices)
-        kept = degrees[edges.indices] <= max_anchor_degree
-        starts = np.concatenate([[0], np.cumsum(kept)])[edges.indptr]
-        present = np.ones(starts[-1], dtype=np.int8)
-        shape = (edges.num_rows, len(degrees))
-        forward = csr_array((present, edges.indices[kept], starts), shape=shape)
-        backward = forward.tocsc()
-        return cls(
-            Csr(*_narrowed(forward.indptr, forward.indices)),
-            Csr(*_narrowed(backward.indptr, backward.indices)),
-        )
+        degrees = np.zeros(int(edges.indices.max(initial=-1)) + 1, dtype=np.int64)
+        _count_edges(edges.indices, degrees)
+        degrees[degrees > max_anchor_degree] = 0
+        num_nodes, num_anchors, num_edges = edges.num_rows, len(degrees), int(degrees.sum())
+        forward = Csr.to_fill(num_nodes, num_anchors, num_edges, folder and folder / "forward")
+        backward = Csr.to_fill(num_anchors, num_nodes, num_edges, folder and folder / "backward")
+        np.cumsum(degrees, dtype=backward.indptr.dtype, out=backward.indptr[1:])
+        _fill(*((one.indptr, one.indices) for one in (edges, forward, backward)), degrees)
+        return cls(forward, backward)
+
+    @classmethod
+    def open(cls, folder: Path) -> "WalkGraph":
+        """Map a graph that :meth:`of` has made in ``folder``."""
+        return cls(Csr.open(folder / "forward"), Csr.open(folder / "backward"))
 
 
 @dataclass(frozen=True)
@@ -117,11 +125,6 @@ def visited_edges(visits: Visits) -> Csr:
     return Csr(indptr, visits.anchors, cumulative_sum(visits.counts))
 
 
-def _narrowed(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
-    limit = np.iinfo(np.int32).max
-    return [a.astype(np.int32) if a.max(initial=0) <= limit else a for a in arrays]
-
-
 def _compiled_once(function):  # type: ignore[no-untyped-def]
     """Compile ``function``, which takes seconds, and cache the result for later processes.
 
@@ -132,6 +135,31 @@ def _compiled_once(function):  # type: ignore[no-untyped-def]
         return njit(cache=True)(function)
     except RuntimeError:
         return njit(function)
+
+
+@_compiled_once
+def _count_edges(anchors, degrees):  # type: ignore[no-untyped-def]
+    """Add the edges of each anchor to ``degrees``."""
+    for anchor in anchors:
+        degrees[anchor] += 1
+
+
+@_compiled_once
+def _fill(edges, forward, backward, missing):  # type: ignore[no-untyped-def]
+    """Write the edges of anchors that are ``missing`` any in both directions, node by node.
+
+    The row starts of ``backward`` are there; ``missing`` counts down to 0.
+    """
+    num_edges = 0
+    for node in range(len(edges[0]) - 1):
+        for place in range(edges[0][node], edges[0][node + 1]):
+            anchor = edges[1][place]
+            if missing[anchor]:
+                forward[1][num_edges] = anchor
+                backward[1][backward[0][anchor + 1] - missing[anchor]] = node
+                missing[anchor] -= 1
+                num_edges += 1
+        forward[0][node + 1] = num_edges
 
 
 @_compiled_once

@@ -17,6 +17,7 @@ from filelock import FileLock
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import find_damage, is_intact, write_checksums
+from ramen_ray.data.store.mapped_files import publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -103,9 +104,8 @@ def _walk(
 
 
 def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
-    walkable = WalkGraph.of(Csr.open(edges), max_anchor_degree)
-    walkable.forward.save(graph / "forward")
-    walkable.backward.save(graph / "backward")
+    WalkGraph.of(Csr.open(edges), max_anchor_degree, graph)
+    publish(graph)
 
 
 def _ranges(edges: Path) -> list[tuple[int, int]]:
@@ -117,8 +117,7 @@ def _ranges(edges: Path) -> list[tuple[int, int]]:
 
 def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int) -> None:
     """Walk from the nodes of a range, and write their edges."""
-    walkable = WalkGraph(Csr.open(graph / "forward"), Csr.open(graph / "backward"))
-    visits = most_visited(walkable, *nodes, settings, seed)
+    visits = most_visited(WalkGraph.open(graph), *nodes, settings, seed)
     visited_edges(visits).save(_folder_of(graph, nodes))
 
 

@@ -46,6 +46,23 @@ def _graph(rows: Rows, max_anchor_degree: int = 99) -> WalkGraph:
     return WalkGraph.of(csr_of(rows), max_anchor_degree)
 
 
+@given(_rows(6, 5), st.integers(0, 6), st.booleans())
+def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, most: int, in_files: bool
+) -> None:
+    degrees = Counter(anchor for row in rows for anchor in row)
+    kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
+    reverse = [
+        [n for n, row in enumerate(kept) if a in row] for a in range(1 + max(degrees, default=-1))
+    ]
+    folder = tmp_path_factory.mktemp("graph") if in_files else None
+    graph = WalkGraph.of(csr_of(rows), most, folder)
+    if folder is not None:
+        graph = WalkGraph.open(folder)
+    assert rows_of(graph.forward) == kept
+    assert rows_of(graph.backward) == reverse
+
+
 def _walked(graph: WalkGraph, how: WalkSettings, seed: int = 0) -> list[dict[int, int]]:
     """Return each node's anchors with their counts."""
     visits = most_visited(graph, 0, graph.forward.num_rows, how, seed)
