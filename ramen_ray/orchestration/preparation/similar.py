@@ -43,7 +43,7 @@ from ramen_ray.method.graph.similar import (
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.method.retrieval.search import TopK, costs_too_much, share_found
+from ramen_ray.method.retrieval.search import TopK, costs_too_much, search_parts, share_found
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
 from ramen_ray.orchestration.cluster.tasks import in_tasks
@@ -56,6 +56,7 @@ from ramen_ray.orchestration.embedding import (
 from ramen_ray.orchestration.search import search_rows
 
 ROWS_COPIED_AT_ONCE = 4096
+TEXTS_PER_PART = 65_536
 
 
 def add_similar(
@@ -155,16 +156,19 @@ class _Search:
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
-        num_texts, self.dim = np.load(file, mmap_mode="r").shape
-        self.is_exact = not costs_too_much(num_texts, num_texts, self.dim)
-        self.sample = sampled_queries(num_texts)
+        self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
+        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, self.dim)
+        self.sample = sampled_queries(self.num_texts)
         self.found: NDArray[np.int64] | None = None
 
     def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
         is_first = self.found is None
         if self.found is None:
             self.found = np.full((len(self.sample), k), -1)
-        for start, (others, similarities) in self._search(texts, k, self.is_exact):
+        queries = self.file if isinstance(texts, range) else self._copy_rows(texts)
+        asked = queries, len(texts)
+        blocks = search_rows(asked, self.file, k, self.gb_per_shard, self.is_exact)
+        for start, (others, similarities) in blocks:
             rows = np.asarray(texts[start : start + len(others)])
             if is_first:
                 _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
@@ -175,15 +179,17 @@ class _Search:
         """Return the recall in per cent, if the search was approximate."""
         if self.is_exact or self.found is None:
             return {}
-        exact = np.empty_like(self.found)
-        for start, (others, _) in self._search(self.sample, exact.shape[1], True):
-            exact[start : start + len(others)] = others
+        no_filters = np.empty((0, 2), dtype=np.int64)
+        parts = (self._rows(start) for start in range(0, self.num_texts, TEXTS_PER_PART))
+        numbers = np.arange(self.num_texts)
+        queries = np.load(self.file, mmap_mode="r")[self.sample]
+        exact, _ = search_parts(queries, parts, numbers, no_filters, self.found.shape[1])
         return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
 
-    def _search(self, texts: Int64s | range, k: int, is_exact: bool) -> Iterator[tuple[int, TopK]]:
-        queries = self.file if isinstance(texts, range) else self._copy_rows(texts)
-        asked = queries, len(texts)
-        return search_rows(asked, self.file, k, self.gb_per_shard, is_exact)
+    def _rows(self, start: int) -> NDArray[np.float32]:
+        """Read a part of the embeddings."""
+        part: NDArray[np.float32] = np.load(self.file, mmap_mode="r")[start:][:TEXTS_PER_PART]
+        return part
 
     def _copy_rows(self, texts: Int64s) -> Path:
         """Write the embeddings of some texts into a file of their own, some at a time."""
