@@ -14,6 +14,7 @@ are measured and fitted too: give at least four sizes, one with more edges.
 """
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ def main() -> None:
                 units = in_fresh_process(unit_costs, Path(name))
     figures: dict[str, Any] = {"stages": rows}
     if options.unit_costs:
+        cores = len(os.sched_getaffinity(0))
         for stage in UNITS:
-            units |= fit(stage, [of_size[stage] for of_size in rows.values()])
+            units |= fit(stage, [of_size[stage] for of_size in rows.values()], cores)
         figures["unit_costs"] = units
     rates = [
         of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size

@@ -1,7 +1,8 @@
-"""Unit costs of the stages, fitted to their processor seconds at several sizes.
+"""Unit costs of the stages, fitted to their seconds at several sizes.
 
-Each stage is taken to cost a constant, and something for each text and each edge; the relative
-errors are least. Sizes with different numbers of edges per node tell texts from edges.
+All cores count, busy or not, since nobody else has them. Each stage is taken to cost a constant,
+and something for each text and each edge; the relative errors are least. Sizes with different
+numbers of edges per node tell texts from edges.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +23,11 @@ UNITS = {
 }
 
 
-def fit(stage: str, rows: Sequence[Row]) -> dict[str, float]:
-    """Return the unit costs of a stage, and its constant as ``start_s``."""
+def fit(stage: str, rows: Sequence[Row], cores: int) -> dict[str, float]:
+    """Return the unit costs of a stage on ``cores``, and its constant as ``start_s``."""
     units = UNITS[stage]
     features = np.array([[1.0, *(row[name] for name in units)] for row in rows])
-    seconds = np.array([row["processor_s"] for row in rows])
+    seconds = cores * np.array([row["seconds"] for row in rows])
     scale = features.max(axis=0)
     found, _ = nnls(features / scale / seconds[:, None], np.ones(len(rows)))
     names = [f"{stage}_start_s", *units.values()]

@@ -29,7 +29,6 @@ from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.retrieval.index import IndexKind, filled_index, new_index
 from ramen_ray.method.retrieval.search import build_index, search_index
 from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
-from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.runs.components import build_encoder, encoder_tokenizer
 from ramen_ray.planning.machines import measure_reference
 from ramen_ray.planning.sizes import ENCODERS
@@ -54,7 +53,7 @@ def unit_costs(folder: Path) -> dict[str, float]:
     return {
         "reference_s": (reference + measure_reference()) / 2,
         **_encoding(data),
-        **_training(folder),
+        **_drawing(folder),
         **_transformer(data),
         **_pruning(data),
         **_joining(folder),
@@ -70,23 +69,19 @@ def _encoding(data: Prepared) -> dict[str, float]:
     return {"encode_bag_text_s": seconds / count}
 
 
-def _training(folder: Path) -> dict[str, float]:
-    """Train a bag, and draw as much as its steps do."""
+def _drawing(folder: Path) -> dict[str, float]:
+    """Draw as much as steps do; `benchmarks.step_growth` measures the rest of a bag's step."""
     run = bag_run(folder, BATCH_SIZE)
     tables = run.sampler.data.tables
-    list(train_steps(run.state, run.sampler, run.objective, 2))
-    step_s = _processor_s(
-        lambda: list(train_steps(run.state, run.sampler, run.objective, 2 + STEPS))
-    )
 
     def draw() -> None:
-        for step in range(2, 2 + STEPS):
+        for step in range(STEPS):
             batch = run.sampler.draw(step, run.state.sources, run.objective.regularizers)
             found = DistinctTexts.from_batch(batch, tables)
             gather_tokens(found.tables, found.rows, list(tables.values()))
 
     num_texts = STEPS * BATCH_SIZE * TEXTS_PER_QUERY
-    return {"draw_text_s": _processor_s(draw) / num_texts, "bag_text_s": step_s / num_texts}
+    return {"draw_text_s": _processor_s(draw) / num_texts}
 
 
 def _transformer(data: Prepared) -> dict[str, float]:

@@ -61,7 +61,7 @@ def size_table(plan: Plan, epochs_of: str | None) -> ReportTable:
         "clicks": sizes.clicks,
         epochs: run.config.training.epochs,
         "steps": run.steps,
-        "texts of a step": run.texts_per_query * run.config.training.global_batch_size,
+        "texts of a step": run.batch.drawn,
         "weights of the encoder": run.encoder.weights,
     }
     return ReportTable("Sizes", ("", "number"), [[name, f"{n:,.0f}"] for name, n in rows.items()])

@@ -15,6 +15,7 @@ from ramen_ray.method.retrieval.index import (
 from ramen_ray.method.retrieval.index_file import MOST_GROWTH
 from ramen_ray.method.retrieval.search import costs_too_much, queries_per_block
 from ramen_ray.planning import arrays
+from ramen_ray.planning.batches import Batch, batch_of
 from ramen_ray.planning.costs import cost
 from ramen_ray.planning.machines import Cluster
 from ramen_ray.planning.needs import Need
@@ -77,18 +78,9 @@ class Training:
         return self.sizes.queries // training.global_batch_size * training.epochs
 
     @property
-    def texts_per_query(self) -> float:
-        """Texts that a step encodes for each query of its batch, if none repeats.
-
-        The query, its ads, its hard negatives, and for each regulariser an anchor, with a node of
-        its own if all of a side's nodes are drawn.
-        """
-        parts, regularization = self.config.base.parts, self.config.regularization
-        ads = parts.num_positives
-        if parts.hard_negatives == "shortlists":
-            ads += parts.num_hard_negatives
-        of_a_set = 2 if regularization.nodes == "clicked" else 3
-        return 1 + ads + of_a_set * len(self.sizes.graphs) / regularization.every_steps
+    def batch(self) -> Batch:
+        """What a step draws, encodes and compares."""
+        return batch_of(self.config, self.sizes)
 
     def encoding(self, texts: float, is_training: bool) -> tuple[float, float]:
         """Return processor seconds and GPU seconds that encode ``texts``."""
@@ -102,14 +94,15 @@ class Training:
 
 def train(run: Training) -> Need:
     """All steps: drawing, encoding, products, updates, and the exchange of gradients."""
-    texts = run.texts_per_query * run.config.training.global_batch_size
+    batch = run.batch
     if run.encoder.layers:
-        drawn = run.steps * texts * cost("draw_text_s")
-        cpu_s, gpu_s = run.encoding(run.steps * texts, is_training=True)
+        drawn = run.steps * batch.drawn * cost("draw_text_s")
+        cpu_s, gpu_s = run.encoding(run.steps * batch.distinct, is_training=True)
     else:
         drawn, gpu_s = 0.0, 0.0  # steps were measured whole
-        cpu_s = run.steps * texts * cost("bag_text_s")
-    states = _state_bytes(run, texts)
+        step_s = batch.distinct * cost("bag_text_s") + batch.pairs * cost("bag_pair_s")
+        cpu_s = run.steps * step_s
+    states = _state_bytes(run, batch.drawn)
     return Need(
         "training",
         cpu_s=cpu_s,
@@ -119,7 +112,7 @@ def train(run: Training) -> Need:
         mapped=arrays.prepared_bytes(run.sizes),
         gpu_memory=states if run.on_gpu else 0.0,
         disk=CHECKPOINTS * _saved_bytes(run),
-        network=_exchanged_bytes(run, texts),
+        network=_exchanged_bytes(run, batch.drawn),
     )
 
 
@@ -325,8 +318,7 @@ def index(run: Training) -> Need:
 
 def pages_per_step(run: Training) -> float:
     """Bytes of pages that a step's draws touch if no page is in memory."""
-    texts = run.texts_per_query * run.config.training.global_batch_size
-    return texts * PAGE * PAGES_OF_A_TEXT
+    return run.batch.drawn * PAGE * PAGES_OF_A_TEXT
 
 
 def _order_bytes(run: Training) -> float:

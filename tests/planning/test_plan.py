@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import RunHere
+from numpy.typing import NDArray
 from support import node_edges, prepare_in_process, query_table, text_table
 from transformers import DistilBertConfig, DistilBertModel
 
@@ -20,11 +21,12 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.graph.walk import WalkGraph
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import Batch, Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.orchestration.runs.components import build_encoder, build_sampler
 from ramen_ray.planning import arrays, data_stages, training_stages
+from ramen_ray.planning.batches import batch_of
 from ramen_ray.planning.costs import cost, unit_costs
 from ramen_ray.planning.machines import Cluster, Machine, PlanError, parse_cluster
 from ramen_ray.planning.needs import Need
@@ -139,7 +141,7 @@ def test_a_walks_graph_is_as_large_as_planned() -> None:
 
 @pytest.mark.parametrize("nodes", ["all", "clicked"])
 @pytest.mark.parametrize("base", ["in_batch", "ance", "depsl"])
-def test_texts_of_a_step_are_those_that_a_sampler_draws(
+def test_a_step_is_as_large_as_those_of_a_sampler(
     nodes: str, base: str, made: Callable[[int], tuple[Prepared, Sizes]]
 ) -> None:
     data, sizes = made(500)
@@ -155,13 +157,38 @@ def test_texts_of_a_step_are_those_that_a_sampler_draws(
     ]
     training_data = TrainingData.from_prepared(data, regularizers)
     sampler = build_sampler(config, data, training_data)
-    drawn = sampler.draw(0, Sources(training_data.graphs), regularizers)
-    count = drawn.queries.size + drawn.ads.size + drawn.hard_negatives.size
-    for regularizer, (own, anchors) in drawn.anchors.items():
-        of_batch = drawn.queries if regularizer.side == "query" else drawn.ads
-        count += anchors.size + (0 if np.isin(own, of_batch).all() else own.size)
-    planned = Training(sizes, ENCODERS["bag"], config, Cluster(SMALL, 1)).texts_per_query * batch
-    assert planned == count
+    planned = batch_of(config, sizes)
+    shape = sizes.queries, 20
+    shortlists = np.random.default_rng(0).integers(0, sizes.ads, shape, dtype=np.int32)
+    has_shortlists = config.base.parts.hard_negatives == "shortlists"
+    sources = Sources(training_data.graphs, shortlists=shortlists if has_shortlists else None)
+    steps = [_counts(sampler.draw(step, sources, regularizers)) for step in range(20)]
+    assert {drawn for drawn, _, _ in steps} == {planned.drawn}
+    _, encoded, pairs = np.mean(steps, axis=0)
+    assert planned.distinct == pytest.approx(encoded, rel=0.1)
+    assert planned.pairs == pytest.approx(pairs, rel=0.1)
+
+
+def _counts(batch: Batch) -> tuple[int, int, int]:
+    """Texts that a batch draws, and encodes, and pairs of a node and what it is compared with."""
+    ads = [batch.ads.ravel(), batch.hard_negatives.ravel()]
+    pairs = len(batch.queries) * len(np.unique(np.concatenate(ads)))
+    drawn = len(batch.queries) + sum(map(len, ads))
+    anchors: dict[str, list[NDArray[np.int64]]] = {}
+    for regularizer, (nodes, own) in batch.anchors.items():
+        of_batch = batch.queries if regularizer.side == "query" else batch.ads
+        anchors.setdefault(regularizer.anchor_set, []).append(own.ravel())
+        drawn += own.size
+        if not np.isin(nodes, of_batch).all():
+            ads.append(nodes.ravel())
+            drawn += nodes.size
+    pools = {name: len(np.unique(np.concatenate(own))) for name, own in anchors.items()}
+    pairs += sum(
+        nodes.size * pools[regularizer.anchor_set]
+        for regularizer, (nodes, _) in batch.anchors.items()
+    )
+    encoded = len(batch.queries) + len(np.unique(np.concatenate(ads))) + sum(pools.values())
+    return drawn, encoded, pairs
 
 
 def test_encoders_have_as_many_weights_as_planned() -> None:
