@@ -28,11 +28,21 @@ def test_the_checks_of_a_large_dataset_run_on_the_cluster(
 
 
 def test_after_an_error_only_tasks_that_were_sent_before_run(cluster: None, tmp_path: Path) -> None:
-    most = TASKS_PER_CPU * NUM_CPUS
-    others = [partial(Path.touch, tmp_path / str(n)) for n in range(10 * most)]
+    begun, most = tmp_path / "begun", TASKS_PER_CPU * NUM_CPUS
+
+    def fail() -> None:
+        begun.touch()
+        Dataset(tmp_path / "nowhere")
+
+    def end_after_it(number: int) -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)  # in which the error arrives
+        (tmp_path / str(number)).touch()
+
     with pytest.raises(DatasetError, match="nowhere"):
-        in_tasks([partial(Dataset, tmp_path / "nowhere"), *others])
-    done = {int(path.name) for path in tmp_path.iterdir()}
+        in_tasks([fail, *(partial(end_after_it, number) for number in range(10 * most))])
+    done = {path.name for path in tmp_path.iterdir()}
     time.sleep(1)
-    assert done == {int(path.name) for path in tmp_path.iterdir()}
+    assert done == {path.name for path in tmp_path.iterdir()}
     assert len(done) < 3 * most
