@@ -301,7 +301,7 @@ def _kind(process: psutil.Process, job: int) -> str | None:
         words = " ".join(process.cmdline())
     except psutil.Error:
         return None
-    if "RayTrainWorker" in words:
+    if "RayTrainWorker" in words or "train_alone" in words:
         return "worker"
     if words.startswith("ray::") and "IDLE" not in words:
         return "task"

@@ -73,10 +73,11 @@ def the_error(said: str) -> str:
 
 
 def kill_train_worker() -> bool:
-    """Kill a worker of Ray Train below this process; says whether there was one."""
+    """Kill a worker that trains below this process; says whether there was one."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if "RayTrainWorker" in " ".join(process.cmdline()):
+            command = " ".join(process.cmdline())
+            if "RayTrainWorker" in command or "train_alone" in command:
                 process.kill()
                 return True
     return False

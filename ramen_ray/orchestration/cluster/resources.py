@@ -34,6 +34,7 @@ from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 
 GPU_SHARE = 0.25
+NUM_RETRIES = 3
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
 DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 A_MOMENT_S = 1  # enough for Ray to answer if there is room
@@ -52,6 +53,15 @@ RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added t
 
 class ClusterError(UserError):
     """The cluster cannot be reached, or cannot offer what the workers need."""
+
+
+def died_too_often(max_failures: int, failure: Exception) -> ClusterError:
+    """Return the error of workers that have died once more than they may."""
+    return ClusterError(
+        f"workers have died {max_failures + 1} times, once more than workers.max_failures allows; "
+        f"see whether their machines have enough memory, and run the same command again to go on "
+        f"({first_line_of(failure)})"
+    )
 
 
 def start_ray(show_workers: bool = True) -> None:
@@ -255,6 +265,20 @@ def worker_share(workers: WorkersConfig) -> dict[str, float]:
     """Return what a worker holds, by Ray's names."""
     gpus = {"GPU": workers.gpus_per_worker} if workers.use_gpu else {}
     return {"CPU": workers.cpus_per_worker, **gpus}
+
+
+def worker_task(
+    function: Callable[..., Any], workers: WorkersConfig, max_retries: int = NUM_RETRIES
+) -> Any:
+    """Return ``function`` as a Ray task with what a worker holds, also for use in a Tune trial.
+
+    If it holds a GPU, its process ends with it (which Ray ensures only where the GPU is named in
+    ``ray.remote``): an idle one would keep memory of the GPU, and might be given another one later.
+    """
+    share = worker_share(workers)
+    return ray.remote(num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), max_retries=max_retries)(
+        function
+    ).options(scheduling_strategy="DEFAULT")
 
 
 def check_resources(workers: WorkersConfig) -> None:

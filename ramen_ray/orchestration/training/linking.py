@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
@@ -18,7 +17,7 @@ from ramen_ray.method.metrics.links import LINKER_DEPTH, link_figures
 from ramen_ray.method.model.augmented_queries import save_links
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.links import held_out_links, nearest_anchors, train_links
-from ramen_ray.orchestration.cluster.resources import user_errors
+from ramen_ray.orchestration.cluster.resources import user_errors, worker_task
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import encoder_tokenizer, use_bf16
 from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
@@ -89,11 +88,7 @@ def write_links(config: RunConfig, dataset: Dataset, folder: Path) -> dict[str, 
     linker, workers = open_linker(config.oak, dataset), config.workers
     tokenizer = encoder_tokenizer(linker.config.encoder)
     data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
-    task: Any = ray.remote(_write_links).options(
-        num_cpus=workers.cpus_per_worker,
-        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
-        scheduling_strategy="DEFAULT",  # a trial's placement group has no room for it
-    )
+    task = worker_task(_write_links, workers)
     with user_errors():
         figures: dict[str, float] = ray.get(task.remote(linker, data, config.oak, folder))
     return figures

@@ -4,18 +4,17 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
-import torch
 
 from ramen_ray.bases.combination import Part
-from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run
 
@@ -51,8 +50,8 @@ def log_run_retriever(
         is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
         if is_worker or is_small:
             measured = write()  # takes less time than starting a task
-        else:
-            measured = ray.get(_task(config.workers).remote(write))
+        else:  # a worker has ended by now, so there is room
+            measured = ray.get(worker_task(_call, config.workers).remote(write))
         metadata = {
             "dataset": dataset.name,
             "dataset_fingerprint": dataset.fingerprint,
@@ -76,17 +75,8 @@ def _write_retriever(
 ) -> dict[str, float]:
     """Write a retriever, with a GPU if there is one."""
     model = load_model(best[0], part=best[1])
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to("cuda" if ray.get_gpu_ids() else "cpu")
     return write_retriever(folder, model, dataset, data, settings)
-
-
-def _task(workers: WorkersConfig) -> Any:
-    """Return a task that makes a call with the resources of a worker, which are free by now."""
-    return ray.remote(_call).options(
-        num_cpus=workers.cpus_per_worker,
-        num_gpus=workers.gpus_per_worker if workers.use_gpu else 0,
-        scheduling_strategy="DEFAULT",  # a trial's placement group has no room for it
-    )
 
 
 def _call(write: Callable[[], dict[str, float]]) -> dict[str, float]:

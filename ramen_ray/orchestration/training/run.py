@@ -25,6 +25,7 @@ from ramen_ray.orchestration.runs.run_directory import (
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.orchestration.training.linking import write_links
+from ramen_ray.orchestration.training.one_worker import train_in_one_worker
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.trainer import run_in_workers
 from ramen_ray.orchestration.worker.entry import train_loop_per_worker
@@ -102,7 +103,7 @@ def fit(
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
-                trained = _train(task, directory, callbacks, on_report)
+                trained = _train(task, directory, parent, callbacks, on_report)
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             result = TrainResult(
@@ -127,6 +128,7 @@ def fit(
 def _train(
     task: WorkerTask,
     directory: RunDirectory,
+    parent: Run | None,
     callbacks: Sequence[UserCallback],
     on_report: OnReport | None,
 ) -> WorkerResult:
@@ -134,6 +136,8 @@ def _train(
         from ramen_ray.orchestration.worker.loop import run_worker
 
         return run_worker(task, OwnProcess(directory.path, on_report))
+    if task.config.workers.num_workers == 1 and parent is None:
+        return train_in_one_worker(task)
     trained: WorkerResult = run_in_workers(
         train_loop_per_worker, task, task.config.workers, directory, BEST_AND_LAST, callbacks
     )

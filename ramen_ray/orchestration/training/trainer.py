@@ -16,9 +16,10 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from ramen_ray.config import WorkersConfig
-from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.errors import UserError
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
+    died_too_often,
     kept_handler,
     user_errors,
     worker_share,
@@ -96,8 +97,4 @@ def _raise_deaths(error: WorkerGroupError, max_failures: int) -> None:
     """Say in one line that workers have died too often, if that is why Ray Train gave up."""
     for failure in error.worker_failures.values():
         if isinstance(failure, WorkerHealthCheckFailedError):
-            raise ClusterError(
-                f"workers have died {max_failures + 1} times, once more than "
-                f"workers.max_failures allows; see whether their machines have enough memory, and "
-                f"run the same command again to go on ({first_line_of(failure)})"
-            ) from error
+            raise died_too_often(max_failures, failure) from error

@@ -1,10 +1,11 @@
-"""The function that Ray Train calls in each worker.
+"""The functions that Ray calls in workers: one of several, or the only one.
 
-Ray Train's controller unpickles it too, so this module imports little: a worker's libraries take
-seconds to import.
+The driver and Ray Train's controller know them too, so this module imports little: a worker's
+libraries take seconds to import.
 """
 
 import logging
+from pathlib import Path
 from typing import Any
 
 from ramen_ray.errors import UserError
@@ -28,3 +29,11 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
         return run_worker(task, RayTrain())
     except (DivergedError, DamagedError) as error:
         return error
+
+
+def train_alone(task: WorkerTask) -> WorkerResult:
+    """Run a task in the only worker."""
+    from ramen_ray.orchestration.worker.host import OwnProcess
+    from ramen_ray.orchestration.worker.loop import run_worker
+
+    return run_worker(task, OwnProcess(Path(task.run_directory)))

@@ -97,7 +97,7 @@ class RayTrain:
 class OwnProcess:
     """This process, which holds what one worker needs."""
 
-    def __init__(self, run: Path, on_report: OnReport) -> None:
+    def __init__(self, run: Path, on_report: OnReport = lambda metrics: None) -> None:
         """Keep checkpoints in the folder ``run``, and pass on what is reported."""
         self._run, self._on_report = run, on_report
         (run / SNAPSHOT_FILE).unlink(missing_ok=True)  # it would not know of what follows
