@@ -1,9 +1,9 @@
-"""Seconds that a run of seconds in an ablation takes besides its steps, beside one in Ray Train.
+"""Seconds that a run of seconds in an ablation takes besides its steps, beside one by itself.
 
 Runs of `foldoc-ramen`, two epochs each, without walks and pruning, first as the trials of an
-ablation, then each by workers of Ray Train, as `jobs/train.py` does. A run's seconds last from the
+ablation, then each by itself, as `jobs/train.py` does. A run's seconds last from the
 end of the run before it, and the steps' own are taken off. `ratio` is the middle trial over the
-middle run in Ray Train.
+middle run by itself.
 
     python -m benchmarks.short_runs [--runs 6]
 """
@@ -42,10 +42,10 @@ def main() -> None:
         assert not errors, errors
         for config in alone.values():
             fit(config)
-        figures = {"trial": _besides_steps(trials), "ray_train": _besides_steps(alone)}
+        figures = {"trial": _besides_steps(trials), "by_itself": _besides_steps(alone)}
     middle = {side: median(seconds) for side, seconds in figures.items()}
     found = {f"{side}_s": seconds for side, seconds in figures.items()}
-    finish(middle["trial"] / middle["ray_train"], {**found, "middle_s": middle})
+    finish(middle["trial"] / middle["by_itself"], {**found, "middle_s": middle})
 
 
 def _configs(folder: str, side: str, num_runs: int) -> dict[str, RunConfig]:

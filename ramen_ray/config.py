@@ -297,7 +297,7 @@ class IndexConfig(Section):
 
 
 class WorkersConfig(Section):
-    """The Ray Train workers; properties of the cluster, not of the experiment."""
+    """The workers; properties of the cluster, not of the experiment."""
 
     num_workers: Positive = 1
     """Worker processes; must divide the global batch size."""
@@ -311,7 +311,8 @@ class WorkersConfig(Section):
     """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0
     """How long to wait for the cluster to offer the workers' CPUs and GPUs. If a machine is lost,
-    a run waits max_failures + 1 times as long for another; a trial of a sweep, for a day."""
+    a run waits as long again for another, or max_failures + 1 times as long if it has several
+    workers; a trial of a sweep, for a day."""
     gb_per_shard: PositiveFloat = GB_PER_SHARD
     """GB of embeddings of ads that one process searches, for shortlists and in jobs/evaluate.py;
     more are cut into shards, each held by a process of its own. Also GB of a retriever's index in

@@ -18,6 +18,7 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
@@ -87,6 +88,7 @@ class Run:
     def __init__(self, data: Prepared, encoder: Path, device: str, total_steps: int) -> None:
         self.data = data
         self.model = DualEncoder(build_transformer(str(encoder))).to(device)
+        keep_tokens(self.model.encoder, data.occurring_tokens)
         training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
         self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
         optimizer = build_optimizer(self.model.encoder, 3e-4, 0.01, embedding_lr=5e-3)

@@ -4,11 +4,12 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -112,7 +113,8 @@ def start_or_resume(setup: Setup) -> Training:
         run.state.advance_curriculum()
         return run
     check_intact(last)
-    run = _new_run(setup, load_model(last, held_classifiers(setup.config, setup.data)))
+    model = load_model(last, held_classifiers(setup.config, setup.data))
+    run = _new_run(setup, _to_train(model, setup.device))
     run.progress = Progress(**restore_checkpoint(last, run.state))
     for one in setup.background:
         one.forget_after(run.state.step)
@@ -125,6 +127,14 @@ def _untrained_model(setup: Setup) -> DualEncoder:
     """Build the model that training starts from, on this worker's device."""
     model = build_model(setup.config).to(setup.device)
     return add_free_vectors(setup.config, model, setup.data)
+
+
+def _to_train(model: DualEncoder, device: torch.device) -> DualEncoder:
+    """Move a loaded model to a device, and its classifiers too, which otherwise stay mapped."""
+    if model.classifiers is not None:
+        vectors = model.classifiers.vectors.to(device)
+        model.classifiers = replace(model.classifiers, vectors=vectors)
+    return model.to(device)
 
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:

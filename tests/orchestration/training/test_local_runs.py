@@ -22,7 +22,7 @@ EPOCH = 7  # steps of an epoch of the made dataset
 
 
 def _mapped_by_workers() -> set[str]:
-    """Return the arrays that the workers of Ray Train below this process have mapped."""
+    """Return the arrays that the workers below this process have mapped."""
     found: set[str] = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, OSError):

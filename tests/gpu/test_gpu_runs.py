@@ -1,0 +1,90 @@
+"""A worker's whole run on a GPU, with all that it may have beside the encoder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import prepare_in_process
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.training import step
+from ramen_ray.orchestration.runs.task import WorkerTask
+from ramen_ray.orchestration.worker.host import OwnProcess
+from ramen_ray.orchestration.worker.loop import run_worker
+from ramen_ray.tracking.runs import open_run, tracking_uri
+
+DEVICE = "cuda:0"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+
+class _OnGpu(OwnProcess):
+    @property
+    def device(self) -> torch.device:
+        return torch.device(DEVICE)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_numbers(
+    small_run: RunConfig, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = overlay(
+        small_run,
+        {
+            "base.kind": "in_batch",
+            "base.heads": "classifier",
+            "base.loss": "decoupled",
+            "pruning.mode": "never",
+            "training.checkpoint_every_steps": 3,
+        },
+    )
+    data = prepare_in_process(
+        Dataset(config.dataset),
+        tmp_path / "prepared",
+        str(encoder_path),
+        config.encoder.max_length,
+        True,
+    )
+    output = Path(config.output)
+
+    def run(name: str, on_report: Any) -> dict[str, Any]:
+        tracked = open_run(tracking_uri(output), config.experiment, name, output)
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        task = WorkerTask(config, str(data.path), str(data.path / "edges"), str(folder), tracked)
+        return run_worker(task, _OnGpu(folder, on_report)).evaluation.metrics
+
+    devices = set[torch.device]()
+    monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))
+    unharmed = run("unharmed", lambda metrics: None)
+    with pytest.raises(_Interrupted):
+        run("interrupted", _interrupt_at_step(18))
+    resumed = run("interrupted", lambda metrics: None)
+    assert devices == {torch.device(DEVICE)}
+    for split, expected in unharmed["trained"].items():
+        assert resumed["trained"][split] == pytest.approx(expected, abs=0.02), split
+
+
+class _Interrupted(Exception):
+    pass
+
+
+def _interrupt_at_step(number: int) -> Any:
+    def on_report(metrics: dict[str, Any]) -> None:
+        if metrics["step"] == number:
+            raise _Interrupted
+
+    return on_report
+
+
+def _noting_devices(encode: Any, devices: set[torch.device]) -> Any:
+    def noting(*arguments: Any, **options: Any) -> Any:
+        encoded = encode(*arguments, **options)
+        devices.add(encoded.embeddings_UD.device)
+        return encoded
+
+    return noting
