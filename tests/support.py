@@ -153,6 +153,14 @@ def rows_of(csr: Csr) -> list[list[int]]:
     return [csr.indices[a:b].tolist() for a, b in pairwise(csr.indptr.tolist())]
 
 
+def shares_of(csr: Csr) -> list[list[float]]:
+    """Return the share that each entry has of its row's weight."""
+    total = csr.cumulative_weights
+    weights = np.ones(len(csr.indices)) if total is None else np.diff(total)
+    rows = [weights[a:b].tolist() for a, b in pairwise(csr.indptr.tolist())]
+    return [[weight / sum(row) for weight in row] for row in rows]
+
+
 def prepare_in_process(
     dataset: Dataset,
     folder: Path,
