@@ -106,7 +106,7 @@ def add_co_session(
                 f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
             )
         for name, (folder, num_rows) in written.items():
-            put_in_place(folder, Dataset(dataset.path), name, made, num_rows, replace)
+            put_in_place(folder, dataset, name, made, num_rows, replace)
     if replace:
         for name in {settings.query_set, settings.ad_set}.difference(written):
             remove_anchor_set(dataset.path, name)
