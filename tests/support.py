@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.sources import find_pieces
+from ramen_ray.data.sources import find_pieces, located
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches
@@ -239,7 +239,8 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
         for part, piece in enumerate(pieces.get("filters", [])):
             stage_filters(piece, part, tables, folder)
         _write_all(folder, num_parts, tables, writer)
-        findings = read_findings(folder)
+        shown = read_findings(folder).shown
+        findings = located(shown, chain.from_iterable(pieces.values()))
         shutil.rmtree(folder)
     return Dataset(output), findings
 

@@ -414,9 +414,15 @@ def test_bad_rows_can_be_left_out(
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
 
 
+@pytest.mark.parametrize("piece_size", [600, 1 << 20])
 def test_only_the_first_of_many_findings_are_shown(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    piece_size: int,
+    cluster: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + "1\n" * 99)
     changes = {"clicks": str(tmp_path / "clicks.csv"), "splits": Splits(0.3, 0.3)}
@@ -425,7 +431,10 @@ def test_only_the_first_of_many_findings_are_shown(
     assert str(error.value).count("\n") == 21
     import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
     assert "and 79 more" in caplog.text
-    assert len([line for line in caplog.messages if "cells instead of" in line]) == 20
+    shown = [line for line in caplog.messages if "cells instead of" in line]
+    for lines in (str(error.value).split("\n")[1:21], shown):
+        places = [line.partition("clicks.csv, ")[2].partition(":")[0] for line in lines]
+        assert places == [f"row {row}" for row in range(62, 82)]
 
 
 def test_a_table_without_rows_is_named(cluster: None, tmp_path: Path) -> None:
