@@ -124,8 +124,11 @@ def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
     for cell in re.finditer(start.encode(), data):
         if not cell[1]:
             line += data[: cell.start() + 1].count(b"\n")
-            message = "a quote is not closed, or its cell is several megabytes long"
-            advice = "close it, or write these texts as parquet or JSON lines"
+            message = (
+                "a quote is not closed, or a cell with line breaks crosses the end of a piece "
+                f"(large files are read in pieces of {pieces.BYTES_PER_PIECE >> 20} MiB)"
+            )
+            advice = "close it, or remove line breaks within cells, or write the table as parquet"
             raise bad_line(piece, line, message, advice=advice)
 
 

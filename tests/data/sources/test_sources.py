@@ -290,6 +290,20 @@ def test_a_byte_order_mark_and_a_latin_1_header_are_read(tmp_path: Path) -> None
     assert block.rows.to_pydict() == {"größe": ["1"]}
 
 
+@pytest.mark.parametrize(("suffix", "place"), [("csv", "\n"), ("csv.gz", "nes")])
+def test_line_breaks_within_quotes_at_the_end_of_a_piece_are_named(
+    suffix: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"query,ad\n" + b"a,b\n" * 20 + b'"two\nlines",b\n' + b"a,b\n" * 20
+    file = tmp_path / f"a.{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix == "csv.gz" else content)
+    cell = content.index(b"two\nlines")
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", content.index(place.encode(), cell))
+    message = "row 22: .*line breaks crosses the end of a piece.*; .*remove line breaks within"
+    with pytest.raises(DatasetError, match=message):
+        _read(file, "query")
+
+
 def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:
     cells = ['5" tube', 'a "b', "c"]
     (tmp_path / "a.tsv").write_text("n\tquery\n" + "".join(f"1\t{cell}\n" for cell in cells[1:]))
