@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import rows_of
+from support import rows_of, shares_of
 
 from ramen_ray.data.prepared.csr import Csr
 
@@ -24,17 +24,12 @@ def kept_by_a_loop(
     return kept
 
 
-def _entries(edges: Csr) -> list[list[tuple[int, float]]]:
-    total = edges.cumulative_weights
-    weights = iter(np.ones(len(edges.indices)) if total is None else np.diff(total))
-    return [[(anchor, next(weights)) for anchor in row] for row in rows_of(edges)]
-
-
 def assert_same(found: Csr, expected: list[list[tuple[int, float]]]) -> None:
-    """Compare pruned edges with what :func:`kept_by_a_loop` keeps."""
-    for found_row, row in zip(_entries(found), expected, strict=True):
-        assert [anchor for anchor, _ in found_row] == [anchor for anchor, _ in row]
-        assert [w for _, w in found_row] == pytest.approx([w for _, w in row])
+    """Compare pruned edges with what :func:`kept_by_a_loop` keeps; weights within their row."""
+    assert rows_of(found) == [[anchor for anchor, _ in row] for row in expected]
+    for shares, row in zip(shares_of(found), expected, strict=True):
+        total = sum(weight for _, weight in row)
+        assert shares == pytest.approx([weight / total for _, weight in row])
 
 
 def half(vectors: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.sources import find_pieces
+from ramen_ray.data.sources import find_pieces, located
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches
@@ -153,6 +153,14 @@ def rows_of(csr: Csr) -> list[list[int]]:
     return [csr.indices[a:b].tolist() for a, b in pairwise(csr.indptr.tolist())]
 
 
+def shares_of(csr: Csr) -> list[list[float]]:
+    """Return the share that each entry has of its row's weight."""
+    total = csr.cumulative_weights
+    weights = np.ones(len(csr.indices)) if total is None else np.diff(total)
+    rows = [weights[a:b].tolist() for a, b in pairwise(csr.indptr.tolist())]
+    return [[weight / sum(row) for weight in row] for row in rows]
+
+
 def prepare_in_process(
     dataset: Dataset,
     folder: Path,
@@ -231,7 +239,8 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
         for part, piece in enumerate(pieces.get("filters", [])):
             stage_filters(piece, part, tables, folder)
         _write_all(folder, num_parts, tables, writer)
-        findings = read_findings(folder)
+        shown = read_findings(folder).shown
+        findings = located(shown, chain.from_iterable(pieces.values()))
         shutil.rmtree(folder)
     return Dataset(output), findings
 

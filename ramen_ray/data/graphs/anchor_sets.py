@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     Dataset,
@@ -59,6 +61,8 @@ def put_in_place(
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
+    Sets that other jobs have put in place since ``dataset`` was opened stay.
+
     Args:
         aside: the folder with the tables.
         dataset: the dataset directory.
@@ -70,24 +74,25 @@ def put_in_place(
     Raises:
         DatasetError: there is a set of this name, and ``replace`` is not set.
     """
-    if not replace:
-        _check_room(dataset.path, name)
-    with _hidden(dataset.path, name):
-        _move_in(aside, dataset.path, name)
-        made_by = {**dataset.metadata.get("anchor_sets", {}), name: dict(made)}
-        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by}, written)
+    with _as_it_is_now(dataset.path) as now:
+        if not replace:
+            _check_room(now.path, name)
+        with _hidden(now.path, name):
+            _move_in(aside, now.path, name)
+            made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
+            write_metadata(now.path, {**now.metadata, "anchor_sets": made_by}, written)
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
     """Remove an anchor set from a dataset directory, if it exists."""
-    dataset = Dataset(dataset_path)
-    if name not in dataset.anchor_sets:
-        return
-    with _hidden(dataset.path, name):
-        made_by = {**dataset.metadata.get("anchor_sets", {})}
-        made_by.pop(name, None)
-        write_metadata(dataset.path, {**dataset.metadata, "anchor_sets": made_by})
-        _delete(dataset.path, name)
+    with _as_it_is_now(dataset_path) as now:
+        if name not in now.anchor_sets:
+            return
+        with _hidden(now.path, name):
+            made_by = {**now.metadata.get("anchor_sets", {})}
+            made_by.pop(name, None)
+            write_metadata(now.path, {**now.metadata, "anchor_sets": made_by})
+            _delete(now.path, name)
 
 
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
@@ -97,6 +102,13 @@ def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str
         f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
         for side, count in linked.items()
     }
+
+
+@contextmanager
+def _as_it_is_now(path: Path) -> Iterator[Dataset]:
+    """Open a dataset directory anew, and keep other jobs from changing it until the block ends."""
+    with FileLock(path / ".lock"):
+        yield Dataset(path)
 
 
 @contextmanager

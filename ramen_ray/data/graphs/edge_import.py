@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.findings import FirstFindings, raise_errors
 from ramen_ray.data.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -33,7 +34,7 @@ from ramen_ray.data.graphs.edge_staging import (
     stage_edges,
 )
 from ramen_ray.data.graphs.nodes import KnownNodes
-from ramen_ray.data.sources import ROWS_PER_PIECE, Piece, find_pieces
+from ramen_ray.data.sources import ROWS_PER_PIECE, Piece, find_pieces, located
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tasks import RunTasks, one_after_another, runner_for
 from ramen_ray.data.validation import check
@@ -151,8 +152,12 @@ def _stage(
     notes = {kind: read_notes(folder, kind) for kind in kinds}
     for side in namings:
         _refuse_no_rows(notes[side], edge_list, side)
-    findings = [finding for kind in kinds for finding in notes[kind].findings]
-    raise_errors(f"the edge list of anchor set {name!r}", findings)
+    first = FirstFindings.of([finding for kind in kinds for finding in notes[kind].findings])
+    raise_errors(
+        f"the edge list of anchor set {name!r}",
+        located(first.shown, chain.from_iterable(pieces.values())),
+        sum(notes[kind].num_errors for kind in kinds),
+    )
     left_out: Counter[str] = Counter()
     for kind in kinds:
         left_out.update(notes[kind].left_out)

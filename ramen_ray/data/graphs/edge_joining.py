@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, UInt64s
@@ -30,6 +31,8 @@ from ramen_ray.data.tasks import RunTasks
 ROWS_PER_PART = 1 << 20
 ROWS_PER_GROUP = 1 << 20
 """Rows of a parquet row group: pyarrow's default for a whole table."""
+BYTES_PER_CHUNK = 1 << 30
+"""About as many bytes of texts as an Arrow array of them gets; it cannot have more than 2 GiB."""
 
 NUMBERED = "numbered"
 """Staged anchors of a set in the order of their numbers, which is that of their hashes."""
@@ -71,7 +74,7 @@ def collect_anchors(folder: Path, part: int, num_parts: int, are_listed: bool) -
     if are_listed:
         listed = first_of_each(range_of(staged_batches(folder, "anchors"), NAMES, *bounds))
         places = np.searchsorted(listed["hash"].to_numpy(), found["hash"].to_numpy())
-        found = listed.take(pa.array(places))
+        found = _take(listed, places)
     write_staged(staged_file(folder, NUMBERED, part), found)
 
 
@@ -212,8 +215,21 @@ def numbered_hashes(folder: Path) -> UInt64s:
 
 def first_of_each(names: pa.Table) -> pa.Table:
     """Return the first row of each hash, by ascending hash."""
-    _, first = np.unique(names["hash"].to_numpy(), return_index=True)
-    return names.take(pa.array(first))
+    hashes = names["hash"].to_numpy()
+    _, first = np.unique(hashes, return_index=True)
+    is_first = np.zeros(len(hashes), dtype=bool)
+    is_first[first] = True
+    return _take(names.filter(pa.array(is_first)), np.argsort(hashes[is_first]))
+
+
+def _take(names: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Return ``rows`` (n,) of a table of :data:`NAMES`, whose texts may have more than 2 GiB."""
+    texts = names["text"].cast(pa.large_string()).combine_chunks()
+    num_bytes = np.cumsum(pc.fill_null(pc.binary_length(texts), 0).to_numpy()[rows])
+    _, starts = np.unique(num_bytes // BYTES_PER_CHUNK, return_index=True)
+    chunks = [texts.take(pa.array(some)).cast(pa.string()) for some in np.split(rows, starts[1:])]
+    hashes = names["hash"].to_numpy()[rows]
+    return pa.table([hashes, pa.chunked_array(chunks, pa.string())], schema=NAMES)
 
 
 def range_of(
@@ -238,6 +254,6 @@ def _column(file: Path, name: str) -> NDArray[np.uint64]:
 
 
 def write_staged(file: Path, rows: pa.Table) -> None:
-    """Write one batch as a staged file."""
+    """Write rows as a staged file, a batch for each of their chunks."""
     with pa.ipc.new_file(str(file), rows.schema) as writer:
         writer.write_table(rows)

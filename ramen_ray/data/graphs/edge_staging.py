@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Float64s, UInt64s
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.findings import Finding, FirstFindings
 from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
 from ramen_ray.data.graphs.nodes import contains
 from ramen_ray.data.prepared.hashing import find, hash_strings
@@ -40,13 +40,15 @@ class Notes:
         num_batches: number of batches read.
         num_rows: number of rows staged: edges, or listed anchors.
         num_names: number of names of the edges' anchors staged.
-        findings: what is wrong with the rows.
+        num_errors: number of errors.
+        findings: what is wrong with the rows; of what other tasks noted, the first findings.
         left_out: number of rows left out, by reason.
     """
 
     num_batches: int = 0
     num_rows: int = 0
     num_names: int = 0
+    num_errors: int = 0
     findings: list[Finding] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
@@ -244,17 +246,20 @@ def staged_batches(folder: Path, kind: str) -> Iterator[pa.RecordBatch]:
 
 
 def read_notes(folder: Path, kind: str) -> Notes:
-    """Sum the notes of all parts of a kind, in their order."""
+    """Sum the notes of all parts of a kind, in their order; keeps the first findings."""
     total = Notes()
     for file in sorted(folder.glob(f"{kind}-??????.json")):
         content: dict[str, Any] = json.loads(file.read_text())
-        total.findings += [Finding(**finding) for finding in content["findings"]]
+        found = [Finding(**finding) for finding in content["findings"]]
+        total.findings = FirstFindings.of([*total.findings, *found]).shown
         total.left_out.update(content["left_out"])
-        for count in ("num_batches", "num_rows", "num_names"):
+        for count in ("num_batches", "num_rows", "num_names", "num_errors"):
             setattr(total, count, getattr(total, count) + content[count])
     return total
 
 
 def _write_notes(folder: Path, kind: str, number: int, notes: Notes) -> None:
-    content = {**vars(notes), "findings": [asdict(finding) for finding in notes.findings]}
+    first = FirstFindings.of(notes.findings)
+    shown = [asdict(finding) for finding in first.shown]
+    content = {**vars(notes), "num_errors": first.num_errors, "findings": shown}
     (folder / f"{kind}-{number:06d}.json").write_text(json.dumps(content))

@@ -97,7 +97,8 @@ def weigh_anchors(weighing: Weighing, part: int, num_parts: int, folder: Path) -
     texts = first_of_each(range_of(staged_batches(of.staging, f"{of.side}-texts"), NAMES, *bounds))
     hashes, left_out = texts["hash"].to_numpy(), {}
     if of.leaks:
-        anchor_texts = hash_strings(fold(texts["text"].combine_chunks()))
+        folded = [hash_strings(fold(chunk)) for chunk in texts["text"].chunks]
+        anchor_texts = np.concatenate(folded)
         row = insertion_points(edges["anchor"].to_numpy(), hashes)
         leaking = of.leaks.among(of.side, edges["node"].to_numpy(), anchor_texts[row])
         edges = edges.filter(pa.array(~leaking))

@@ -6,7 +6,7 @@ import pyarrow as pa
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.prepared.hashing import HashIndex, hash_strings
-from ramen_ray.data.sources import as_strings, find_pieces, read_piece
+from ramen_ray.data.sources import as_strings, find_pieces, located, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import normalized
 
@@ -26,7 +26,8 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
             in use, by an earlier row or a known ad.
     """
     tables, findings, taken = [], [], hash_strings(known.cast(pa.string()))
-    for batch in (batch for piece in find_pieces(source, COLUMNS) for batch in read_piece(piece)):
+    pieces = find_pieces(source, COLUMNS)
+    for batch in (batch for piece in pieces for batch in read_piece(piece)):
         (ids, no_id), (texts, no_text) = (batch.cells(name, as_strings) for name in COLUMNS)
         hashes = hash_strings(ids)
         repeated = ~no_id & _repeats(hashes, taken)
@@ -39,7 +40,7 @@ def read_new_ads(source: str, known: pa.Array) -> pa.Table:
         findings += [batch.finding(*problem) for problem in problems if problem[1].any()]
         tables.append(pa.table({"ad_id": ids, "text": normalized(texts)}))
         taken = np.append(taken, hashes)
-    raise_errors(f"the table of ads {source}", findings)
+    raise_errors(f"the table of ads {source}", located(findings, pieces))
     if not tables:
         raise DatasetError(f"{source} holds no ads")
     return pa.concat_tables(tables)
@@ -62,9 +63,8 @@ def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
     rows, queries, findings = [], [], []
     index = HashIndex.from_hashes(hash_strings(new["ad_id"].combine_chunks()))
     taken = np.empty(0, dtype=np.uint64)
-    for batch in (
-        batch for piece in find_pieces(source, CLICK_COLUMNS) for batch in read_piece(piece)
-    ):
+    pieces = find_pieces(source, CLICK_COLUMNS)
+    for batch in (batch for piece in pieces for batch in read_piece(piece)):
         (ids, _), (texts, no_text) = (batch.cells(name, as_strings) for name in CLICK_COLUMNS)
         hashes = hash_strings(ids)
         found = index.first(hashes)
@@ -78,7 +78,7 @@ def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
         rows.append(found)
         queries += normalized(texts).to_pylist()
         taken = np.append(taken, hashes)
-    raise_errors(f"the table of clicks {source}", findings)
+    raise_errors(f"the table of clicks {source}", located(findings, pieces))
     return np.concatenate(rows) if rows else np.empty(0, dtype=np.int64), queries
 
 

@@ -9,7 +9,7 @@ from ramen_ray.data.arrays import Booleans, UInt64s
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.names.matching import NameList, hash_phrases
 from ramen_ray.data.prepared.hashing import hash_strings, mix
-from ramen_ray.data.sources import SourceBatch, as_strings, find_pieces, read_piece
+from ramen_ray.data.sources import SourceBatch, as_strings, find_pieces, located, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import fold
 
@@ -33,7 +33,8 @@ def read_names(source: str) -> NameList:
     if not header:
         raise DatasetError(f"{source}: a list of names must be CSV, TSV or parquet")
     columns = [*COLUMNS, ALIAS_COLUMN] if ALIAS_COLUMN in header else COLUMNS
-    batches = [batch for piece in find_pieces(source, columns) for batch in read_piece(piece)]
+    pieces = find_pieces(source, columns)
+    batches = [batch for piece in pieces for batch in read_piece(piece)]
     if not batches:
         raise DatasetError(f"{source} holds no names")
     rows = _Rows(batches, [finding for batch in batches for finding in batch.findings])
@@ -53,7 +54,7 @@ def read_names(source: str) -> NameList:
         is_known & _have_several(own, entities),
         "the same name has another same_as",
     )
-    raise_errors(f"the list of names {source}", rows.findings)
+    raise_errors(f"the list of names {source}", located(rows.findings, pieces))
     return NameList.from_names(kinds, names, entities)
 
 

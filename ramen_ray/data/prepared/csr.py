@@ -1,9 +1,9 @@
 """Sparse rows on disk: clicks and edges as memory-mapped CSR arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.mapped_files import growing_array, map_new_array
+
+ENTRIES_PER_BATCH = 1 << 20
+LIGHTEST = 1e-300
+"""Weight of an entry that is lost beside the others of its row; logarithms can be divided by it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Csr:
         indptr: (rows + 1,) int64, where each row starts in ``indices``.
         indices: (entries,) int32 or int64 column ids.
         cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
-            leading zero; None if all weights are equal.
+            leading zero; None if all weights are equal. Weights count within their row, and are
+            of a similar size in all rows: a row would be lost beside one of far larger weights.
     """
 
     indptr: NDArray[Any]
@@ -37,13 +42,13 @@ class Csr:
         num_rows: int,
         weights: NDArray[Any] | None = None,
     ) -> "Csr":
-        """Build from pairs in any order; weights are stored only if they differ."""
+        """Build from pairs in any order; weights are stored, scaled, only if they differ."""
         order = np.lexsort((columns, rows))
         indptr = np.zeros(num_rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
         cumulative = None
         if weights is not None and len(weights) and np.ptp(weights) > 0:
-            cumulative = cumulative_sum(weights[order])
+            cumulative = cumulative_sum(scaled_by_row(weights[order], indptr))
         return cls(indptr, np.asarray(columns)[order], cumulative)
 
     @classmethod
@@ -106,6 +111,13 @@ class Csr:
         return np.repeat(np.arange(len(rows)), degrees), self.indices[
             ragged_positions(self.indptr[rows], degrees)
         ]
+
+    def weights(self, entries: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the weights (n,) of ``entries`` (n,), all above 0, for comparison within a row."""
+        if self.cumulative_weights is None:
+            return np.ones(len(entries))
+        before, after = self.cumulative_weights[entries], self.cumulative_weights[entries + 1]
+        return np.maximum(after - before, LIGHTEST)
 
     def draw(self, rows: NDArray[Any], uniforms: NDArray[np.float64]) -> Int64s:
         """Draw one column id of each row by weight; rows without entries give -1.
@@ -185,6 +197,35 @@ def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:
     total = np.zeros(len(weights) + 1, dtype=np.float64)
     np.cumsum(weights, dtype=np.float64, out=total[1:])
     return total
+
+
+def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.float64]:
+    """Scale the weights (n,) of the rows of ``indptr`` so that each row's sum is from 1/2 to 1.
+
+    A running sum then keeps all rows, however much one of them weighs. The factors are powers of
+    two, so no digit is lost.
+    """
+    weights, degrees = np.asarray(weights, dtype=np.float64), np.diff(indptr)
+    is_filled = degrees > 0
+    if not is_filled.any():
+        return weights
+    sums = np.add.reduceat(weights, indptr[:-1][is_filled] - indptr[0])
+    _, exponents = np.frexp(sums)
+    return np.ldexp(weights, -np.repeat(exponents, degrees[is_filled]))
+
+
+def accumulate(weights: NDArray[np.float64], indptr: NDArray[Any]) -> None:
+    """Turn a zero and weights (entries + 1,) into :attr:`Csr.cumulative_weights`, in place."""
+    for first, last in row_batches(indptr, ENTRIES_PER_BATCH):
+        start, stop = indptr[first], indptr[last]
+        scaled = scaled_by_row(weights[start + 1 : stop + 1], indptr[first : last + 1])
+        weights[start + 1 : stop + 1] = weights[start] + np.cumsum(scaled)
+
+
+def row_batches(indptr: NDArray[Any], num_entries: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into ranges of about ``num_entries`` entries each, or of one row with more."""
+    cuts = np.searchsorted(indptr, np.arange(num_entries, indptr[-1], num_entries))
+    return pairwise(np.unique([0, *cuts, len(indptr) - 1]).tolist())
 
 
 def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> Int64s:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.prepared.csr import id_type
+from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.mapped_files import map_new_array, publish
@@ -220,7 +220,7 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     indices = map_new_array(target / "indices.npy", id_type(num_rows["ads"]), (num_clicks,))
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
     is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
-    cumulative = _new_cumulative(target, parts, num_clicks) if is_weighted else None
+    weights = _new_weights(target, parts, num_clicks) if is_weighted else None
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
@@ -228,9 +228,11 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
         indptr[row + 1 : row + 1 + len(ends)] = ends
         indices[entry : entry + len(ads)] = ads
         counts += np.bincount(ads, minlength=len(counts))
-        if cumulative is not None:
-            _continue(cumulative, entry, part["weight"])
+        if weights is not None:
+            weights[entry + 1 : entry + 1 + len(ads)] = part["weight"]
         row, entry = row + len(ends), entry + len(ads)
+    if weights is not None:
+        accumulate(weights, indptr)
     if table == SHUFFLED:
         np.save(folder / "train_click_counts.npy", counts)
 
@@ -250,7 +252,7 @@ def _join_edges(
         np.save(target / "indices.npy", np.empty(0, dtype=anchor_type))
         return
     indices = map_new_array(target / "indices.npy", anchor_type, (num_edges,))
-    cumulative = _new_cumulative(target, parts, num_edges)
+    weights = _new_weights(target, parts, num_edges)
     entry, last = 0, (-1, -1)
     for part in _open(parts):
         nodes = np.searchsorted(node_keys, part["key"])
@@ -262,24 +264,20 @@ def _join_edges(
         span = slice(nodes[0] + 1, nodes[-1] + 2)
         indptr[span] += np.bincount(nodes - nodes[0])
         indices[entry:stop] = anchors
-        if cumulative is not None:
-            _continue(cumulative, entry, part["weight"])
+        if weights is not None:
+            weights[entry + 1 : stop + 1] = part["weight"]
         entry = stop
     np.cumsum(indptr, out=indptr)
+    if weights is not None:
+        accumulate(weights, indptr)
 
 
-def _new_cumulative(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.float64] | None:
-    """Map a new file of cumulative weights; None if there are no weights or all are equal."""
+def _new_weights(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.float64] | None:
+    """Map a new file for :func:`accumulate`; None if there are no weights or all are equal."""
     range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
     if range_of_all["min"] == range_of_all["max"]:
         return None
     return map_new_array(target / "cumulative_weights.npy", np.float64, (num_entries + 1,))
-
-
-def _continue(cumulative: NDArray[np.float64], entry: int, weights: NDArray[Any]) -> None:
-    """Continue the running sum with ``weights`` (n,), those of the entries from ``entry`` on."""
-    stop = entry + len(weights)
-    cumulative[entry + 1 : stop + 1] = cumulative[entry] + np.cumsum(weights, dtype=np.float64)
 
 
 def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:

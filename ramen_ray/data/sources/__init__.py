@@ -4,7 +4,7 @@ A source is cut into pieces, which tasks read independently, batch by batch.
 """
 
 from ramen_ray.data.sources.cells import as_numbers, as_seconds, as_strings
-from ramen_ray.data.sources.lines import lines_before
+from ramen_ray.data.sources.lines import first_byte, located
 from ramen_ray.data.sources.pieces import ROWS_PER_PIECE, Piece, find_pieces
 from ramen_ray.data.sources.reading import SourceBatch, read_cell, read_piece
 
@@ -16,7 +16,8 @@ __all__ = [
     "as_seconds",
     "as_strings",
     "find_pieces",
-    "lines_before",
+    "first_byte",
+    "located",
     "read_cell",
     "read_piece",
 ]

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from pyarrow.fs import FileSystem
 
-from ramen_ray.data.findings import Finding, error_at
+from ramen_ray.data.findings import Finding
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
 from ramen_ray.data.store.utf8 import to_utf8, whole_lines
 
@@ -47,16 +49,44 @@ def read_chunks(piece: Piece) -> Iterator[Chunk]:
     yield from _checked(piece, [data])
 
 
-def lines_before(piece: Piece) -> int:
-    """Count the lines before a piece of a text file; only reports of bad lines need this."""
-    if piece.format == "parquet" or piece.start == 0:
-        return 0
-    count, data = 0, b""
-    with piece.filesystem.open_input_file(piece.path) as file:
-        while (left := piece.start - file.tell()) > 0:
-            data = file.read(min(left, pieces.BYTES_PER_PIECE))
-            count += data.count(b"\n")
-    return count + (not data.endswith(b"\n"))
+def first_byte(piece: Piece) -> int:
+    """Return the byte from which a piece counts its lines; rows of parquet count from the first."""
+    return 0 if piece.format == "parquet" else piece.start
+
+
+def located(findings: Iterable[Finding], of_pieces: Iterable[Piece]) -> list[Finding]:
+    """Count the rows of findings from the start of their file, which is read once for all of them.
+
+    Args:
+        findings: what is wrong, counted in pieces.
+        of_pieces: these pieces, among others.
+    """
+    findings = list(findings)
+    starts: dict[str, set[int]] = {}
+    for finding in findings:
+        if finding.start:
+            starts.setdefault(finding.file, set()).add(finding.start)
+    filesystems = {piece.path: piece.filesystem for piece in of_pieces if piece.path in starts}
+    before = {path: _lines_before(filesystems[path], path, starts[path]) for path in starts}
+    return [
+        replace(finding, row=(finding.row or 0) + before[finding.file][finding.start], start=0)
+        if finding.start
+        else finding
+        for finding in findings
+    ]
+
+
+def _lines_before(filesystem: FileSystem, path: str, starts: Iterable[int]) -> dict[int, int]:
+    """Count the lines before pieces that start at some bytes, which are not 0."""
+    found, count = {}, 0
+    with filesystem.open_input_file(path) as file:
+        for start in sorted(starts):
+            data = b""
+            while (left := start - file.tell()) > 0:
+                data = file.read(min(left, pieces.BYTES_PER_PIECE))
+                count += data.count(b"\n")
+            found[start] = count + (not data.endswith(b"\n"))
+    return found
 
 
 def _rest_of_line(file: pa.NativeFile, line: int) -> bytes:
@@ -94,9 +124,20 @@ def _refuse_open_quote(piece: Piece, data: bytes, line: int) -> None:
     for cell in re.finditer(start.encode(), data):
         if not cell[1]:
             line += data[: cell.start() + 1].count(b"\n")
-            message = "a quote is not closed, or its cell is several megabytes long"
-            advice = "close it, or write these texts as parquet or JSON lines"
-            raise error_at(piece.path, message, advice=advice, row=lines_before(piece) + line)
+            message = (
+                "a quote is not closed, or a cell with line breaks crosses the end of a piece "
+                f"(large files are read in pieces of {pieces.BYTES_PER_PIECE >> 20} MiB)"
+            )
+            advice = "close it, or remove line breaks within cells, or write the table as parquet"
+            raise bad_line(piece, line, message, advice=advice)
+
+
+def bad_line(
+    piece: Piece, line: int, message: str, column: str | None = None, advice: str = ""
+) -> DatasetError:
+    """Return the exception that reports a line, counted from 1 in its piece."""
+    found = Finding("error", piece.path, message, advice, line, column, first_byte(piece))
+    return DatasetError(str(*located([found], [piece])))
 
 
 def _latin1(piece: Piece, damaged: int) -> Finding:

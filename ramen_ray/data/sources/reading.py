@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.sources.cells import cell_bytes, is_number
-from ramen_ray.data.sources.lines import Chunk, lines_before, read_chunks
+from ramen_ray.data.sources.lines import Chunk, bad_line, first_byte, read_chunks
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES, TooLargeError, check_nesting
@@ -61,14 +61,22 @@ class SourceBatch:
             raise error_at(self.piece.path, message, column=column) from error
 
     def finding(self, column: str, bad: Booleans, message: str, advice: str) -> Finding:
-        """Describe the rows that ``bad`` (rows,) marks in ``column`` as one error."""
+        """Describe the rows that ``bad`` (rows,) marks in ``column`` as one error.
+
+        Its row is counted in the piece; see :func:`~ramen_ray.data.sources.located`.
+        """
         rows = np.flatnonzero(bad)
         values = self.rows[column].take(pa.array(rows[:MAX_EXAMPLES])).to_pylist()
         shown = ", ".join("nothing" if value is None else repr(value) for value in values)
         more = f" and {len(rows) - MAX_EXAMPLES} more" if len(rows) > MAX_EXAMPLES else ""
-        row = lines_before(self.piece) + int(self.row_numbers[rows[0]])
         return Finding(
-            "error", self.piece.path, f"{message}: {shown}{more}", advice, row=row, column=column
+            "error",
+            self.piece.path,
+            f"{message}: {shown}{more}",
+            advice,
+            row=int(self.row_numbers[rows[0]]),
+            column=column,
+            start=first_byte(self.piece),
         )
 
 
@@ -84,7 +92,7 @@ def read_piece(piece: Piece) -> Iterator[SourceBatch]:
     try:
         yield from map(_without_huge_cells, read(piece))
     except TooLargeError as error:
-        raise _bad_line(piece, 1 + error.line, str(error)) from error
+        raise bad_line(piece, 1 + error.line, str(error)) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError, EOFError) as error:
         place = f"from byte {piece.start}" if piece.start else "from the start"
         raise DatasetError(
@@ -100,15 +108,15 @@ def _without_huge_cells(batch: SourceBatch) -> SourceBatch:
         column_of.update(dict.fromkeys(huge.tolist(), name))
     if not column_of:
         return batch
-    start = lines_before(batch.piece)
     findings = [
         Finding(
             "error",
             batch.piece.path,
             f"a cell has more than {MAX_CELL_BYTES >> 20} MiB",
             "shorten it, or leave the row out",
-            row=start + int(batch.row_numbers[row]),
+            row=int(batch.row_numbers[row]),
             column=name,
+            start=first_byte(batch.piece),
         )
         for row, name in sorted(column_of.items())
     ]
@@ -187,7 +195,8 @@ def _skipped_line(piece: Piece, row: pa.csv.InvalidRow, first_line: int) -> Find
         piece.path,
         f"{row.actual_columns} cells instead of {row.expected_columns}: {row.text[:80]!r}",
         "quote cells that hold the delimiter",
-        row=lines_before(piece) + first_line - 1 + row.number,
+        row=first_line - 1 + row.number,
+        start=first_byte(piece),
     )
 
 
@@ -199,7 +208,7 @@ def _read_json(piece: Piece) -> Iterator[SourceBatch]:
             raise TooLargeError(str(error), chunk.first_line - 1 + error.line) from None
         if wrong := re.search(rb"^[^\S\n]*[^{\s].*$", chunk.data, re.MULTILINE):
             line = chunk.first_line + chunk.data[: wrong.start()].count(b"\n")
-            raise _bad_line(piece, line, "is not a JSON object; write one object per line")
+            raise bad_line(piece, line, "is not a JSON object; write one object per line")
         rows = _parse_json(piece, chunk)
         lines = chunk.first_line + np.arange(len(rows))
         yield SourceBatch(piece, rows.select(piece.columns), lines, chunk.findings)
@@ -242,14 +251,14 @@ def _bad_json(piece: Piece, chunk: "Chunk") -> DatasetError | None:
         try:
             found = json.loads(content) if content.strip() else {}
         except (ValueError, RecursionError) as error:
-            return _bad_line(piece, line, f"is not a JSON object: {error}")
+            return bad_line(piece, line, f"is not a JSON object: {error}")
         for name in piece.columns:
             cell = found.get(name)
             kind = _KINDS.get(type(cell), "neither text nor a number")
             if cell is None or kind == kinds.setdefault(name, kind) in _KINDS.values():
                 continue
             before = f"; above it is {kinds[name]}" if kind != kinds[name] else ""
-            return _bad_line(piece, line, f"{repr(cell)[:60]} is {kind}{before}", name)
+            return bad_line(piece, line, f"{repr(cell)[:60]} is {kind}{before}", name)
     return None
 
 
@@ -258,13 +267,9 @@ def _refused_json(piece: Piece, chunk: "Chunk", problem: pa.ArrowInvalid) -> Dat
     reason = first_line_of(problem).removeprefix("JSON parse error: ")
     message, _, row = reason.rpartition(" in row ")
     if not row.isdecimal():
-        return _bad_line(piece, chunk.first_line, f"or a line below: {reason}")
+        return bad_line(piece, chunk.first_line, f"or a line below: {reason}")
     filled = [line for line, text in enumerate(chunk.data.split(b"\n")) if text.strip()]
-    return _bad_line(piece, chunk.first_line + filled[int(row)], message)
+    return bad_line(piece, chunk.first_line + filled[int(row)], message)
 
 
 _KINDS = {str: "text", int: "a number", float: "a number"}
-
-
-def _bad_line(piece: Piece, line: int, message: str, column: str | None = None) -> DatasetError:
-    return error_at(piece.path, message, row=lines_before(piece) + line, column=column)

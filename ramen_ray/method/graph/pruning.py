@@ -1,12 +1,11 @@
 """Pruning: keep the edges whose texts the encoder itself finds similar (RAMEN, appendix A)."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.data.prepared.csr import Csr, cumulative_sum, write_csr
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum, row_batches, scaled_by_row, write_csr
 from ramen_ray.method.model.embeddings import TextEmbeddings
 
 EDGES_PER_BATCH = 16_384
@@ -44,12 +43,11 @@ def prune(
         folder: where the kept edges are written.
     """
     num_edges = len(edges.indices)
-    cuts = np.searchsorted(edges.indptr, np.arange(EDGES_PER_BATCH, num_edges, EDGES_PER_BATCH))
     write_csr(
         folder,
         (
             _prune_rows(edges, rows, nodes, anchors, prune_threshold)
-            for rows in pairwise(np.unique([0, *cuts, edges.num_rows]))
+            for rows in row_batches(edges.indptr, EDGES_PER_BATCH)
         ),
     )
     kept = Csr.open(folder)
@@ -67,10 +65,11 @@ def _prune_rows(
 ) -> Csr:
     indptr = edges.indptr[rows[0] : rows[1] + 1]
     of_edges = slice(indptr[0], indptr[-1])
-    ends, weights = edges.indices[of_edges], edges.cumulative_weights
+    ends = edges.indices[of_edges]
     node_ED = nodes.take(np.repeat(np.arange(*rows), np.diff(indptr)))
     keep = np.einsum("ed,ed->e", node_ED, anchors.take(ends)) > prune_threshold
-    kept_before = np.concatenate([[0], np.cumsum(keep)])
-    if weights is not None:
-        weights = cumulative_sum(np.diff(weights[of_edges.start : of_edges.stop + 1])[keep])
-    return Csr(kept_before[indptr - indptr[0]], ends[keep], weights)
+    kept = np.concatenate([[0], np.cumsum(keep)])[indptr - indptr[0]]
+    if edges.cumulative_weights is None:
+        return Csr(kept, ends[keep])
+    weights = edges.weights(indptr[0] + np.flatnonzero(keep))
+    return Csr(kept, ends[keep], cumulative_sum(scaled_by_row(weights, kept)))

@@ -95,9 +95,7 @@ def _draw_several(
     chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
     log_chances = np.log1p(-chances)
     if edges.cumulative_weights is not None:
-        entries = ragged_positions(starts, degrees)
-        ends = edges.cumulative_weights
-        log_chances /= np.maximum(ends[entries + 1] - ends[entries], np.finfo(np.float64).tiny)
+        log_chances /= edges.weights(ragged_positions(starts, degrees))
     order = np.lexsort((-log_chances, rows))
     is_drawn = places < count
     drawn = np.full((len(query_rows), count), -1, dtype=np.int64)

@@ -19,6 +19,9 @@ from ray.data import DataContext
 from ray.exceptions import (
     ActorDiedError,
     AuthenticationError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
     OutOfMemoryError,
     RayTaskError,
     WorkerCrashedError,
@@ -218,7 +221,7 @@ def user_errors() -> Iterator[None]:
     """Raise a task's UserError itself, without Ray's wrapper and Ray Data's advice.
 
     Raises:
-        ClusterError: the process of a task died.
+        ClusterError: the process of a task died, or its machine was lost.
     """
     try:
         yield
@@ -232,6 +235,11 @@ def user_errors() -> Iterator[None]:
     except (WorkerCrashedError, OutOfMemoryError, ActorDiedError) as error:
         raise ClusterError(
             f"a process has died, by a lack of memory or by what it read: {first_line_of(error)}"
+        ) from error
+    except (NodeDiedError, LocalRayletDiedError, ObjectLostError) as error:
+        raise ClusterError(
+            f"a machine of the cluster was lost, with tasks that ran there or what they had "
+            f"returned; run the same command again ({first_line_of(error)})"
         ) from error
 
 

@@ -46,7 +46,7 @@ from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 7
+PREPARED_VERSION = 8
 GROUPS_PER_TASK = 4
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"

@@ -28,6 +28,7 @@ from ramen_ray.data.graphs.anchor_sets import (
     remove_anchor_set,
 )
 from ramen_ray.data.graphs.edge_joining import JoinedEdges, join_edges, num_anchor_parts
+from ramen_ray.data.graphs.edge_staging import staged_batches
 from ramen_ray.data.graphs.nodes import KnownNodes
 from ramen_ray.data.graphs.session_edges import (
     Weighing,
@@ -106,7 +107,7 @@ def add_co_session(
                 f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
             )
         for name, (folder, num_rows) in written.items():
-            put_in_place(folder, Dataset(dataset.path), name, made, num_rows, replace)
+            put_in_place(folder, dataset, name, made, num_rows, replace)
     if replace:
         for name in {settings.query_set, settings.ad_set}.difference(written):
             remove_anchor_set(dataset.path, name)
@@ -119,7 +120,8 @@ def _write_set(
     """Write an anchor set in tasks; also returns how many edges were left out, by reason."""
     folder = weighing.staging / weighing.side
     folder.mkdir()
-    num_parts = num_anchor_parts(num_pairs)
+    num_texts = sum(map(len, staged_batches(weighing.staging, f"{weighing.side}-texts")))
+    num_parts = num_anchor_parts(max(num_pairs, num_texts))  # a part loads both of its range
     weigh = partial(weigh_anchors, weighing, num_parts=num_parts, folder=folder)
     left_out: Counter[str] = Counter()
     for counts in in_tasks([partial(weigh, part) for part in range(num_parts)]):

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 
-from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.findings import FirstFindings, raise_errors
 from ramen_ray.data.graphs.edge_lists import made_by
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.given import stage_filters, stage_splits
@@ -27,7 +28,7 @@ from ramen_ray.data.importers.tables.planning import make_plan
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
 from ramen_ray.data.importers.tables.writing import write_ads, write_filters, write_queries
-from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.sources import Piece, find_pieces, located
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -44,7 +45,6 @@ from ramen_ray.orchestration.cluster.tasks import in_tasks
 STAGING = ".staging"
 ATTEMPTS = "attempts"
 MAX_PARTITIONS = 1024
-MAX_LOGGED = 20
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _stage(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) -> 
                 tasks.append(partial(stage_nodes, piece, kind, part, tables, folder))
     logger.info("reading %d pieces of %s", len(tasks), ", ".join(staged))
     done = iter(_run(tasks, folder))
-    _refuse_or_log(tables, read_findings(folder))
+    _refuse_or_log(tables, read_findings(folder), pieces)
     for kind, of_kind in staged.items():
         counts = [next(done) for _ in of_kind]
         kept, left_out = (sum(count[name] for count in counts) for name in ("kept", "left_out"))
@@ -147,7 +147,7 @@ def _number(pieces: dict[str, list[Piece]], tables: UserTables, folder: Path) ->
         )
         .take_all()
     )
-    _refuse_or_log(tables, read_findings(folder, "unknown-*"))
+    _refuse_or_log(tables, read_findings(folder, "unknown-*"), pieces)
     if not summed:
         raise DatasetError(
             f"no click of {tables.clicks} names a known query and a known ad; are "
@@ -224,7 +224,7 @@ def _stage_given(
             [partial(stage, piece, part, tables, folder) for part, piece in enumerate(pieces)],
             folder,
         )
-    _refuse_or_log(tables, read_findings(folder, f"{kind}-*"))
+    _refuse_or_log(tables, read_findings(folder, f"{kind}-*"), {kind: pieces})
 
 
 def _run(tasks: Sequence[ImportTask], folder: Path) -> list[RowCounts]:
@@ -244,11 +244,14 @@ def _run_one(
     return {**row, **{name: np.array([count]) for name, count in counts.items()}}
 
 
-def _refuse_or_log(tables: UserTables, findings: Sequence[Finding]) -> None:
+def _refuse_or_log(
+    tables: UserTables, found: FirstFindings, pieces: dict[str, list[Piece]]
+) -> None:
+    shown = located(found.shown, chain.from_iterable(pieces.values()))
     if not tables.skip_bad_rows:
-        raise_errors("the input", findings)
-    for finding in findings[:MAX_LOGGED]:
+        raise_errors("the input", shown, found.num_errors)
+    for finding in shown:
         is_left_out = finding.severity == "error"
         logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
-    if len(findings) > MAX_LOGGED:
-        logger.warning("and %d more", len(findings) - MAX_LOGGED)
+    if found.num_findings > len(shown):
+        logger.warning("and %d more", found.num_findings - len(shown))

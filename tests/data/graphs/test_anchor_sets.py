@@ -4,15 +4,19 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from filelock import FileLock, Timeout
 from support import errors_in
 
-from ramen_ray.data.graphs.anchor_sets import folder_beside, put_in_place
+from ramen_ray.data import tasks
+from ramen_ray.data.graphs import anchor_sets
+from ramen_ray.data.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
 from ramen_ray.data.graphs.edge_import import add_edge_list
 from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 
 QUERY_EDGES = [("5", "a tree", 0.5), ("0", "a bird", 1.0), ("5", "a bird", 2.0)]
 AD_EDGES = [("7", "a ship", 1.0)]
@@ -25,7 +29,11 @@ def path(dataset_path: Path, tmp_path: Path) -> Path:
 
 
 def _add(
-    path: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
+    path: Path,
+    name: str,
+    sides: Sequence[str] = SIDES,
+    replace: bool = False,
+    run: tasks.RunTasks = tasks.one_after_another,
 ) -> dict[str, int]:
     given = {}
     for side, edges in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
@@ -34,7 +42,7 @@ def _add(
             frame = pd.DataFrame(edges, columns=[f"{side}", "anchor", "weight"])
             frame.to_csv(given[f"{side}_edges"], index=False)
     edge_list = EdgeList(**given, ad_column="ad", weight_column="weight")
-    return add_edge_list(path, name, edge_list, replace)
+    return add_edge_list(path, name, edge_list, replace, run)
 
 
 def _content(path: Path) -> dict[str, bytes]:
@@ -59,7 +67,7 @@ def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
     assert dataset.metadata["anchor_sets"]["more"]["made_by"] == "edges"
     assert dataset.metadata["num_rows"]["anchors/more"] == 3
     assert {table: _content(path)[table] for table in before} == before
-    assert not list(path.rglob(".*"))
+    assert [file.name for file in path.rglob(".*")] == [".lock"]
     assert errors_in(dataset) == []
 
 
@@ -117,6 +125,48 @@ def test_an_interruption_leaves_a_sound_dataset(
     _add(path, name)
     assert Dataset(path).num_rows(f"anchors/{name}") == 3
     assert errors_in(Dataset(path)) == []
+
+
+@pytest.mark.parametrize("replaced", [[], ["links"]])
+def test_jobs_that_run_at_once_keep_each_others_sets(
+    path: Path, replaced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "ROWS_HERE", 0)
+    others = ["first", "second", *replaced]
+
+    def run(to_do: Sequence[tasks.Task]) -> list[Any]:
+        while others:  # these begin later and end earlier
+            _add(path, others.pop(), replace=True)
+        return tasks.one_after_another(to_do)
+
+    _add(path, "more", run=run)
+    dataset = Dataset(path)
+    made_by = dataset.metadata["anchor_sets"]
+    assert {name for name in made_by if made_by[name].get("made_by") == "edges"} == {
+        *("first", "second", "more", *replaced)
+    }
+    counts = {table: dataset.num_rows(table) for table in dataset.tables}
+    assert dataset.metadata["num_rows"] == counts
+    assert counts["anchors/more"] == counts["anchors/first"] == 3
+    remove_anchor_set(path, "first")
+    assert "first" not in Dataset(path).metadata["anchor_sets"]
+    assert "more" in Dataset(path).metadata["anchor_sets"]
+    assert errors_in(Dataset(path)) == []
+
+
+def test_one_job_at_a_time_counts_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def write_alone(*arguments: Any) -> None:
+        with pytest.raises(Timeout):
+            FileLock(path / ".lock").acquire(blocking=False)
+        calls.append(arguments)
+        write_metadata(*arguments)
+
+    monkeypatch.setattr(anchor_sets, "write_metadata", write_alone)
+    _add(path, "more")
+    remove_anchor_set(path, "more")
+    assert len(calls) == 2
 
 
 def test_hidden_leftovers_are_not_tables(path: Path) -> None:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +18,9 @@ from support import errors_in, query_table, text_table
 
 from ramen_ray.data.graphs import edge_joining
 from ramen_ray.data.graphs.edge_import import add_edge_list
+from ramen_ray.data.graphs.edge_joining import first_of_each
 from ramen_ray.data.graphs.edge_lists import EdgeList
+from ramen_ray.data.graphs.edge_staging import NAMES
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
@@ -124,11 +129,26 @@ def test_edges_in_parts_are_those_of_a_plain_loop(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edge_joining, "ROWS_PER_PART", rows_per_part)
         patch.setattr(edge_joining, "ROWS_PER_GROUP", rows_per_part)
+        patch.setattr(edge_joining, "BYTES_PER_CHUNK", rows_per_part)
         counts = add_edge_list(path, "mine", edge_list, replace=True, run=_last_one_first)
     assert _edges(path, "query") == expected
     assert counts["edges/mine/query"] == len(expected)
     assert counts["train queries without edges"] == 4 - len({node for node, _ in expected})
-    assert not list(path.glob(".*"))
+    assert [file.name for file in path.glob(".*")] == [".lock"]
+
+
+def test_names_of_more_bytes_than_an_arrow_array_holds(tmp_path: Path) -> None:
+    num_rows = 1100  # of 1 MiB each, twice
+    with (tmp_path / "zeros").open("wb") as zeros:
+        zeros.truncate(num_rows << 20)  # takes no room on the disk
+    texts = pa.memory_map(str(tmp_path / "zeros")).read_buffer()
+    offsets = pa.py_buffer((np.arange(num_rows + 1) << 20).astype(np.int32))
+    half = pa.StringArray.from_buffers(num_rows, offsets, texts)
+    hashes = np.arange(2 * num_rows, dtype=np.uint64) % 3
+    names = pa.table([hashes, pa.chunked_array([half, half])], schema=NAMES)
+    found = first_of_each(names)
+    assert found["hash"].to_pylist() == [0, 1, 2]
+    assert pc.binary_length(found["text"]).to_pylist() == [1 << 20] * 3
 
 
 def _last_one_first(tasks: Sequence[Callable[[], Any]]) -> list[Any]:

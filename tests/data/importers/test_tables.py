@@ -7,13 +7,20 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until
+from support import (
+    PATIENCE_S,
+    ROOT,
+    errors_in,
+    import_in_process,
+    rows_of,
+    shares_of,
+    wait_until,
+)
 
 from jobs import ingest
 from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
@@ -330,12 +337,20 @@ def test_clicks_keep_their_weights_from_the_source_to_the_prepared_arrays(
         expected[QUERY_TEXTS[query], f"ad number {ad}"] += count
     queries, ads = (dataset.read(table)["text"].to_pylist() for table in ("queries/train", "ads"))
     clicks = prepared.weighted_clicks
-    weights = np.diff(clicks.cumulative_weights).tolist()
-    found = {}
-    for row, query in enumerate(prepared.query_ids.tolist()):
-        for entry in range(clicks.indptr[row], clicks.indptr[row + 1]):
-            found[queries[query], ads[clicks.indices[entry]]] = weights[entry]
-    assert found == {pair: count for pair, count in expected.items() if pair[0] in set(queries)}
+    of_queries = zip(prepared.query_ids.tolist(), rows_of(clicks), shares_of(clicks), strict=True)
+    found = {
+        (queries[query], ads[ad]): share
+        for query, own, shares in of_queries
+        for ad, share in zip(own, shares, strict=True)
+    }
+    of_query: dict[str, float] = defaultdict(float)
+    for (query, _), count in expected.items():
+        of_query[query] += count
+    assert found == {
+        (query, ad): pytest.approx(count / of_query[query])
+        for (query, ad), count in expected.items()
+        if query in set(queries)
+    }
     assert len(set(found.values())) > 1
 
 
@@ -399,9 +414,15 @@ def test_bad_rows_can_be_left_out(
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
 
 
+@pytest.mark.parametrize("piece_size", [600, 1 << 20])
 def test_only_the_first_of_many_findings_are_shown(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    piece_size: int,
+    cluster: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + "1\n" * 99)
     changes = {"clicks": str(tmp_path / "clicks.csv"), "splits": Splits(0.3, 0.3)}
@@ -410,7 +431,10 @@ def test_only_the_first_of_many_findings_are_shown(
     assert str(error.value).count("\n") == 21
     import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
     assert "and 79 more" in caplog.text
-    assert len([line for line in caplog.messages if "cells instead of" in line]) == 20
+    shown = [line for line in caplog.messages if "cells instead of" in line]
+    for lines in (str(error.value).split("\n")[1:21], shown):
+        places = [line.partition("clicks.csv, ")[2].partition(":")[0] for line in lines]
+        assert places == [f"row {row}" for row in range(62, 82)]
 
 
 def test_a_table_without_rows_is_named(cluster: None, tmp_path: Path) -> None:

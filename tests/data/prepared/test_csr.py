@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from support import csr_of, rows_of
+from support import csr_of, rows_of, shares_of
 
-from ramen_ray.data.prepared.csr import Csr, cumulative_sum, ragged_positions, write_csr
+from ramen_ray.data.prepared.csr import Csr, accumulate, cumulative_sum, ragged_positions, write_csr
 
 NUM_COLUMNS = 9
 rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
@@ -40,8 +40,8 @@ def test_from_pairs_equals_scipy_whatever_the_order(rows, random):
     assert found.indices.tolist() == expected.indices.tolist()
     if found.cumulative_weights is None:
         assert len(set(expected.data.tolist())) <= 1
-    else:
-        assert np.diff(found.cumulative_weights).tolist() == expected.data.tolist()
+    by_row = np.split(expected.data, expected.indptr[1:-1])
+    assert shares_of(found) == [(row / row.sum()).tolist() for row in by_row]
 
 
 @given(weighted_rows, st.data())
@@ -72,9 +72,14 @@ def test_degrees_and_gather_equal_a_loop(rows, data):
 
 
 @given(weighted_rows, st.data())
-def test_draw_inverts_the_cumulative_weights_of_the_row(rows, data):
-    csr, _ = _weighted(rows)
-    uniforms = data.draw(st.lists(eighths, min_size=len(rows), max_size=len(rows)))
+def test_draw_inverts_the_weights_of_the_row_however_much_other_rows_weigh(rows, data):
+    per_row = {"min_size": len(rows), "max_size": len(rows)}
+    powers = np.array(data.draw(st.lists(st.integers(-100, 100), **per_row)))
+    uniforms = data.draw(st.lists(eighths, **per_row))
+    _, entries = _weighted(rows)
+    row_ids, columns, weights = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+    weights = np.ldexp(weights.astype(np.float64), powers[row_ids])
+    csr = Csr.from_pairs(row_ids, columns, len(rows), weights)
     expected = []
     for row, uniform in zip(rows, uniforms, strict=True):
         rest = uniform * sum(row.values())
@@ -86,6 +91,17 @@ def test_draw_inverts_the_cumulative_weights_of_the_row(rows, data):
             rest -= row[column]
         expected.append(chosen)
     assert csr.draw(np.arange(len(rows)), np.array(uniforms)).tolist() == expected
+
+
+@given(st.lists(st.lists(st.integers(1, 8))), st.integers(1, 7))
+def test_weights_accumulate_in_batches_as_in_one_piece(rows, num_entries):
+    indptr = np.cumsum([0, *map(len, rows)])
+    weights = np.array([0.0, *(weight for row in rows for weight in row)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ramen_ray.data.prepared.csr.ENTRIES_PER_BATCH", num_entries)
+        accumulate(weights, indptr)
+    shares = shares_of(Csr(indptr, np.zeros(indptr[-1]), weights))
+    assert shares == [[weight / sum(row) for weight in row] for row in rows]
 
 
 @given(weighted_rows)
@@ -107,9 +123,11 @@ def test_open_maps_what_was_saved(tmp_path: Path, weights: list[int]):
     opened = Csr.open(tmp_path)
     assert isinstance(opened.indices, np.memmap)
     assert rows_of(opened) == [[1], [], [4, 7], []]
-    expected = None if len(set(weights)) == 1 else [0, 5, 7, 8]
-    found = opened.cumulative_weights
-    assert (None if found is None else found.tolist()) == expected
+    found, expected = opened.cumulative_weights, csr.cumulative_weights
+    if expected is None:
+        assert found is None
+    else:
+        assert found.tolist() == expected.tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6))))

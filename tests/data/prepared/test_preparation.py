@@ -17,6 +17,7 @@ from support import (
     prepare_in_process,
     query_table,
     rows_of,
+    shares_of,
 )
 from transformers import AutoTokenizer
 
@@ -122,12 +123,11 @@ def test_train_clicks_keep_their_weights(
     found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     clicks = rows_of(prepared.clicks["train"])
     weights = [
-        weight_of(query, ad)
+        [weight_of(query, ad) for ad in ads]
         for query, ads in zip(found.query_ids.tolist(), clicks, strict=True)
-        for ad in ads
     ]
     assert rows_of(found.weighted_clicks) == clicks
-    assert found.weighted_clicks.cumulative_weights.tolist() == np.cumsum([0, *weights]).tolist()
+    assert shares_of(found.weighted_clicks) == [[w / sum(row) for w in row] for row in weights]
     before = _arrays(prepared)
     after = _arrays(found)
     del after["clicks/train/cumulative_weights.npy"]
@@ -135,6 +135,29 @@ def test_train_clicks_keep_their_weights(
     for split in SPLITS:
         assert found.clicks[split].cumulative_weights is None
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7])
+def test_a_row_of_huge_weights_does_not_hide_those_of_the_others(
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+):
+    def weight_of(query: int, other: int) -> float:
+        return 1e30 if query == 7 else 1e-30 if query == 9 else 1 + other % 3
+
+    path = _with_weights(dataset_path, tmp_path / "weighted", weight_of)
+    file = path / "edges/links/query.parquet"
+    edges = pq.read_table(file)
+    pairs = zip(edges["query_id"].to_pylist(), edges["anchor_id"].to_pylist(), strict=True)
+    weights = pa.array([weight_of(*pair) for pair in pairs], pa.float32())
+    pq.write_table(edges.set_column(2, "weight", weights), file)
+    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    for rows in (found.weighted_clicks, found.edges("links", "query")):
+        for query, others, shares in zip(
+            found.query_ids.tolist(), rows_of(rows), shares_of(rows), strict=True
+        ):
+            own = [weight_of(query, other) for other in others]
+            assert shares == pytest.approx([weight / sum(own) for weight in own])
+        assert max(map(len, rows_of(rows))) > 1
 
 
 def test_equal_click_weights_are_not_stored(
@@ -167,8 +190,8 @@ def test_edges_are_the_sorted_anchors_with_their_weights(
     if name == "topics":
         assert found.cumulative_weights is None
     else:
-        weights = [weight for row in expected for weight in row.values()]
-        np.testing.assert_allclose(found.cumulative_weights, np.cumsum([0, *weights]), rtol=1e-12)
+        for shares, row in zip(shares_of(found), expected, strict=True):
+            assert shares == pytest.approx([w / sum(row.values()) for w in row.values()])
 
 
 @pytest.mark.parametrize("num_blocks", [1, 5])

@@ -17,6 +17,7 @@ from ramen_ray.data.sources import (
     as_seconds,
     as_strings,
     find_pieces,
+    located,
     pieces,
     read_piece,
 )
@@ -124,7 +125,7 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 300)
     found = find_pieces(str(file), ["query", "ad"])
     blocks = [block for piece in found for block in read_piece(piece)]
-    findings = [finding for block in blocks for finding in block.findings]
+    findings = located([finding for block in blocks for finding in block.findings], found)
     assert len(found) > 5
     assert [finding.row for finding in findings] == [52, 122]
     assert "1 cells instead of 2: 'only one'" in str(findings[0])
@@ -132,8 +133,8 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     for block in blocks:
         bad = block.rows["ad"].to_numpy() == "150"
         if bad.any():
-            numbers.append(block.finding("ad", bad, "unknown ad", "").row)
-    assert numbers == [152]
+            numbers.append(block.finding("ad", bad, "unknown ad", ""))
+    assert [finding.row for finding in located(numbers, found)] == [152]
 
 
 @pytest.mark.parametrize("piece_size", [64, 1 << 20])
@@ -144,13 +145,40 @@ def test_broken_lines_at_the_end_are_not_lost(
     good = "".join(f"q{n},a\n" for n in range(40))
     for content, broken in ((good, range(42, 72)), ("", range(2, 32))):
         (tmp_path / "t.csv").write_text("query,ad\n" + content + "broken\n" * 30)
-        blocks = [
-            block
-            for piece in find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
-            for block in read_piece(piece)
-        ]
-        found = [finding.row for block in blocks for finding in block.findings]
-        assert found == list(broken)
+        of_file = find_pieces(str(tmp_path / "t.csv"), ["query", "ad"])
+        blocks = [block for piece in of_file for block in read_piece(piece)]
+        found = located([finding for block in blocks for finding in block.findings], of_file)
+        assert [finding.row for finding in found] == list(broken)
+
+
+def _bytes_read() -> int:
+    """Return how many bytes this process has read so far, from files or caches."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+def test_a_file_with_bad_lines_everywhere_is_read_but_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 20_000)
+    monkeypatch.setattr("ramen_ray.data.sources.lines.BYTES_PER_SEARCH", 100)
+    file = tmp_path / "clicks.csv"
+    lines = [f"query {n},{n}" if n % 100 else "bad" for n in range(100_000)]
+    file.write_text("\n".join(["query,ad", *lines]) + "\n")
+    before = _bytes_read()
+    of_file = find_pieces(str(file), ["query", "ad"])
+    findings = []
+    for piece in of_file:
+        for block in read_piece(piece):
+            odd = np.array([ad.endswith("07") for ad in block.rows["ad"].to_pylist()])
+            findings += [*block.findings, block.finding("ad", odd, "odd", "")]
+    assert len(of_file) > 50
+    found = located(findings, of_file)
+    assert _bytes_read() - before < 4 * file.stat().st_size
+    bad = [finding.row for finding in found if "cells instead of" in finding.message]
+    assert bad == [2 + n for n in range(0, 100_000, 100)]
+    odd_rows = {2 + n for n in range(7, 100_000, 100)}
+    assert {finding.row for finding in found if finding.column} <= odd_rows
 
 
 def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
@@ -260,6 +288,20 @@ def test_a_byte_order_mark_and_a_latin_1_header_are_read(tmp_path: Path) -> None
     [piece] = find_pieces(str(tmp_path / "c.csv"), ["größe"])
     [block] = read_piece(piece)
     assert block.rows.to_pydict() == {"größe": ["1"]}
+
+
+@pytest.mark.parametrize(("suffix", "place"), [("csv", "\n"), ("csv.gz", "nes")])
+def test_line_breaks_within_quotes_at_the_end_of_a_piece_are_named(
+    suffix: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"query,ad\n" + b"a,b\n" * 20 + b'"two\nlines",b\n' + b"a,b\n" * 20
+    file = tmp_path / f"a.{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix == "csv.gz" else content)
+    cell = content.index(b"two\nlines")
+    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", content.index(place.encode(), cell))
+    message = "row 22: .*line breaks crosses the end of a piece.*; .*remove line breaks within"
+    with pytest.raises(DatasetError, match=message):
+        _read(file, "query")
 
 
 def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:

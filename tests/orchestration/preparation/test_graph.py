@@ -4,6 +4,8 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,13 @@ from support import errors_in, prepare_in_process
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.graphs import edge_joining
+from ramen_ray.data.graphs.edge_joining import hash_range, range_of
+from ramen_ray.data.graphs.edge_staging import NAMES, staged_batches
+from ramen_ray.data.graphs.session_edges import weigh_anchors
+from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tasks import Task
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
@@ -26,6 +33,8 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.orchestration.preparation import sessions
 
 
 @pytest.fixture
@@ -94,7 +103,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     held_out = dataset.read("queries/test")["text"][0].as_py()
     assert held_out.lower() not in [text.lower() for text in anchors]
     assert not [text for text in anchors if text.startswith("only once")]
-    assert not list(path.rglob(".*"))
+    assert [file.name for file in path.rglob(".*")] == [".lock"]
 
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
     monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 60_000)
@@ -123,6 +132,33 @@ def _share_of_loss_left(
     state = TrainState(encoder, optimizer, schedule, sources)
     losses = global_losses(list(train_steps(state, sampler, objective, 40)))
     return float(losses[-8:].mean() / losses[:8].mean())
+
+
+def test_a_part_of_a_log_has_as_few_texts_as_pairs(
+    cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [*Dataset(path).read("queries/train")["text"].to_pylist()[:2] * 2]
+    log = [(f"s{n // 2}", n, query) for n, query in enumerate(queries)]
+    log += [(f"alone {n}", n, f"only once {n}") for n in range(300)]
+    frame = pd.DataFrame(log, columns=["session_id", "time", "query"])
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    sizes = []
+
+    def recorded(tasks: Sequence[Task]) -> list[Any]:
+        for task in tasks:
+            if isinstance(task, partial) and task.func is weigh_anchors:
+                weighing, part = task.args
+                texts = staged_batches(weighing.staging, f"{weighing.side}-texts")
+                bounds = hash_range(part, task.keywords["num_parts"])
+                sizes.append(len(range_of(texts, NAMES, *bounds)))
+        return in_tasks(tasks)
+
+    monkeypatch.setattr(sessions, "in_tasks", recorded)
+    monkeypatch.setattr(edge_joining, "ROWS_PER_PART", 20)
+    settings = SessionSettings(min_support=2)
+    sessions.add_co_session(path, SessionLog(str(tmp_path / "log.csv"), ad_column=None), settings)
+    assert sum(sizes) > 300
+    assert max(sizes) < 60
 
 
 def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(

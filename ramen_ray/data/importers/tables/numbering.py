@@ -13,7 +13,7 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.tables.staging import part_file, read_part, write_findings
 from ramen_ray.data.prepared.hashing import find, hash_strings
-from ramen_ray.data.sources import Piece, lines_before, read_cell
+from ramen_ray.data.sources import Piece, first_byte, read_cell
 from ramen_ray.data.store.texts import normalized
 
 SUMMED = pa.schema(
@@ -152,8 +152,9 @@ def _unknown(piece: Piece, tables: UserTables, role: str, rows: Int64s) -> Findi
         f"{len(rows)} clicks name {'an ad' if role == 'ad' else 'a query'} that is not in"
         f" {listed}, such as {example!r}",
         "add what is missing, or leave these clicks out with skip_bad_rows",
-        row=lines_before(piece) + int(rows[0]),
+        row=int(rows[0]),
         column=column,
+        start=first_byte(piece),
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.findings import Finding, FirstFindings
 from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.sources import (
@@ -197,15 +197,20 @@ def part_file(folder: Path, kind: str, number: int) -> Path:
 
 
 def write_findings(folder: Path, name: str, findings: list[Finding]) -> None:
-    """Write a task's findings for :func:`read_findings`."""
+    """Write the first of a task's findings, and their number, for :func:`read_findings`."""
     if findings:
-        (folder / f"{name}.findings.json").write_text(json.dumps([asdict(f) for f in findings]))
+        content = asdict(FirstFindings.of(findings))
+        (folder / f"{name}.findings.json").write_text(json.dumps(content))
 
 
-def read_findings(folder: Path, names: str = "*") -> list[Finding]:
+def read_findings(folder: Path, names: str = "*") -> FirstFindings:
     """Collect the findings of the tasks whose names match the glob, in the order of their parts."""
     files = sorted(folder.glob(f"{names}.findings.json"))
-    return [Finding(**content) for file in files for content in json.loads(file.read_text())]
+    parts = (json.loads(file.read_text()) for file in files)
+    return FirstFindings.of_all(
+        FirstFindings(**{**part, "shown": [Finding(**shown) for shown in part["shown"]]})
+        for part in parts
+    )
 
 
 def new_part(
