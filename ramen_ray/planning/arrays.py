@@ -49,9 +49,12 @@ def walk_graph_bytes(nodes: int, anchors: int, edges: float) -> float:
     return (nodes + anchors) * pointer + edges * ends
 
 
-def walked_bytes(nodes: int, edges: float, top_k: int) -> float:
-    """What walks keep of one side; they visit about as many anchors as a node can reach."""
-    return csr_bytes(nodes, min(nodes * top_k, edges * top_k), LARGEST_INT32, is_weighted=True)
+def walked_bytes(sizes: Sizes, top_k: int) -> float:
+    """What walks keep of all sides; they visit about as many anchors as a node can reach."""
+    return sum(
+        csr_bytes(nodes, top_k * min(nodes, edges), LARGEST_INT32, is_weighted=True)
+        for nodes, edges, _ in sizes.sides
+    )
 
 
 def embedding_bytes(texts: float, dim: int) -> float:

@@ -26,7 +26,7 @@ def import_clicks(sizes: Sizes, cluster: Cluster) -> Need:
         memory=cost("ray_bytes") + HASHES_OF_A_NODE * max(sizes.queries, sizes.ads),
         disk=disk,
         scratch=disk,
-        network=_shared(3 * disk, cluster),
+        network=cluster.over_network(3 * disk),
     )
 
 
@@ -42,7 +42,7 @@ def import_edges(sizes: Sizes, cluster: Cluster) -> Need:
         memory=cost("ray_bytes") + 2 * (HASHES_OF_A_NODE + 8) * sizes.nodes,
         disk=disk,
         scratch=EDGE_PART * sizes.edges,
-        network=_shared(2 * disk + 2 * EDGE_PART * sizes.edges, cluster),
+        network=cluster.over_network(2 * disk + 2 * EDGE_PART * sizes.edges),
     )
 
 
@@ -55,7 +55,7 @@ def validate(sizes: Sizes, cluster: Cluster) -> Need:
         longest_s=in_tasks * cost("leaks_share") * seconds,
         serial_s=(not in_tasks) * seconds,
         memory=in_tasks * cost("ray_bytes") + KEYS + sum(_checked_bytes(sizes)),
-        network=_shared(_dataset_bytes(sizes), cluster),
+        network=cluster.over_network(_dataset_bytes(sizes)),
     )
 
 
@@ -72,7 +72,7 @@ def describe(sizes: Sizes, cluster: Cluster) -> Need:
         longest_s=validation.longest_s + in_tasks * counted,
         serial_s=validation.serial_s + (not in_tasks) * (counted + sampled),
         memory=validation.memory + max(counts + 8 * sizes.texts - sum(_checked_bytes(sizes)), 0),
-        network=_shared(2 * _dataset_bytes(sizes), cluster),
+        network=cluster.over_network(2 * _dataset_bytes(sizes)),
     )
 
 
@@ -96,7 +96,7 @@ def prepare(sizes: Sizes, cluster: Cluster) -> Need:
         memory=cost("ray_bytes") + KEYS + max(_checked_bytes(sizes)) + 16 * sizes.texts,
         disk=prepared,
         scratch=parts + rows,
-        network=_shared(2 * _dataset_bytes(sizes) + rows + 2 * parts + prepared, cluster),
+        network=cluster.over_network(2 * _dataset_bytes(sizes) + rows + 2 * parts + prepared),
     )
 
 
@@ -105,14 +105,7 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
 
     A hop reads a graph at random, so that it takes longer if the caches do not hold the graph.
     """
-    sides = [
-        (nodes, edges, graph.anchors)
-        for graph in sizes.graphs
-        for nodes, edges in (
-            (sizes.queries, sizes.query_edges(graph)),
-            (sizes.ads, sizes.ad_edges(graph)),
-        )
-    ]
+    sides = sizes.sides
     graphs = [arrays.walk_graph_bytes(nodes, anchors, edges) for nodes, edges, anchors in sides]
     mapped = sum(graphs)
     missed = [max(1 - cost("cache_bytes") / graph, 0) for graph in graphs]
@@ -120,7 +113,7 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
         nodes * (cost("walk_hop_s") + share * cost("walk_hop_missed_s"))
         for (nodes, _, _), share in zip(sides, missed, strict=True)
     )
-    walked = sum(arrays.walked_bytes(nodes, edges, top_k) for nodes, edges, _ in sides)
+    walked = arrays.walked_bytes(sizes, top_k)
     return Need(
         "walks",
         cpu_s=cost("walk_start_s") + hops_s,
@@ -129,7 +122,9 @@ def walk(sizes: Sizes, cluster: Cluster, num_hops: int, top_k: int) -> Need:
         mapped=mapped,
         disk=walked,
         scratch=mapped,
-        network=_shared(arrays.prepared_bytes(sizes) + mapped * cluster.count + walked, cluster),
+        network=cluster.over_network(
+            arrays.prepared_bytes(sizes) + mapped * cluster.count + walked
+        ),
     )
 
 
@@ -140,7 +135,7 @@ def co_session(events: int, cluster: Cluster) -> Need:
         cpu_s=cost("job_start_s") + events * cost("session_event_s"),
         memory=cost("ray_bytes") + cost("session_event_bytes") * events,
         scratch=EDGE_ROW * events,
-        network=_shared(2 * EDGE_ROW * events, cluster),
+        network=cluster.over_network(2 * EDGE_ROW * events),
     )
 
 
@@ -162,8 +157,3 @@ def _checked_bytes(sizes: Sizes) -> tuple[float, ...]:
 def _dataset_bytes(sizes: Sizes) -> float:
     texts = cost("dataset_text_bytes") * sizes.texts
     return texts + cost("dataset_edge_bytes") * sizes.edges + 8 * sizes.clicks
-
-
-def _shared(written_and_read: float, cluster: Cluster) -> float:
-    """Bytes that cross the network: none if one machine has everything."""
-    return written_and_read if cluster.count > 1 else 0.0

@@ -69,6 +69,10 @@ class Cluster:
         """Cores of all machines, as many as would be as fast at speed 1."""
         return self.machine.cores * self.machine.speed * self.count
 
+    def over_network(self, written_and_read: float) -> float:
+        """Return the bytes that cross the network: none if one machine has everything."""
+        return written_and_read if self.count > 1 else 0.0
+
 
 def parse_cluster(text: str, reference_s: float) -> Cluster:
     """Read ``NAME=COUNT``; NAME alone is one machine, and ``this`` is the present one.

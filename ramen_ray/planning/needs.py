@@ -12,7 +12,7 @@ class Need:
     Attributes:
         stage: its name.
         cpu_s: processor seconds at speed 1 that all cores of the cluster share.
-        longest_s: those of the longest task among them, which runs beside the others.
+        longest_s: those of the longest task, which runs beside the others and the GPUs.
         serial_s: processor seconds at speed 1 of one process, for which the others wait.
         gpu_s: seconds of a GPU, shared by all GPUs.
         serial_gpu_s: seconds of one GPU, for which the others wait.
@@ -53,9 +53,10 @@ class Need:
 
     def compute_hours(self, cluster: Cluster) -> float:
         """Hours that the cluster computes."""
-        shared = max(self.cpu_s / cluster.cores, self.longest_s / cluster.machine.speed)
-        seconds = shared + self.gpu_s / max(cluster.gpus, 1) + self.serial_gpu_s
-        return (seconds + self.serial_s / cluster.machine.speed) / 3600
+        speed = cluster.machine.speed
+        shared = self.cpu_s / cluster.cores + self.gpu_s / max(cluster.gpus, 1)
+        beside = max(shared, self.longest_s / speed)
+        return (beside + self.serial_gpu_s + self.serial_s / speed) / 3600
 
     def serial_hours(self, cluster: Cluster) -> float:
         """Hours for which one process or GPU works, whether or not the others wait for it."""

@@ -16,10 +16,9 @@ from ramen_ray.planning.data_stages import (
 from ramen_ray.planning.needs import Need
 from ramen_ray.planning.training_stages import (
     Training,
+    background,
     index,
-    mine_shortlists,
     pages_per_step,
-    prune,
     train,
 )
 
@@ -70,14 +69,12 @@ def make_plan(run: Training, session_events: int = 0) -> Plan:
     needs += [validate(sizes, cluster), describe(sizes, cluster), prepare(sizes, cluster)]
     if settings.enabled and sizes.graphs:
         needs.append(walk(sizes, cluster, settings.num_hops, settings.top_k))
-    needs.append(train(run))
-    needs += [need for need in (prune(run), mine_shortlists(run)) if need is not None]
-    return Plan(run, [*needs, index(run)])
+    return Plan(run, [*needs, train(run), *background(run), index(run)])
 
 
 def what_breaks(plan: Plan) -> list[str]:
     """Say which limits of the machines, or of this program, a plan exceeds."""
-    return [*_too_large(plan), *_too_slow(plan), *_too_many(plan)]
+    return [*_too_large(plan), *_too_slow(plan), *_without_gpus(plan), *_too_many(plan)]
 
 
 def _too_large(plan: Plan) -> Iterator[str]:
@@ -143,6 +140,22 @@ def _too_slow(plan: Plan) -> Iterator[str]:
             )
 
 
+def _without_gpus(plan: Plan) -> Iterator[str]:
+    """Name background tasks that take longer than training, and have no share of a GPU."""
+    run, roomy = plan.run, plan.run.with_room_for_tasks()
+    if run.gpu_of_task == roomy.gpu_of_task:
+        return
+    training = plan.need("training").hours(run.cluster)
+    for on_cpus, on_gpus in zip(background(run), background(roomy), strict=True):
+        hours = on_cpus.hours(run.cluster)
+        if hours > max(training, 1.0):
+            yield (
+                f"{on_cpus.stage}: {_hours(hours)}, longer than training ({_hours(training)}), on "
+                f"CPUs, since the workers leave no quarter of a GPU; set --workers.gpus-per-worker "
+                f"{roomy.config.workers.gpus_per_worker:g} for {_hours(on_gpus.hours(run.cluster))}"
+            )
+
+
 def _too_many(plan: Plan) -> Iterator[str]:
     sizes = plan.run.sizes
     counts = {"queries": sizes.queries, "ads": sizes.ads}
@@ -150,6 +163,10 @@ def _too_many(plan: Plan) -> Iterator[str]:
     for what, count in counts.items():
         if count > LARGEST_INT32:
             yield f"ids: {count:,} {what} do not fit into 4 bytes, so edges take twice the room"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g} hours" if hours < 10 else f"{hours:,.0f} hours"
 
 
 def _gb(size: float) -> str:

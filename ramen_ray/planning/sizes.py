@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ramen_ray.planning.machines import PlanError
 
@@ -36,6 +36,14 @@ class Graph:
     anchors: int
     per_query: float
     per_ad: float
+
+
+class Side(NamedTuple):
+    """One side of an anchor set: queries or ads, their edges, and the set's anchors."""
+
+    nodes: int
+    edges: float
+    anchors: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,19 @@ class Sizes:
     @property
     def edges(self) -> float:
         """Edges of all sets and both sides."""
-        return sum(self.query_edges(graph) + self.ad_edges(graph) for graph in self.graphs)
+        return sum(side.edges for side in self.sides)
+
+    @property
+    def sides(self) -> list[Side]:
+        """Both sides of every set."""
+        return [
+            Side(nodes, edges, graph.anchors)
+            for graph in self.graphs
+            for nodes, edges in (
+                (self.queries, self.query_edges(graph)),
+                (self.ads, self.ad_edges(graph)),
+            )
+        ]
 
     def query_edges(self, graph: Graph) -> float:
         """Edges of a set's query side."""

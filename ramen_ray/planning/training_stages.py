@@ -1,9 +1,9 @@
 """Needs of training and of what is made while it goes on: pruned graphs, shortlists, the index."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ramen_ray.config import RunConfig
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.index import (
     MOST_FLAT_ADS,
     SAMPLED_ADS_PER_CELL,
@@ -25,9 +25,14 @@ FLOAT = 4
 STATES = 16  # bytes of a weight, its gradient and two moments
 SAVED_STATES = 12  # without the gradient
 WIDTH = 384  # of the embeddings that unit costs were measured with
-ACTIVATIONS = 34  # bytes of a token, layer and unit of width (Korthikanti et al. 2022)
+# Bytes of a token, layer and unit of width that are saved for backward, measured on a CPU with
+# saved_tensors_hooks on two layers of MiniLM's width: 67 in fp32, 55 to 59 under bf16 autocast,
+# where norms and residuals stay fp32.
+ACTIVATIONS_FP32, ACTIVATIONS_BF16 = 67, 60
+GPU_OF_TASK = 0.25  # what Ray gives a background task of a GPU, if the workers leave as much
 PAGE = 4096
 PAGES_OF_A_TEXT = 4  # its offset, its tokens, its hash, and a node's edges
+RESULTS = 2  # of a background task that are kept
 K_MEANS_ITERATIONS = 10  # faiss's for the cells of an index
 CHECKPOINTS = 3
 NUMBERED_TEXT = 40  # bytes, while equal texts are found
@@ -60,6 +65,22 @@ class Training:
         return bool(self.cluster.gpus) and self.encoder.layers > 0
 
     @property
+    def gpu_of_worker(self) -> float:
+        """Share of a GPU's rate that a worker computes with; 0 is for CPUs."""
+        return float(self.on_gpu)
+
+    @property
+    def gpu_of_task(self) -> float:
+        """The same of a background task: CPUs, unless the workers leave Ray a share for it."""
+        has_room = self.config.workers.gpus_per_worker + GPU_OF_TASK <= 1
+        return GPU_OF_TASK if self.on_gpu and has_room else 0.0
+
+    def with_room_for_tasks(self) -> "Training":
+        """Return the same run, whose workers leave a share of each GPU."""
+        changes = {"workers.gpus_per_worker": 1 - GPU_OF_TASK}
+        return replace(self, config=overlay(self.config, changes))
+
+    @property
     def num_workers(self) -> int:
         """Workers of the run."""
         return self.cluster.gpus if self.on_gpu else self.cluster.count
@@ -82,22 +103,30 @@ class Training:
         """What a step draws, encodes and compares."""
         return batch_of(self.config, self.sizes)
 
-    def encoding(self, texts: float, is_training: bool) -> tuple[float, float]:
-        """Return processor seconds and GPU seconds that encode ``texts``."""
+    def encoding(self, texts: float, gpu: float, is_training: bool = False) -> tuple[float, float]:
+        """Return processor seconds and GPU seconds that encode ``texts``.
+
+        Args:
+            texts: how many.
+            gpu: share of a GPU's rate; 0 encodes on CPUs.
+            is_training: whether gradients are computed too.
+        """
         operations = self.encoder.operations(texts, self.sizes.tokens, is_training)
-        if self.on_gpu:
-            rate = self.cluster.machine.gpu_bf16 * cost("gpu_share")
-            return 0.0, operations / rate
+        if gpu:
+            return 0.0, operations / (gpu * self.cluster.machine.gpu_bf16 * cost("gpu_share"))
         by_token = texts * cost("encode_bag_text_s") if not self.encoder.layers else 0.0
         return by_token + operations / cost("core_operations"), 0.0
 
 
 def train(run: Training) -> Need:
-    """All steps: drawing, encoding, products, updates, and the exchange of gradients."""
+    """All steps: drawing, encoding, products, updates, and the exchange of gradients.
+
+    While GPUs compute a step, a thread draws the next one; a CPU does one after the other.
+    """
     batch = run.batch
     if run.encoder.layers:
         drawn = run.steps * batch.drawn * cost("draw_text_s")
-        cpu_s, gpu_s = run.encoding(run.steps * batch.distinct, is_training=True)
+        cpu_s, gpu_s = run.encoding(run.steps * batch.distinct, run.gpu_of_worker, is_training=True)
     else:
         drawn, gpu_s = 0.0, 0.0  # steps were measured whole
         step_s = batch.distinct * cost("bag_text_s") + batch.pairs * cost("bag_pair_s")
@@ -106,23 +135,50 @@ def train(run: Training) -> Need:
     return Need(
         "training",
         cpu_s=cpu_s,
-        serial_s=drawn,
+        longest_s=drawn if run.on_gpu else 0.0,
+        serial_s=0.0 if run.on_gpu else drawn,
         gpu_s=gpu_s,
         memory=cost("ray_bytes") + _order_bytes(run) + (0.0 if run.on_gpu else states),
-        mapped=arrays.prepared_bytes(run.sizes),
+        mapped=_mapped_bytes(run),
         gpu_memory=states if run.on_gpu else 0.0,
         disk=CHECKPOINTS * _saved_bytes(run),
         network=_exchanged_bytes(run, batch.drawn),
     )
 
 
+def _mapped_bytes(run: Training) -> float:
+    """The prepared arrays, graphs besides, and the shortlists in use."""
+    lists = _lists_bytes(run) if _minings(run) else 0.0
+    return arrays.prepared_bytes(run.sizes) + sum(_graphs_besides(run)) + lists
+
+
+def _graphs_besides(run: Training) -> list[float]:
+    """Bytes of the graphs beside the dataset's own: walked, and pruned, at most.
+
+    What a run draws from is the last of them, but the edges of the others are no negatives either.
+    """
+    walked = [_graph_bytes(run)] if run.config.walk.enabled else []
+    return walked + ([_graph_bytes(run)] if _prunings(run) else [])
+
+
+def _graph_bytes(run: Training) -> float:
+    """The graph that a run begins with: walked, or the dataset's own."""
+    sizes, walk = run.sizes, run.config.walk
+    if walk.enabled:
+        return arrays.walked_bytes(sizes, walk.top_k)
+    return sum(arrays.graph_bytes(sizes, graph, is_weighted=True) for graph in sizes.graphs)
+
+
 def _exchanged_bytes(run: Training, texts: float) -> float:
-    """Gradients to all others and back, embeddings of all texts, and what each machine maps."""
-    others = run.cluster.count - 1
-    gradients = 2 * others * FLOAT * run.encoder.weights
-    embeddings = others * texts * run.encoder.dim * FLOAT
-    read = arrays.prepared_bytes(run.sizes) * run.cluster.count if others else 0.0
-    return run.steps * (gradients + embeddings) + read
+    """Gradients and embeddings, between machines, and what each machine maps.
+
+    Embeddings go to all others. The gradients of all of them are summed over the workers, as those
+    of the weights are, which is there and back.
+    """
+    others, embeddings = run.cluster.count - 1, texts * run.encoder.dim
+    numbers = embeddings + 2 * (embeddings + run.encoder.weights)
+    mapped = run.cluster.over_network(run.cluster.count * _mapped_bytes(run))
+    return run.steps * others * FLOAT * numbers + mapped
 
 
 def _saved_bytes(run: Training) -> float:
@@ -135,7 +191,8 @@ def _saved_bytes(run: Training) -> float:
 def _state_bytes(run: Training, texts: float) -> float:
     """What a worker holds: weights and moments, activations, classifiers, queries to cluster."""
     encoder, parts = run.encoder, run.config.base.parts
-    per_token = ACTIVATIONS * encoder.layers * encoder.dim
+    saved = ACTIVATIONS_BF16 if run.on_gpu else ACTIVATIONS_FP32
+    per_token = saved * encoder.layers * encoder.dim
     held = STATES * encoder.weights + per_token * texts * run.sizes.tokens / run.num_workers
     if parts.heads == "classifier":
         shares = run.num_workers if run.config.classifier.sharded else 1
@@ -145,17 +202,29 @@ def _state_bytes(run: Training, texts: float) -> float:
     return held
 
 
-def prune(run: Training) -> Need | None:
-    """Prune the graph as often as the schedule says; None if it never does."""
+def background(run: Training) -> list[Need]:
+    """What is made from checkpoints while training goes on."""
+    return [need for need in (prune(run), mine_shortlists(run)) if need is not None]
+
+
+def _prunings(run: Training) -> int:
+    """How often the graph is pruned."""
     settings, epochs = run.config.pruning, run.config.training.epochs
     if settings.mode == "never" or epochs <= settings.warmup_epochs or not run.sizes.graphs:
+        return 0
+    return 1 + (epochs - 1 - settings.warmup_epochs) // settings.every_epochs
+
+
+def prune(run: Training) -> Need | None:
+    """Prune the graph as often as the schedule says; None if it never does."""
+    times = _prunings(run)
+    if not times:
         return None
-    times = 1 + (epochs - 1 - settings.warmup_epochs) // settings.every_epochs
     sizes, encoder, walk = run.sizes, run.encoder, run.config.walk
     edges = sizes.edges
     if walk.enabled:
         edges = min(edges * walk.top_k, sizes.nodes * walk.top_k * len(sizes.graphs))
-    cpu_s, gpu_s = run.encoding(sizes.texts, is_training=False)
+    cpu_s, gpu_s = run.encoding(sizes.texts, run.gpu_of_task)
     embeddings = arrays.embedding_bytes(sizes.texts, encoder.dim)
     serial = sizes.texts * cost("number_text_s") + edges * _wide(run) * cost("prune_edge_s")
     return Need(
@@ -165,17 +234,22 @@ def prune(run: Training) -> Need | None:
         gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + NUMBERED_TEXT * sizes.texts,
         mapped=embeddings,
-        disk=2 * (12 * edges + 8 * sizes.nodes),
+        disk=RESULTS * _graph_bytes(run),
         scratch=embeddings,
-        network=(2 * times * embeddings) if run.cluster.count > 1 else 0.0,
+        network=run.cluster.over_network(2 * times * embeddings),
     )
+
+
+def _minings(run: Training) -> int:
+    """How often shortlists are made."""
+    base, epochs = run.config.base, run.config.training.epochs
+    return 0 if base.parts.hard_negatives == "none" else (epochs - 1) // base.refresh_every
 
 
 def mine_shortlists(run: Training) -> Need | None:
     """Search all ads for every train query each time; None if the base makes no shortlists."""
-    base, epochs = run.config.base, run.config.training.epochs
-    times = (epochs - 1) // base.refresh_every
-    if base.parts.hard_negatives == "none" or not times:
+    times = _minings(run)
+    if not times:
         return None
     of_ads = FLOAT * run.sizes.ads * run.encoder.dim
     is_sharded = of_ads > run.config.workers.gb_per_shard * 1e9
@@ -183,11 +257,12 @@ def mine_shortlists(run: Training) -> Need | None:
 
 
 def _search_in_one_task(run: Training, times: int) -> Need:
-    sizes, machine = run.sizes, run.cluster.machine
-    cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
+    sizes, gpu = run.sizes, run.gpu_of_task
+    cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, gpu)
     index = 2 * FLOAT * sizes.ads * run.encoder.dim
-    if run.on_gpu:
-        gpu_s += _products(run, sizes.queries) / (machine.gpu_fp32 * cost("gpu_search_share"))
+    if gpu:
+        rate = gpu * run.cluster.machine.gpu_fp32 * cost("gpu_search_share")
+        gpu_s += _products(run, sizes.queries) / rate
     else:
         cpu_s += _search_s(run, 1)
     return Need(
@@ -195,9 +270,9 @@ def _search_in_one_task(run: Training, times: int) -> Need:
         serial_s=times * cpu_s / run.threads_of_search,
         serial_gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + index,
-        gpu_memory=index / 2 if run.on_gpu else 0.0,
-        disk=_lists_bytes(run),
-        network=_of_several(times * arrays.token_bytes(sizes.nodes, sizes.tokens), run.cluster),
+        gpu_memory=index / 2 if gpu else 0.0,
+        disk=RESULTS * _lists_bytes(run),
+        network=run.cluster.over_network(times * arrays.token_bytes(sizes.nodes, sizes.tokens)),
     )
 
 
@@ -209,7 +284,7 @@ def _search_in_shards(run: Training, times: int) -> Need:
     lie in Ray's store and, as it is small, on the machines' own disks.
     """
     sizes, cluster, dim = run.sizes, run.cluster, run.encoder.dim
-    cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, is_training=False)
+    cpu_s, gpu_s = run.encoding(sizes.queries + sizes.ads, run.gpu_of_task)
     of_ad = FLOAT * dim if _is_exact(run) else short_code_bytes(dim)
     shards = math.ceil(sizes.ads * of_ad / (run.config.workers.gb_per_shard * 1e9))
     actor = SHARD_BYTES + sizes.ads * of_ad / shards
@@ -229,11 +304,11 @@ def _search_in_shards(run: Training, times: int) -> Need:
         cpu_s=times * (cpu_s + waiting * _search_s(run, shards)),
         gpu_s=times * gpu_s,
         memory=cost("ray_bytes") + working * math.ceil(together / cluster.count),
-        disk=_lists_bytes(run),
+        disk=RESULTS * _lists_bytes(run),
         scratch=ads + codes + queries + spilled,
         spilled=spilled,
-        network=_of_several(
-            times * (2 * (ads + codes) + (1 + shards) * queries + shards * found), cluster
+        network=cluster.over_network(
+            times * (2 * (ads + codes) + (1 + shards) * queries + shards * found)
         ),
     )
 
@@ -291,13 +366,14 @@ def _products(run: Training, queries: int) -> float:
 
 
 def _lists_bytes(run: Training) -> float:
-    return 2 * FLOAT * run.sizes.queries * run.config.base.parts.shortlist_size
+    """Ids of the ads of all queries' shortlists, in int32."""
+    return FLOAT * run.sizes.queries * run.config.base.parts.shortlist_size
 
 
 def index(run: Training) -> Need:
     """Embed all ads and build the retriever's index, in one process that has all cores."""
     sizes, encoder = run.sizes, run.encoder
-    cpu_s, gpu_s = run.encoding(sizes.ads, is_training=False)
+    cpu_s, gpu_s = run.encoding(sizes.ads, run.gpu_of_worker)
     kind = choose_kind(sizes.ads)
     added = sizes.ads * _wide(run) * cost(f"index_{kind}_ad_s")
     seconds = cpu_s + added + (_cells_s(run, sizes.ads) if kind == "ivf_pq" else 0.0)
@@ -312,13 +388,15 @@ def index(run: Training) -> Need:
         memory=sample + (most_in_memory if is_in_parts else size),
         disk=size,
         scratch=size * is_in_parts,
-        network=_of_several((1 + 2 * is_in_parts) * size, run.cluster),
+        network=run.cluster.over_network((1 + 2 * is_in_parts) * size),
     )
 
 
 def pages_per_step(run: Training) -> float:
     """Bytes of pages that a step's draws touch if no page is in memory."""
-    return run.batch.drawn * PAGE * PAGES_OF_A_TEXT
+    of_a_text = PAGES_OF_A_TEXT + len(_graphs_besides(run))
+    lists = run.config.training.global_batch_size if _minings(run) else 0
+    return PAGE * (run.batch.drawn * of_a_text + lists)
 
 
 def _order_bytes(run: Training) -> float:
@@ -326,7 +404,3 @@ def _order_bytes(run: Training) -> float:
     per_machine = max(run.num_workers // run.cluster.count, 1)
     linked = 8 * run.sizes.nodes * len(run.sizes.graphs)
     return per_machine * (linked + 8 * run.sizes.queries + 24 * run.sizes.queries / run.num_workers)
-
-
-def _of_several(written_and_read: float, cluster: Cluster) -> float:
-    return written_and_read if cluster.count > 1 else 0.0

@@ -13,7 +13,7 @@ import torch
 from conftest import RunHere
 from numpy.typing import NDArray
 from support import node_edges, prepare_in_process, query_table, text_table
-from transformers import DistilBertConfig, DistilBertModel
+from transformers import BertConfig, BertModel, BertTokenizer, DistilBertConfig, DistilBertModel
 
 from jobs import plan as plan_job
 from ramen_ray.config import EncoderConfig, overlay
@@ -21,6 +21,9 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.graph.walk import WalkGraph
+from ramen_ray.method.model.encoder import TransformerEncoder
+from ramen_ray.method.model.packing import packed
+from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch, Sources
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -228,6 +231,154 @@ def _run(queries: int, machine: Machine, count: int, **changes: object) -> Train
     return Training(sizes, ENCODERS["distilbert"], config, Cluster(machine, count))
 
 
+LEAVING_A_QUARTER = {"workers.gpus_per_worker": 0.75}
+TEXT = 8 * (2 * 42_527_232 + 4 * 6 * 768 * 8)
+"""Operations on a text of 8 tokens, by DistilBERT."""
+
+
+@pytest.mark.parametrize(("gpus_per_worker", "on_gpu"), [(1.0, False), (0.76, False), (0.75, True)])
+def test_tasks_have_a_quarter_of_a_gpu_if_the_workers_leave_it(
+    gpus_per_worker: float, on_gpu: bool
+) -> None:
+    run = _run(100_000, WITH_GPU, 4, **{"workers.gpus_per_worker": gpus_per_worker})
+    plan, gpu = make_plan(run), 1e14 * cost("gpu_share")
+    pruning, shortlists = plan.need("pruning"), plan.need("shortlists")
+    times, texts = 1, 300_000
+    on_cpus, on_gpus = TEXT / cost("core_operations"), TEXT / (0.25 * gpu)
+    assert pruning.cpu_s == pytest.approx(0 if on_gpu else times * texts * on_cpus)
+    assert pruning.gpu_s == pytest.approx(times * texts * on_gpus if on_gpu else 0)
+    times, texts, products = 2, 200_000, 2 * 1e5 * 1e5 * 768
+    rate = 0.25 * 2e13 * cost("gpu_search_share") if on_gpu else cost("core_search_operations")
+    seconds = times * (texts * (on_gpus if on_gpu else on_cpus) + products / rate)
+    assert shortlists.serial_gpu_s == pytest.approx(seconds if on_gpu else 0)
+    assert shortlists.serial_s == pytest.approx(0 if on_gpu else seconds)
+    assert shortlists.gpu_memory == (1e5 * 768 * 4 if on_gpu else 0)
+    assert plan.need("index of the ads").serial_gpu_s == pytest.approx(1e5 * TEXT / gpu)
+
+
+def test_a_plan_says_which_tasks_would_be_shorter_on_a_gpu() -> None:
+    def said(machine: Machine, encoder: str = "distilbert", **changes: object) -> str:
+        run = replace(_run(1_000_000, machine, 1, **changes), encoder=ENCODERS[encoder])
+        return "\n".join(what_breaks(make_plan(run)))
+
+    cluster = Cluster(WITH_GPU, 1)
+    whole, less = (
+        make_plan(_run(1_000_000, WITH_GPU, 1, **changes)) for changes in ({}, LEAVING_A_QUARTER)
+    )
+    slow, training, fast = (
+        plan.need(stage).hours(cluster)
+        for plan, stage in ((whole, "shortlists"), (whole, "training"), (less, "shortlists"))
+    )
+    assert 1 < training < 10 < slow
+    assert fast < 1
+    assert (
+        f"shortlists: {slow:.0f} hours, longer than training ({training:.2g} hours), on CPUs, "
+        f"since the workers leave no quarter of a GPU; set --workers.gpus-per-worker 0.75 for "
+        f"{fast:.2g} hours"
+    ) in said(WITH_GPU)
+    advice = "gpus-per-worker"
+    assert advice not in said(WITH_GPU, **LEAVING_A_QUARTER)
+    assert advice not in said(SMALL)
+    assert advice not in said(WITH_GPU, "bag")
+
+
+def test_training_maps_all_graphs_and_the_shortlists() -> None:
+    """Per set and side, 8 bytes a node, and 12 an edge: at most 10 of a node after walks."""
+
+    def mapped(**changes: object) -> float:
+        run = _run(1000, SMALL, 1, **{"training.global_batch_size": 100, **changes})
+        return make_plan(run).need("training").mapped - arrays.prepared_bytes(run.sizes)
+
+    walks, pruning = {"walk.enabled": True}, {"pruning.mode": "synchronous"}
+    no_walks, no_pruning = {"walk.enabled": False}, {"pruning.mode": "never"}
+    no_lists = {"base.kind": "in_batch"}
+    walked, own, lists = 2 * (8_000 + 120_000), 2 * (8_000 + 60_000), 4 * 1000 * 100
+    assert mapped(**no_walks, **no_pruning, **no_lists) == 0
+    assert mapped(**no_walks, **no_pruning) == lists
+    assert mapped(**walks, **no_pruning, **no_lists) == walked
+    assert mapped(**no_walks, **pruning, **no_lists) == own
+    assert mapped(**walks, **pruning) == 2 * walked + lists
+    assert mapped(**walks, **pruning, **{"training.epochs": 4}) == walked  # nothing is made yet
+
+
+def test_pages_of_a_step_are_those_of_texts_graphs_and_shortlists() -> None:
+    run = _run(100_000, SMALL, 2)
+    texts = 1024 * (1 + 2) + 2 * 1024  # queries, ads and hard negatives, anchors of both
+    assert training_stages.pages_per_step(run) == 4096 * (texts * (4 + 2) + 1024)
+
+
+def test_machines_exchange_embeddings_and_two_kinds_of_gradients() -> None:
+    run = _run(100_000, WITH_GPU, 4)
+    training = make_plan(run).need("training")
+    steps, texts = 12 * (100_000 // 1024), 5 * 1024
+    ring = 3 / 4  # of an array, that a machine sends to reduce it, or to gather it
+    gathered = 4 * ring * texts * 768 * 4
+    reduced = 4 * 2 * ring * 4 * (texts * 768 + 42_527_232 + 23_835_648)
+    assert training.network == pytest.approx(steps * (gathered + reduced) + 4 * training.mapped)
+
+
+def test_on_a_gpu_drawing_and_computing_overlap() -> None:
+    def training(machine: Machine, count: int) -> tuple[Need, Cluster]:
+        run = _run(1_000_000, machine, count)
+        return make_plan(run).need("training"), run.cluster
+
+    steps = 12 * (1_000_000 // 1024)
+    drawn = steps * 5 * 1024 * cost("draw_text_s") / 3600
+    for count in (1, 1000):
+        need, cluster = training(WITH_GPU, count)
+        computed = need.gpu_s / count / 3600
+        assert need.compute_hours(cluster) == pytest.approx(max(drawn, computed))
+        assert (computed > drawn) == (count == 1)
+        assert need.serial_hours(cluster) == pytest.approx(drawn)
+    need, cluster = training(SMALL, 2)
+    assert need.compute_hours(cluster) == pytest.approx(need.cpu_s / 8 / 3600 + drawn)
+
+
+@pytest.mark.parametrize("use_bf16", [False, True])
+def test_activations_are_those_that_torch_saves(use_bf16: bool) -> None:
+    """Two layers of MiniLM's width on a CPU, whose eager attention under bf16 saves most."""
+    config = BertConfig(
+        vocab_size=100,
+        hidden_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=12,
+        intermediate_size=1536,
+    )
+    tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3})
+    encoder = TransformerEncoder(BertModel(config, add_pooling_layer=False), tokenizer)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
+    shapes = {size for one in encoder.parameters() for size in (one.shape, one.shape[::-1])}
+    lengths = np.full(400, 8)
+    texts = TokenBatch(np.arange(lengths.sum()) % 100, lengths)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights and tensor.shape not in shapes:  # autocast's copies of weights
+            saved[place] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=use_bf16):
+        encoder(texts)
+    tokens = sum(pack.token_ids.size for pack in packed(texts))
+    found = sum(one.untyped_storage().nbytes() for one in saved.values()) / (tokens * 384 * 2)
+    stages = training_stages
+    planned = stages.ACTIVATIONS_BF16 if use_bf16 else stages.ACTIVATIONS_FP32
+    assert found == pytest.approx(planned, rel=0.12)
+
+
+def test_activations_are_planned_by_what_trains() -> None:
+    """Weights with gradients and moments; five texts a query, of 8 tokens; six layers of 768."""
+    weights, tokens = 16 * (42_527_232 + 23_835_648), 1024 * 5 * 8
+    on_gpus = make_plan(_run(100_000, WITH_GPU, 4)).need("training")
+    on_cpus = make_plan(_run(100_000, SMALL, 4)).need("training")
+    assert on_gpus.gpu_memory == pytest.approx(weights + 60 * 6 * 768 * tokens / 4)
+    order = 8 * 200_000 + 8 * 100_000 + 24 * 25_000
+    states = on_cpus.memory - cost("ray_bytes") - order
+    assert states == pytest.approx(weights + 67 * 6 * 768 * tokens / 4)
+
+
 def test_more_machines_shorten_what_they_share_and_nothing_else() -> None:
     one, four = (make_plan(_run(1_000_000, SMALL, count)) for count in (1, 4))
     hours = {
@@ -295,7 +446,8 @@ def test_hours_are_about_those_that_were_measured() -> None:
 
 def test_more_ads_than_one_process_holds_are_searched_in_shards() -> None:
     def shortlists(queries: int, count: int, gb_per_shard: float) -> Need:
-        run = _run(queries, WITH_GPU, count, **{"workers.gb_per_shard": gb_per_shard})
+        changes = {"workers.gb_per_shard": gb_per_shard, **LEAVING_A_QUARTER}
+        run = _run(queries, WITH_GPU, count, **changes)
         return make_plan(run).need("shortlists")
 
     of_ad, code = 768 * 4, 768 + 768 / 8 + 8
@@ -326,24 +478,31 @@ def test_what_does_not_fit_the_machines_own_disks() -> None:
 def test_a_wider_encoder_searches_longer() -> None:
     def searched(encoder: str) -> float:
         run = replace(_run(2_000_000, SMALL, 1), encoder=ENCODERS[encoder])
-        encoding, _ = run.encoding(4_000_000, is_training=False)
+        encoding, _ = run.encoding(4_000_000, gpu=0)
         return make_plan(run).need("shortlists").serial_s / 2 - encoding
 
     assert searched("distilbert") == pytest.approx(2 * searched("minilm"))
 
 
-def test_sizes_of_a_search_are_those_of_the_code() -> None:
+def test_sizes_are_those_of_the_code() -> None:
     from ramen_ray.method.retrieval import shortlists
     from ramen_ray.orchestration import search
+    from ramen_ray.orchestration.background import task
+    from ramen_ray.orchestration.cluster import resources
     from ramen_ray.orchestration.preparation import description
 
+    assert training_stages.GPU_OF_TASK == resources.GPU_SHARE
+    assert training_stages.RESULTS == task.NUM_KEPT
     assert training_stages.SHARD_BYTES == search.BYTES_BESIDES
     assert training_stages.SAMPLED_QUERIES == shortlists.SAMPLED_QUERIES
     assert data_stages.SAMPLED_TEXTS == description.TEXTS_PER_TABLE
 
 
 def test_costs_grow_with_the_sizes() -> None:
-    plans = [make_plan(_run(count, WITH_GPU, 2), count) for count in (10**6, 10**7, 10**8)]
+    plans = [
+        make_plan(_run(count, WITH_GPU, 2, **LEAVING_A_QUARTER), count)
+        for count in (10**6, 10**7, 10**8)
+    ]
     for smaller, larger in pairwise(plans):
         for before, after in zip(smaller.needs, larger.needs, strict=True):
             assert before.stage == after.stage
@@ -366,7 +525,7 @@ def test_the_schedule_decides_what_is_made() -> None:
 
 
 def test_what_breaks_names_the_stage_and_both_figures() -> None:
-    assert what_breaks(make_plan(_run(100_000, WITH_GPU, 1))) == []
+    assert what_breaks(make_plan(_run(100_000, WITH_GPU, 1, **LEAVING_A_QUARTER))) == []
     said = "\n".join(what_breaks(make_plan(_run(700_000_000, WITH_GPU, 8))))
     for words in (
         "pruning: a machine's processes need",
@@ -377,7 +536,8 @@ def test_what_breaks_names_the_stage_and_both_figures() -> None:
     ):
         assert words in said
     assert "ids:" not in said
-    in_one_task = _run(20_000_000, WITH_GPU, 1, **{"workers.gb_per_shard": 100.0})
+    one_shard = {"workers.gb_per_shard": 100.0}
+    in_one_task = _run(20_000_000, WITH_GPU, 1, **one_shard, **LEAVING_A_QUARTER)
     assert "shortlists: 61.4 GB on a GPU, which has 25.8 GB" in what_breaks(make_plan(in_one_task))
     said = "\n".join(what_breaks(make_plan(_run(3_000_000_000, WITH_GPU, 8))))
     assert "ids: 3,000,000,000 queries do not fit into 4 bytes" in said
