@@ -54,7 +54,7 @@ def main() -> None:
     print(f"command: {training_command(config)}")
     imports = Thread(target=_import_slow_ones)
     imports.start()  # takes about as long as starting Ray
-    start_ray()
+    start_ray(for_ray_train=config.workers.num_workers > 1)
     imports.join()
     result = _train_beside_base(config) if job.with_base else _train(config)
     from ramen_ray.tracking.runs import ui_command

@@ -67,7 +67,7 @@ def died_too_often(max_failures: int, failure: Exception) -> ClusterError:
     )
 
 
-def start_ray(show_workers: bool = True) -> None:
+def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
     Ray's usage reporting is off. Train's controller polls its workers twice a second, so that it
@@ -75,6 +75,8 @@ def start_ray(show_workers: bool = True) -> None:
 
     Args:
         show_workers: show the output of tasks and workers.
+        for_ray_train: start a dashboard, too, which Ray Train's actors ask about each other. It is
+            a dozen processes, which small machines had better do without.
 
     Raises:
         ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token; or Ray
@@ -98,7 +100,10 @@ def start_ray(show_workers: bool = True) -> None:
         try:
             with kept_handler(signal.SIGTERM), _known_dashboard() as port:
                 joined = ray.init(
-                    logging_level=logging.WARNING, log_to_driver=show_workers, dashboard_port=port
+                    logging_level=logging.WARNING,
+                    log_to_driver=show_workers,
+                    include_dashboard=for_ray_train,
+                    dashboard_port=port,
                 )
         except Exception as error:  # Ray has no class for its own start that takes too long
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
@@ -122,8 +127,8 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
 def _known_dashboard() -> Iterator[int]:
     """Choose the dashboard's port, and tell the processes of a cluster that starts in the block.
 
-    Ray Train's actors ask the dashboard about each other. If they have to look for it, they fail
-    on a machine on which other jobs have started a Ray of their own.
+    If Ray Train's actors have to look for it, they fail on a machine on which other jobs have
+    started a Ray of their own.
     """
     before = os.environ.get(DASHBOARD_ADDRESS)
     with socket.socket() as held:

@@ -69,7 +69,7 @@ def combine(settings: CombineSettings) -> CombineResult:
     config, dataset = finished.config, finished.dataset
     siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
     tokenizer = encoder_tokenizer(config.encoder)
-    start_ray()
+    start_ray(for_ray_train=True)
     check_resources(settings.workers)
     data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
     model = load_model(finished.model, part=finished.part)

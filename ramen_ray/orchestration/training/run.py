@@ -80,7 +80,7 @@ def fit(
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
-                start_ray()
+                start_ray(for_ray_train=config.workers.num_workers > 1)
                 if not nested:  # else its sweep or ablation did, whose other runs hold CPUs
                     check_resources(config.workers)
             logger.info("data:    %s", dataset.path)

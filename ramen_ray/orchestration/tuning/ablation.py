@@ -79,7 +79,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
     directory.path.mkdir(parents=True, exist_ok=True)
-    start_ray(show_workers=False)
+    start_ray(show_workers=False, for_ray_train=True)
     check_resources(config.workers)
     data = prepare(dataset, output / "prepared", tokenizer)
     propagated = propagated_dataset(config, dataset)

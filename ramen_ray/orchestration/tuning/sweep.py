@@ -127,7 +127,8 @@ def sweep(
     plan = _plan(config, settings, distributions, dataset)
     name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
     with _held_directory(output / "sweeps" / name, plan) as directory:
-        start_ray(show_workers=False)  # a trial that is stopped early prints a traceback
+        # a trial that is stopped early prints a traceback
+        start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
         known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, name, output, known)

@@ -49,7 +49,7 @@ def test_another_worker_goes_on_where_one_died(
         return (tmp_path / "begun").stat().st_size
 
     assert train(die_twice) == 3
-    assert caplog.text.count("the worker has died, another one goes on: ") == 2
+    assert caplog.text.count("the worker has failed, another one goes on: ") == 2
 
 
 def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
