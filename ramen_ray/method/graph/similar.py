@@ -45,7 +45,8 @@ class SimilarSettings:
         top_k: Largest number of anchors of a node.
         min_similarity: Texts with a lower cosine are not linked.
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
-            texts that differ only in case, punctuation or white space.
+            texts that differ only in case, white space or punctuation. Symbols such as + are no
+            punctuation, but # is: C++ is not C, and C# is.
         max_length: Tokens of a text that an encoder reads.
         protocol: strict leaves out edges that join a held-out query to its answer; as-published
             keeps them.
@@ -70,8 +71,12 @@ class SimilarSettings:
 
 
 def plain_hashes(texts: pa.StringArray) -> UInt64s:
-    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal."""
-    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
+    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal.
+
+    Left are what Unicode calls letters, numbers, symbols (such as + and $), and marks, among them
+    the vowels of Hindi and Thai.
+    """
+    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{M}\p{N}\p{S}]+", "")
     return hash_strings(plain)
 
 

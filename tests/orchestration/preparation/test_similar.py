@@ -1,6 +1,7 @@
 """Similar texts against brute force, by n-grams and by an encoder."""
 
 import shutil
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def _brute_force(
     texts: list[str], similarities: np.ndarray, limits: SimilarSettings
 ) -> list[list[float]]:
     """The similarities of each text's anchors, best first."""
-    plain = ["".join(c for c in text.lower() if c.isalnum()) for text in texts]
+    plain = [
+        "".join(c for c in text.lower() if unicodedata.category(c)[0] in "LMNS") for text in texts
+    ]
     found = []
     for row, text in zip(similarities, plain, strict=True):
         near = [
@@ -123,6 +126,25 @@ def test_ngrams_find_what_brute_force_finds(
     texts = _texts(80)
     limits = SimilarSettings(top_k=3, min_similarity=0.31234, max_similarity=0.9)
     _check(texts, _ngram_similarities(texts), limits, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "is_duplicate"),
+    [
+        ("पानी का गिलास", "पीना का गिलास", False),  # water, to drink; vowels are marks
+        ("ดีมาก", "ดึมาก", False),
+        ("learn C quickly", "learn C++ quickly", False),
+        ("learn C quickly", "Learn C: quickly!", True),
+        ("learn C quickly", "learn C# quickly", True),
+    ],
+)
+def test_texts_of_other_words_are_no_duplicates(
+    text: str, other: str, is_duplicate: bool, tmp_path: Path
+) -> None:
+    others = ["learn quickly", "quickly learn"]
+    limits = SimilarSettings(min_similarity=0.1, max_similarity=1.0)
+    one, two, *_ = _linked([text, other, *others], limits, tmp_path)
+    assert (other not in one, text not in two) == (is_duplicate, is_duplicate)
 
 
 @pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
