@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from conftest import RunHere
+from filelock import FileLock
 from mlflow.exceptions import MlflowException
 from stores import Store
 from support import NUM_CPUS
@@ -118,7 +119,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
     assert f"{answers} has predictions of a different call (top_k differ)" in printed
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
 
 
 @pytest.mark.slow
@@ -173,7 +174,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
 
 
 def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
@@ -218,6 +219,22 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
         assert_refused("model_content")
     finally:
         weights.write_bytes(before)
+
+
+def test_a_folder_that_another_call_writes_is_left_alone(
+    run: Run, queries: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".attempts").mkdir()
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path}
+    with FileLock(tmp_path / ".lock"):
+        code, printed = run(predict, **flags)
+    assert code == 2
+    assert f"another call is writing to {tmp_path}; wait until it has ended" in printed
+    assert {file.name for file in tmp_path.iterdir()} == {
+        ".attempts",
+        ".lock",
+        "_predictions.json",
+    }
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(
