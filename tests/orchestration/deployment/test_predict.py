@@ -1,6 +1,7 @@
 """Tables of queries answered, and ads added after training."""
 
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import ray
 from conftest import RunHere
 from filelock import FileLock
 from mlflow.exceptions import MlflowException
+from ray.util.placement_group import placement_group
 from stores import Store
 from support import NUM_CPUS
 
@@ -24,7 +26,9 @@ from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
+from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deployment import predict as answering
+from ramen_ray.orchestration.deployment import sharded
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
@@ -175,6 +179,36 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
     assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
+
+
+@pytest.mark.slow
+def test_a_retriever_in_shards_answers_with_fewer_cpus_while_others_hold_some(
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards, and a process that encodes
+    monkeypatch.setattr(sharded, "PATIENCE_S", 1)
+    answers = tmp_path / "answers"
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": answers}
+    with no_placement_group_left():
+        ray.get(placement_group([{"CPU": NUM_CPUS - 1}]).ready())
+        code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
+    assert code == 0, printed
+    assert "(42 queries, 3 of them with an error)" in printed
+
+
+def test_shards_without_room_are_reported(
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
+    monkeypatch.setattr(sharded, "BYTES_TO_WRITE", 10**15)
+    for name in ("MOMENT_S", "PATIENCE_S"):
+        monkeypatch.setattr(sharded, name, 0.1)
+    answers = tmp_path / "answers"
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": answers}
+    code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
+    assert code == 2
+    room = r"have not had 0\.48 CPUs and 100000\d\.\d GB of memory free in 0\.1 s, for 3 shards"
+    assert re.search(room, printed), printed
 
 
 def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
