@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
 from ramen_ray.method.retrieval.search import (
+    QUERIES_PER_PASS,
     TopK,
     merge_topk,
     queries_per_block,
@@ -39,6 +40,9 @@ BYTES_BESIDES = 1 << 29
 """Memory of an actor besides its ads: Python, Ray, and blocks of queries."""
 BYTES_HERE = 1 << 28
 """Ads that the caller's own process searches."""
+ANSWERS_AT_ONCE = 5_000_000
+"""Ads found, of all queries together, that a process works on; a retriever refuses more than twice
+as many."""
 MOMENT_S, PATIENCE_S = 2, 600
 
 Block = dict[str, Any]
@@ -207,12 +211,27 @@ class _SearchShard:
             self.index, self.first = shard.open()
 
     def __call__(self, block: Block) -> Block:
+        queries = _queries_of(block)
+        shape = len(queries), self.k
+        ads, scores = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        at_once = queries_at_once(self.k)
         with limited_attempts(self.attempts, f"{block['name']}, {self.shard}"):
-            ads, scores = search_index(self.index, _queries_of(block), self.k)
-        best = [(block["ads"], block["scores"])] if "ads" in block else []
-        own = (np.where(ads >= 0, ads + self.first, -1), scores)
-        ads, scores = merge_topk([*best, own], self.k)
+            for start in range(0, len(queries), at_once):
+                some = slice(start, start + at_once)
+                best = [(block["ads"][some], block["scores"][some])] if "ads" in block else []
+                found, similarities = search_index(self.index, queries[some], self.k)
+                own = (np.where(found >= 0, found + self.first, -1), similarities)
+                ads[some], scores[some] = merge_topk([*best, own], self.k)
         return {**block, "ads": ads, "scores": scores}
+
+
+def queries_at_once(k: int) -> int:
+    """Return how many queries a process finds or spells out k ads for at once.
+
+    Passes of a search are left whole, so that it finds the same to the bit.
+    """
+    count = max(ANSWERS_AT_ONCE // k, 1)
+    return count // QUERIES_PER_PASS * QUERIES_PER_PASS or count
 
 
 def _queries_of(block: Block) -> NDArray[np.float32]:

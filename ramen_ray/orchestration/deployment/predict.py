@@ -44,12 +44,11 @@ from ramen_ray.orchestration.deployment.partitions import (
 )
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
-from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S
+from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 ATTEMPTS, LOCK_FILE = ".attempts", ".lock"
-ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 BYTES_PER_ACTOR = 1 << 30
 """Memory of a process besides the retriever's files: torch and a batch of answers."""
@@ -311,20 +310,14 @@ class _Answerer:
         partition = self.partitions[number]
         with limited_attempts(self.output / ATTEMPTS, partition.name):
             file = self.output / PART.format(number)
-            partition.write_answers(self.column, file, self._answer)
+            at_once = queries_at_once(self.top_k)
+            partition.write_answers(self.column, file, self._answer, at_once)
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)
-        at_once = max(ANSWERS_AT_ONCE // self.top_k, 1)
-        parts = [
-            self.model.predict(queries[start : start + at_once], params={"top_k": self.top_k})
-            for start in range(0, len(queries), at_once)
-        ]
-        return pa.concat_tables(
-            pa.table({field.name: pa.array(part[field.name], field.type) for field in ANSWERS})
-            for part in parts
-        ).combine_chunks()
+        found = self.model.predict(queries, params={"top_k": self.top_k})
+        return pa.table({field.name: pa.array(found[field.name], field.type) for field in ANSWERS})
 
 
 def _count(output: Path, num_partitions: int, done_before: int) -> Answered:

@@ -39,6 +39,7 @@ from ramen_ray.orchestration.search import (
     Block,
     Shard,
     ShardResources,
+    queries_at_once,
     through_shards,
 )
 
@@ -198,7 +199,8 @@ class _Write:
 
         partition = work.partitions[number]
         with limited_attempts(work.aside, f"{partition.name}, writing"):
-            partition.write_answers(work.column, work.output / PART.format(number), answer)
+            file, at_once = work.output / PART.format(number), queries_at_once(work.top_k)
+            partition.write_answers(work.column, file, answer, at_once)
         return {"partition": number}
 
     def _answers(
