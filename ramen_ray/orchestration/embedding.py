@@ -1,4 +1,4 @@
-"""Embeddings of the texts of tables, written into one file by tasks of Ray Data."""
+"""Embeddings of the texts of tables, written into one file by tasks or actors of Ray Data."""
 
 import shutil
 from collections.abc import Sequence
@@ -69,7 +69,8 @@ def embed_tables(
 ) -> NDArray[Any]:
     """Embed texts into ``file``, one table after another; each task writes what it has embedded.
 
-    Few texts are embedded in this process, unless tasks would have a GPU.
+    Few texts are embedded in this process, unless tasks would have a GPU. In place of tasks on a
+    GPU, each of which would start a process, there are actors.
 
     Args:
         model: folder of the model, which all machines can reach.
@@ -96,7 +97,7 @@ def embed_tables(
         shutil.rmtree(work.attempts, ignore_errors=True)  # left by a killed call
         try:
             with user_errors():
-                _in_tasks(batches, work)
+                (_in_actors if resources.num_gpus else _in_tasks)(batches, work)
         finally:
             shutil.rmtree(work.attempts, ignore_errors=True)
     embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
@@ -182,6 +183,32 @@ def _name(batch: dict[str, int], work: _Work) -> str:
     return f"embedding of {work.tables[batch['table']].table}, texts from {batch['start']}"
 
 
+class _Embedder:
+    """An actor that loads the model once and embeds one batch after another."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+        with limited_attempts(work.attempts, f"loading of {work.model}"):
+            self.model = work.load()
+
+    def __call__(self, batch: dict[str, int]) -> dict[str, int]:
+        with limited_attempts(self.work.attempts, _name(batch, self.work)):
+            _embed(batch, self.work, self.model)
+        return batch
+
+
+def _in_actors(batches: list[dict[str, int]], work: _Work) -> None:
+    """Embed batches in actors of Ray Data, as many as there is room for."""
+    quiet_ray_data()
+    ray.data.from_items(batches, override_num_blocks=len(batches)).map(
+        _Embedder,
+        fn_constructor_args=(work,),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(batches)),
+        num_cpus=work.resources.num_cpus,
+        num_gpus=work.resources.num_gpus,
+    ).materialize()
+
+
 def _in_tasks(batches: list[dict[str, int]], work: _Work) -> None:
     """Embed batches in tasks of Ray Data."""
 
@@ -193,9 +220,8 @@ def _in_tasks(batches: list[dict[str, int]], work: _Work) -> None:
     quiet_ray_data()
     ray.data.from_items(batches, override_num_blocks=len(batches)).map(
         embed,
-        compute=ray.data.TaskPoolStrategy(None if work.resources.num_cpus or work.resources.num_gpus else 1),
+        compute=ray.data.TaskPoolStrategy(None if work.resources.num_cpus else 1),
         num_cpus=work.resources.num_cpus,
-        num_gpus=work.resources.num_gpus,
     ).materialize()
 
 
