@@ -1,5 +1,6 @@
-"""Embeddings of the texts of tables, written into one file by tasks of Ray Data."""
+"""Embeddings of the texts of tables, written into one file by tasks or actors of Ray Data."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data
+from ramen_ray.orchestration.cluster.attempts import limited_attempts
+from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data, user_errors
 
 TEXTS_PER_BATCH = 65_536
 FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process
@@ -42,7 +44,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class EmbeddingResources:
-    """Resources of a task that embeds a batch of texts.
+    """Resources of a process that embeds texts.
 
     Attributes:
         num_threads: CPU threads.
@@ -67,7 +69,8 @@ def embed_tables(
 ) -> NDArray[Any]:
     """Embed texts into ``file``, one table after another; each task writes what it has embedded.
 
-    Few texts are embedded in this process, unless tasks would have a GPU.
+    Few texts are embedded in this process, unless tasks would have a GPU. In place of tasks on a
+    GPU, each of which would start a process, there are actors.
 
     Args:
         model: folder of the model, which all machines can reach.
@@ -79,15 +82,24 @@ def embed_tables(
 
     Returns:
         (texts of all tables, D), mapped from ``file``.
+
+    Raises:
+        ClusterError: processes have died.
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
-    batches, embed = _batches(tables), _Embed(model, tables, file, resources, part)
+    work, batches = _Work(model, tables, file, resources, part), _batches(tables)
     if shape[0] <= FEW_TEXTS and not resources.num_gpus:
+        here = work.load()
         for batch in batches:
-            embed(batch)
+            _embed(batch, work, here)
     else:
-        _in_tasks(batches, embed)
+        shutil.rmtree(work.attempts, ignore_errors=True)  # left by a killed call
+        try:
+            with user_errors():
+                (_in_actors if resources.num_gpus else _in_tasks)(batches, work)
+        finally:
+            shutil.rmtree(work.attempts, ignore_errors=True)
     embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
     return embeddings
 
@@ -134,38 +146,82 @@ def _batches(tables: Sequence[TableRows]) -> list[dict[str, int]]:
 
 
 @dataclass(frozen=True)
-class _Embed:
+class _Work:
+    """What all batches have in common; plain values."""
+
     model: Path
     tables: Sequence[TableRows]
     file: Path
     resources: EmbeddingResources
     part: Part | None
 
-    def __call__(self, batch: dict[str, int]) -> dict[str, int]:
+    @property
+    def attempts(self) -> Path:
+        """A folder for marks of attempts, until all is embedded."""
+        return self.file.with_suffix(".attempts")
+
+    def load(self) -> DualEncoder:
+        """Load the model, in the process that embeds."""
         torch.set_num_threads(self.resources.num_threads)
-        has_gpu = bool(ray.get_gpu_ids())
-        model = load_model(self.model, part=self.part).to("cuda" if has_gpu else "cpu")
-        table = self.tables[batch["table"]]
-        chosen = np.asarray(table.rows[batch["start"] : batch["stop"]])
-        use_bf16 = self.resources.use_bf16 and has_gpu
-        embed = _view(model, table.view)
-        embeddings = embed(TokenTable.open(table.table), chosen, use_bf16)
-        rows = np.load(self.file, mmap_mode="r")
-        with self.file.open("r+b") as opened:  # closing it shows other machines what was written
-            opened.seek(rows.offset + batch["first"] * rows.strides[0])
-            opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
+        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        return load_model(self.model, part=self.part).to(device)
+
+
+def _embed(batch: dict[str, int], work: _Work, model: DualEncoder) -> None:
+    """Embed a batch and write it to its place."""
+    table = work.tables[batch["table"]]
+    chosen = np.asarray(table.rows[batch["start"] : batch["stop"]])
+    use_bf16 = work.resources.use_bf16 and bool(ray.get_gpu_ids())
+    embeddings = _view(model, table.view)(TokenTable.open(table.table), chosen, use_bf16)
+    rows = np.load(work.file, mmap_mode="r")
+    with work.file.open("r+b") as opened:  # closing it shows other machines what was written
+        opened.seek(rows.offset + batch["first"] * rows.strides[0])
+        opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
+
+
+def _name(batch: dict[str, int], work: _Work) -> str:
+    return f"embedding of {work.tables[batch['table']].table}, texts from {batch['start']}"
+
+
+class _Embedder:
+    """An actor that loads the model once and embeds one batch after another."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+        with limited_attempts(work.attempts, f"loading of {work.model}"):
+            self.model = work.load()
+
+    def __call__(self, batch: dict[str, int]) -> dict[str, int]:
+        with limited_attempts(self.work.attempts, _name(batch, self.work)):
+            _embed(batch, self.work, self.model)
         return batch
 
 
-def _in_tasks(batches: list[dict[str, int]], embed: _Embed) -> None:
-    """Embed batches in tasks of Ray Data."""
+def _in_actors(batches: list[dict[str, int]], work: _Work) -> None:
+    """Embed batches in actors of Ray Data, as many as there is room for."""
     quiet_ray_data()
-    resources = embed.resources
+    ray.data.from_items(batches, override_num_blocks=len(batches)).map(
+        _Embedder,
+        fn_constructor_args=(work,),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(batches)),
+        num_cpus=work.resources.num_cpus,
+        num_gpus=work.resources.num_gpus,
+    ).materialize()
+
+
+def _in_tasks(batches: list[dict[str, int]], work: _Work) -> None:
+    """Embed batches in tasks of Ray Data."""
+
+    def embed(batch: dict[str, int]) -> dict[str, int]:
+        with limited_attempts(work.attempts, _name(batch, work)):
+            _embed(batch, work, work.load())
+        return batch
+
+    quiet_ray_data()
     ray.data.from_items(batches, override_num_blocks=len(batches)).map(
         embed,
-        compute=ray.data.TaskPoolStrategy(None if resources.num_cpus or resources.num_gpus else 1),
-        num_cpus=resources.num_cpus,
-        num_gpus=resources.num_gpus,
+        compute=ray.data.TaskPoolStrategy(None if work.resources.num_cpus else 1),
+        num_cpus=work.resources.num_cpus,
     ).materialize()
 
 

@@ -5,7 +5,7 @@ it finds to the best ads so far. So all actors work at the same time, on differe
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
 from ramen_ray.method.retrieval.search import (
+    QUERIES_PER_PASS,
     TopK,
     merge_topk,
     queries_per_block,
@@ -25,8 +26,10 @@ from ramen_ray.method.retrieval.search import (
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
+    A_MOMENT_S,
     ClusterError,
     has_room,
+    most_cpus,
     num_cpus,
     quiet_ray_data,
     start_ray,
@@ -37,6 +40,9 @@ BYTES_BESIDES = 1 << 29
 """Memory of an actor besides its ads: Python, Ray, and blocks of queries."""
 BYTES_HERE = 1 << 28
 """Ads that the caller's own process searches."""
+ANSWERS_AT_ONCE = 5_000_000
+"""Ads found, of all queries together, that a process works on; a retriever refuses more than twice
+as many."""
 MOMENT_S, PATIENCE_S = 2, 600
 
 Block = dict[str, Any]
@@ -70,8 +76,13 @@ class ShardResources:
 
     @classmethod
     def of_free(cls, num_threads: int) -> "ShardResources":
-        """Take a CPU for each thread if so many are free now, else none."""
-        is_free = ray.available_resources().get("CPU", 0) >= num_threads
+        """Take a CPU for each thread if a machine has so many free now, else none.
+
+        Free CPUs may be spread over several machines, so Ray is asked.
+        """
+        is_free = ray.available_resources().get("CPU", 0) >= num_threads and has_room(
+            [{"CPU": num_threads}], A_MOMENT_S
+        )
         return cls(num_threads, num_threads if is_free else 0)
 
     def needs(self, shard: Shard) -> dict[str, float]:
@@ -139,7 +150,8 @@ def search_rows(
             yield block["start"], search_index(index, _queries_of(block), k)
         return
     start_ray()
-    resources = ShardResources.of_free(max(num_cpus() // len(shards), 1))
+    share = max(num_cpus() // len(shards), 1)
+    resources = ShardResources.of_free(min(share, most_cpus()))
     with user_errors():
         for block in stream_blocks(shards, blocks, k, resources, ads.parent / "attempts"):
             yield block["start"], (block["ads"], block["scores"])
@@ -156,7 +168,7 @@ def stream_blocks(
     quiet_ray_data()
     items = list(blocks)
     streaming = ray.data.from_items(items, override_num_blocks=len(items))
-    together = _num_together(shards, resources)
+    together, resources = _fit(shards, resources)
     later = [*shards]
     while later:
         group, later = later[-together:], later[:-together]
@@ -199,12 +211,27 @@ class _SearchShard:
             self.index, self.first = shard.open()
 
     def __call__(self, block: Block) -> Block:
+        queries = _queries_of(block)
+        shape = len(queries), self.k
+        ads, scores = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        at_once = queries_at_once(self.k)
         with limited_attempts(self.attempts, f"{block['name']}, {self.shard}"):
-            ads, scores = search_index(self.index, _queries_of(block), self.k)
-        best = [(block["ads"], block["scores"])] if "ads" in block else []
-        own = (np.where(ads >= 0, ads + self.first, -1), scores)
-        ads, scores = merge_topk([*best, own], self.k)
+            for start in range(0, len(queries), at_once):
+                some = slice(start, start + at_once)
+                best = [(block["ads"][some], block["scores"][some])] if "ads" in block else []
+                found, similarities = search_index(self.index, queries[some], self.k)
+                own = (np.where(found >= 0, found + self.first, -1), similarities)
+                ads[some], scores[some] = merge_topk([*best, own], self.k)
         return {**block, "ads": ads, "scores": scores}
+
+
+def queries_at_once(k: int) -> int:
+    """Return how many queries a process finds or spells out k ads for at once.
+
+    Passes of a search are left whole, so that it finds the same to the bit.
+    """
+    count = max(ANSWERS_AT_ONCE // k, 1)
+    return count // QUERIES_PER_PASS * QUERIES_PER_PASS or count
 
 
 def _queries_of(block: Block) -> NDArray[np.float32]:
@@ -227,16 +254,23 @@ def query_blocks(file: Path, num_queries: int) -> list[Block]:
     ]
 
 
-def _num_together(shards: Sequence[Shard], resources: ShardResources) -> int:
-    """Return how many shards' actors can run at once."""
+def _fit(shards: Sequence[Shard], resources: ShardResources) -> tuple[int, ShardResources]:
+    """Wait for room; returns how many shards' actors can run at once, and with what.
+
+    If no machine gets the CPUs free for one of them, they go without.
+    """
     count = len(shards) if resources.num_cpus else 1
-    most = max((resources.needs(shard) for shard in shards), key=lambda needs: needs["memory"])
+    largest = max(shards, key=lambda shard: shard.num_bytes)
+    most = resources.needs(largest)
     while count > 1 and not has_room([most] * count, MOMENT_S):
         count = (count + 1) // 2
-    if count == 1 and not has_room([most], PATIENCE_S):
-        needed = f"{resources.num_cpus:g} CPUs and {most['memory'] / 1e9:.1f} GB of memory"
-        raise ClusterError(
-            f"no machine has had {needed} free in {PATIENCE_S} s, for a shard of the ads; make "
-            f"shards smaller, or add machines"
-        )
-    return count
+    if count > 1 or has_room([most], PATIENCE_S):
+        return count, resources
+    without = replace(resources, num_cpus=0)
+    if resources.num_cpus and has_room([without.needs(largest)], MOMENT_S):
+        return 1, without
+    needed = f"{resources.num_cpus:g} CPUs and {most['memory'] / 1e9:.1f} GB of memory"
+    raise ClusterError(
+        f"no machine has had {needed} free in {PATIENCE_S} s, for a shard of the ads; make "
+        f"shards smaller, or add machines"
+    )

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import ray
 import torch
+from ray.util.placement_group import placement_group
+from support import NUM_CPUS
 
 from jobs.graph import Similar
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -25,7 +28,7 @@ from ramen_ray.orchestration.background.shortlists import (
     shortlist_task,
 )
 from ramen_ray.orchestration.background.task import TaskContext
-from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.resources import ClusterError, no_placement_group_left
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.search import ShardResources, search_shards
@@ -86,6 +89,21 @@ def test_a_shard_that_fits_no_machine_is_reported(
     three = embedded_shards(file, 2500, 1e-6)
     with pytest.raises(ClusterError, match=r"1 CPUs and 1000000\.0 GB of memory free in 1 s"):
         search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
+
+
+def test_shards_are_searched_without_cpus_if_none_is_given_back(
+    cluster: None,
+    embeddings: tuple[np.ndarray, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searching, "PATIENCE_S", 1)
+    file = tmp_path / "embeddings.npy"
+    three = embedded_shards(file, 2500, 1e-6)
+    with no_placement_group_left():
+        ray.get(placement_group([{"CPU": NUM_CPUS}]).ready())
+        found = search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
+    _assert_a_full_sort(found, *embeddings)
 
 
 def test_similar_texts_are_those_of_one_search(

@@ -3,6 +3,7 @@
 Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ NGRAM_LENGTHS = (2, 4)
 PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
+"""Texts, itself among them, that are searched for a text by embeddings, however many of them are
+duplicates."""
+GIVEN_UP = f"texts with fewer anchors, as most of their {MAX_NEIGHBOURS:,} nearest are duplicates"
 DEEPER = 8  # few rounds: an exact one indexes all texts again
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
@@ -42,10 +46,11 @@ class SimilarSettings:
         encoder: Encoder that measures similarity: a folder that training wrote, a pretrained
             folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams,
             whose time grows with the square of the number of texts.
-        top_k: Largest number of anchors of a node.
+        top_k: Largest number of anchors of a node; below 1,024.
         min_similarity: Texts with a lower cosine are not linked.
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
-            texts that differ only in case, punctuation or white space.
+            texts that differ only in case, white space or punctuation. Symbols such as + are no
+            punctuation, but # is: C++ is not C, and C# is.
         max_length: Tokens of a text that an encoder reads.
         protocol: strict leaves out edges that join a held-out query to its answer; as-published
             keeps them.
@@ -60,8 +65,10 @@ class SimilarSettings:
 
     def __post_init__(self) -> None:
         """Refuse settings that leave no edges."""
-        if self.top_k < 1 or self.max_length < 3:
-            raise DatasetError("top_k must be at least 1, and max_length at least 3")
+        if not 1 <= self.top_k < MAX_NEIGHBOURS or self.max_length < 3:
+            raise DatasetError(
+                f"top_k must be at least 1 and below {MAX_NEIGHBOURS}, and max_length at least 3"
+            )
         if not 0 < self.min_similarity < self.max_similarity <= 1:
             raise DatasetError(
                 f"min_similarity {self.min_similarity} must be above 0 and below "
@@ -70,8 +77,12 @@ class SimilarSettings:
 
 
 def plain_hashes(texts: pa.StringArray) -> UInt64s:
-    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal."""
-    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{N}]+", "")
+    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal.
+
+    Left are what Unicode calls letters, numbers, symbols (such as + and $), and marks, among them
+    the vowels of Hindi and Thai.
+    """
+    plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{M}\p{N}\p{S}]+", "")
     return hash_strings(plain)
 
 
@@ -101,14 +112,17 @@ def similar_by_ngrams(
 
 
 def similar_by_embeddings(
-    find: SearchTexts, plain: UInt64s, settings: SimilarSettings
+    find: SearchTexts, plain: UInt64s, settings: SimilarSettings, counts: Counter[str]
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
+
+    A text gets what is among its MAX_NEIGHBOURS nearest.
 
     Args:
         find: searches the embeddings of all texts.
         plain: (n,) of :func:`plain_hashes`.
         settings: which texts are similar.
+        counts: gets, as GIVEN_UP, how many texts might have more anchors beyond these.
     """
     texts: Int64s | range = range(len(plain))
     k = settings.top_k + SPARE_NEIGHBOURS
@@ -121,7 +135,10 @@ def similar_by_embeddings(
             kept &= similarities <= settings.max_similarity
             done = kept.sum(axis=1) >= settings.top_k
             done |= similarities[:, -1] < settings.min_similarity
-            done |= k >= min(len(plain), MAX_NEIGHBOURS)
+            if k >= min(len(plain), MAX_NEIGHBOURS):
+                if len(plain) > MAX_NEIGHBOURS:
+                    counts[GIVEN_UP] += int((~done).sum())
+                done[:] = True
             kept &= done[:, None]
             yield _best(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
             again.append(rows[~done])

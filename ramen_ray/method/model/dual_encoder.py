@@ -237,18 +237,24 @@ class DualEncoder(nn.Module):
         use_bf16: bool,
         vectors_of: Callable[[Tensor, Int64s], Tensor],
     ) -> Embeddings:
-        """Return ``vectors_of`` the pooled states of texts, shortest first, and their rows."""
+        """Return ``vectors_of`` the pooled states of texts, shortest first, and their rows.
+
+        Each pass is written into its place, so that memory holds the result once.
+        """
         if not len(rows):
             return np.empty((0, self.dim), dtype=np.float32)
         by_length = np.argsort(texts.lengths(rows), kind="stable")
-        parts = []
+        embeddings: Embeddings | None = None
         for start in range(0, len(rows), TEXTS_PER_PASS):
-            chosen = rows[by_length[start : start + TEXTS_PER_PASS]]
+            places = by_length[start : start + TEXTS_PER_PASS]
+            chosen = rows[places]
             batch = TokenBatch(texts.gather(chosen), texts.lengths(chosen))
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=use_bf16):
-                parts.append(vectors_of(self.encoder.pool(batch), chosen).float().cpu().numpy())
-        embeddings = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
-        embeddings[by_length] = np.concatenate(parts)
+                vectors = vectors_of(self.encoder.pool(batch), chosen).float().cpu().numpy()
+            if embeddings is None:
+                embeddings = np.empty((len(rows), vectors.shape[1]), dtype=np.float32)
+            embeddings[places] = vectors
+        assert embeddings is not None, "there are rows"
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:

@@ -167,6 +167,6 @@ def most_filters(filter_pairs: NDArray[Any]) -> int:
 
 def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, ignoring -1."""
-    span = int(exact.max()) + 2
+    span = int(max(exact.max(), found.max())) + 2  # of -1, too: numbers of two rows never meet
     rows = np.arange(len(exact))[:, None] * span
     return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())

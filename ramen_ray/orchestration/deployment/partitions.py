@@ -43,13 +43,14 @@ class Partition:
         with self.group.filesystem.open_input_file(self.group.path) as source:
             yield from self._read(pq.ParquetFile(source))
 
-    def write_answers(self, column: str, file: Path, answer: Answer) -> None:
+    def write_answers(self, column: str, file: Path, answer: Answer, at_once: int) -> None:
         """Write the rows with their answers beside them, whole or not at all.
 
         Args:
             column: the column with the queries' texts.
             file: the parquet file.
             answer: called for one batch after another.
+            at_once: rows of a batch, at most.
         """
         with self.group.filesystem.open_input_file(self.group.path) as source:
             parquet = pq.ParquetFile(source)
@@ -58,9 +59,11 @@ class Partition:
                 whole_file(file) as aside,
                 pq.ParquetWriter(aside, schema, compression="zstd") as writer,
             ):
-                for rows in self._read(parquet):
-                    columns = [*rows.columns, *answer(rows[column]).columns]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                for read in self._read(parquet):
+                    for start in range(0, len(read), at_once):
+                        rows = read.slice(start, at_once)
+                        columns = [*rows.columns, *answer(rows[column]).columns]
+                        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
     def _read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         first = 0

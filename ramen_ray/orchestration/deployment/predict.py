@@ -7,7 +7,9 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import ray.data
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 
@@ -41,12 +44,11 @@ from ramen_ray.orchestration.deployment.partitions import (
 )
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
-from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S
+from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
-ATTEMPTS = ".attempts"
-ANSWERS_AT_ONCE = 5_000_000  # a retriever refuses more than twice as many
+ATTEMPTS, LOCK_FILE = ".attempts", ".lock"
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 BYTES_PER_ACTOR = 1 << 30
 """Memory of a process besides the retriever's files: torch and a batch of answers."""
@@ -113,8 +115,9 @@ def predict(
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, or
-            ``output`` is from a different call or from queries that have changed since.
+        ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, another
+            call writes ``output``, or it is from a different call or from queries that have changed
+            since.
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
@@ -138,26 +141,27 @@ def predict(
         "partitions": [[one.group.path, one.group.start, one.start] for one in partitions],
     }
     _claim(output, plan)
-    missing = [n for n in range(len(partitions)) if not (output / PART.format(n)).exists()]
-    logger.info(
-        "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
-    )
-    if missing:
-        start_ray()
-        shutil.rmtree(output / ATTEMPTS, ignore_errors=True)  # left by a killed call
-        needs = _needs(retriever, processes.use_gpu)
-        with user_errors():
-            if retriever.num_bytes <= processes.gb_per_shard * 1e9:
-                answerer = (registry.uri, retriever.uri, partitions, table.column, top_k, output)
-                _answer(missing, needs, answerer)
-            else:
-                aside = output / ATTEMPTS
-                aside.mkdir()
-                folder = registry.download(retriever.uri, aside)  # all machines can reach it there
-                work = Work(partitions, table.column, top_k, output, folder, aside)
-                answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
-        shutil.rmtree(output / ATTEMPTS)
-    return _count(output, len(partitions), len(partitions) - len(missing))
+    with _locked(output):
+        missing = [n for n in range(len(partitions)) if not (output / PART.format(n)).exists()]
+        logger.info(
+            "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
+        )
+        if missing:
+            start_ray()
+            shutil.rmtree(output / ATTEMPTS, ignore_errors=True)  # left by a killed call
+            needs = _needs(retriever, processes.use_gpu)
+            asked = (partitions, table.column, top_k, output)
+            with user_errors():
+                if retriever.num_bytes <= processes.gb_per_shard * 1e9:
+                    _answer(missing, needs, (registry.uri, retriever.uri, *asked))
+                else:
+                    aside = output / ATTEMPTS
+                    aside.mkdir()
+                    folder = registry.download(retriever.uri, aside)  # all machines can reach it
+                    work = Work(*asked, folder, aside)
+                    answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
+            shutil.rmtree(output / ATTEMPTS)
+        return _count(output, len(partitions), len(partitions) - len(missing))
 
 
 def _parquet_pieces(table: QueryTable) -> list[Piece]:
@@ -219,6 +223,22 @@ def _claim(output: Path, plan: dict[str, Any]) -> None:
             f"{output} has predictions of a different call ({', '.join(differ)} "
             f"differ); choose another folder"
         )
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Keep other calls from writing to ``output`` until the block ends."""
+    try:
+        held = FileLock(output / LOCK_FILE).acquire(blocking=False)
+    except Timeout:
+        raise ConfigError(
+            f"another call is writing to {output}; wait until it has ended, or choose another "
+            f"folder"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
+    with held:
+        yield
 
 
 def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
@@ -290,20 +310,14 @@ class _Answerer:
         partition = self.partitions[number]
         with limited_attempts(self.output / ATTEMPTS, partition.name):
             file = self.output / PART.format(number)
-            partition.write_answers(self.column, file, self._answer)
+            at_once = queries_at_once(self.top_k)
+            partition.write_answers(self.column, file, self._answer, at_once)
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)
-        at_once = max(ANSWERS_AT_ONCE // self.top_k, 1)
-        parts = [
-            self.model.predict(queries[start : start + at_once], params={"top_k": self.top_k})
-            for start in range(0, len(queries), at_once)
-        ]
-        return pa.concat_tables(
-            pa.table({field.name: pa.array(part[field.name], field.type) for field in ANSWERS})
-            for part in parts
-        ).combine_chunks()
+        found = self.model.predict(queries, params={"top_k": self.top_k})
+        return pa.table({field.name: pa.array(found[field.name], field.type) for field in ANSWERS})
 
 
 def _count(output: Path, num_partitions: int, done_before: int) -> Answered:

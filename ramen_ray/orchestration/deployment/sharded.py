@@ -7,6 +7,8 @@ a shard, or the part of the ads' texts that it has just looked up.
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +33,15 @@ from ramen_ray.orchestration.deployment.partitions import (
     PART,
     Partition,
 )
-from ramen_ray.orchestration.search import PATIENCE_S, Block, ShardResources, through_shards
+from ramen_ray.orchestration.search import (
+    MOMENT_S,
+    PATIENCE_S,
+    Block,
+    Shard,
+    ShardResources,
+    queries_at_once,
+    through_shards,
+)
 
 CPUS_PER_ACTOR = 2
 BYTES_PER_ENCODER = 1 << 30
@@ -78,16 +88,9 @@ def answer_with_shards(
         ClusterError: the cluster has no room for all shards at once, or processes have died.
     """
     shards = index_shards(work.retriever / INDEX, gb_per_shard)
-    resources = _share_cpus(len(shards) + 1)
-    encoder = {"CPU": resources.num_cpus, "memory": float(_encoder_bytes(work.retriever))}
+    encoder = {"memory": float(_encoder_bytes(work.retriever))}
     encoder |= {"GPU": float(num_gpus)} if num_gpus else {}
-    needed = [encoder, {"memory": float(BYTES_TO_WRITE)}, *map(resources.needs, shards)]
-    if not has_room(needed, PATIENCE_S):
-        memory = sum(one["memory"] for one in needed) / 1e9
-        raise ClusterError(
-            f"the machines have not had {memory:.1f} GB of memory free in {PATIENCE_S} s, for "
-            f"{len(shards)} shards of the retriever at once; add machines, or run this again"
-        )
+    resources = _find_room(shards, encoder)
     logger.info("answering with %d shards, in a process each", len(shards))
     write_mapped_ads(work.retriever / ADS, work.aside / MAPPED_ADS_FILE)
     items = [{"partition": number} for number in missing]
@@ -95,7 +98,7 @@ def answer_with_shards(
         _Encode,
         fn_constructor_args=(work,),
         compute=ActorPoolStrategy(min_size=1, max_size=len(items)),
-        num_cpus=encoder["CPU"],
+        num_cpus=resources.num_cpus,
         num_gpus=num_gpus,
         memory=encoder["memory"],
     )
@@ -109,9 +112,39 @@ def answer_with_shards(
     ).materialize()
 
 
-def _share_cpus(num_actors: int) -> ShardResources:
-    """Give each of several actors as many CPUs as one has alone, or a share of what there is."""
-    share = min(CPUS_PER_ACTOR, num_cpus() / num_actors)
+def _find_room(shards: Sequence[Shard], encoder: dict[str, float]) -> ShardResources:
+    """Wait until all processes have room at once; returns what each gets.
+
+    Others may hold CPUs, and those of one machine may not divide by a share: if a share is not free
+    now, a half or a quarter of it does.
+
+    Args:
+        shards: the shards, a process each.
+        encoder: what the process that encodes needs besides CPUs, by Ray's names.
+    """
+    share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
+    for part in (share, share / 2, share / 4):
+        resources = _with_cpus(part)
+        needed = [
+            {"CPU": resources.num_cpus, **encoder},
+            {"memory": float(BYTES_TO_WRITE)},
+            *map(resources.needs, shards),
+        ]
+        if has_room(needed, MOMENT_S):
+            return resources
+    if has_room(needed, PATIENCE_S):
+        return resources
+    sums = sum(map(Counter, needed), Counter[str]())
+    processors = " and ".join(f"{sums[name]:g} {name}s" for name in ("CPU", "GPU") if sums[name])
+    raise ClusterError(
+        f"the machines have not had {processors} and {sums['memory'] / 1e9:.1f} GB of memory free "
+        f"in {PATIENCE_S} s, for {len(shards)} shards of the retriever at once; add machines, or "
+        f"run this again"
+    )
+
+
+def _with_cpus(share: float) -> ShardResources:
+    """Return resources with so many CPUs: whole ones, a thread for each, or a part of one."""
     if share >= 1:
         return ShardResources(int(share), int(share))
     return ShardResources(1, math.floor(100 * share) / 100)
@@ -166,7 +199,8 @@ class _Write:
 
         partition = work.partitions[number]
         with limited_attempts(work.aside, f"{partition.name}, writing"):
-            partition.write_answers(work.column, work.output / PART.format(number), answer)
+            file, at_once = work.output / PART.format(number), queries_at_once(work.top_k)
+            partition.write_answers(work.column, file, answer, at_once)
         return {"partition": number}
 
     def _answers(

@@ -6,6 +6,7 @@ have the same text as one. Embeddings and edges go through files, so with an enc
 few batches, a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -76,8 +77,9 @@ def add_similar(
         gb_per_shard: GB of embeddings that one process searches.
 
     Returns:
-        Counts of the rows written, of the nodes without edges, and of edges left out; of an
-        approximate search, also its recall in per cent.
+        Counts of the rows written, of the nodes without edges, and of edges left out; by an
+        encoder, also of texts that duplicates have left with fewer anchors, and if the search was
+        approximate, its recall in per cent.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
@@ -97,7 +99,7 @@ def add_similar(
         texts = DistinctTexts.of_nodes(dataset, of_texts, run)
         neighbours = Neighbours.none_yet(len(texts), settings.top_k, of_texts)
         (plain,) = run([partial(_plain_hashes, texts)])
-        counts = {}
+        counts = Counter[str]()
         if settings.encoder is None:
             whole = pa.concat_arrays(texts.batches())
             neighbours.put_all(similar_by_ngrams(whole, plain, settings))
@@ -105,8 +107,8 @@ def add_similar(
             search = _Search(
                 _embed(texts, settings.encoder, settings.max_length, run), gb_per_shard
             )
-            neighbours.put_all(similar_by_embeddings(search, plain, settings))
-            counts = search.counts()
+            neighbours.put_all(similar_by_embeddings(search, plain, settings, counts))
+            counts.update(search.counts())
         stage = partial(stage_node_edges, dataset, texts, settings.protocol, of_edges)
         (left_out,) = run([stage])
         joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), run)

@@ -1,6 +1,7 @@
 """Both encoders against transformers and sentence-transformers, one text at a time."""
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.dual_encoder import TEXTS_PER_PASS, DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     EncoderError,
@@ -246,3 +247,15 @@ def test_broken_weights_are_refused(encoder_path: Path, tmp_path: Path):
 def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path: Path):
     with pytest.raises(EncoderError, match=r"modules\.json"):
         load_encoder(tmp_path)
+
+
+def test_embedding_needs_memory_for_the_embeddings_once(encoder_path: Path) -> None:
+    encoder = build_bag(str(encoder_path))
+    few = _table(encoder, TEXTS)
+    rows = np.arange(20 * TEXTS_PER_PASS) % len(TEXTS)
+    tracemalloc.start()
+    embeddings = DualEncoder(encoder).embed_texts(few, rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert embeddings == pytest.approx(_encode(encoder, TEXTS)[rows], abs=1e-6)
+    assert peak < 1.5 * embeddings.nbytes

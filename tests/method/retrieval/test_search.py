@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -26,6 +26,7 @@ from ramen_ray.method.retrieval.search import (
     most_filters,
     search,
     search_parts,
+    share_found,
 )
 
 WIDTH = 8
@@ -121,6 +122,25 @@ def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pair
     for query, row in enumerate(found.tolist()):
         best = [ad for ad in np.argsort(-similarity[query]) if (query, ad) not in pairs]
         assert row == [*best, *[-1] * 100][:100]
+
+
+@example([([8], [0]), ([1], [3])], 1, 1)
+@given(
+    st.lists(st.tuples(st.permutations(range(-1, 9)), st.permutations(range(-1, 9))), min_size=1),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_share_found_equals_a_loop(rows, num_found, num_exact):
+    found = np.array([row[0][:num_found] for row in rows])
+    exact = np.array([row[1][:num_exact] for row in rows])
+    exact[0, 0] = 3
+    are_found = [
+        ad in row.tolist()
+        for row, wanted in zip(found, exact, strict=True)
+        for ad in wanted.tolist()
+        if ad >= 0
+    ]
+    assert share_found(found, exact) == pytest.approx(np.mean(are_found))
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

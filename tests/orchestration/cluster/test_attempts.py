@@ -1,6 +1,7 @@
 """Work that kills its process is not retried without end."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -32,3 +33,8 @@ def test_work_that_ends_or_fails_leaves_no_mark(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="bad"), limited_attempts(tmp_path, "clicks.csv"):
             raise ValueError("bad")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_work_ends_also_where_its_marks_were_removed(tmp_path: Path) -> None:
+    with limited_attempts(tmp_path / "attempts", "clicks.csv"):
+        shutil.rmtree(tmp_path / "attempts")

@@ -25,13 +25,14 @@ from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
+from ramen_ray.orchestration import search as searching
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.search import ShardResources, search_shards
+from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
@@ -219,6 +220,21 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
     expected = search(queries, ads, 10)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1].tolist() == expected[1].tolist()
+
+
+def test_a_search_asks_for_cpus_that_a_machine_has(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "BYTES_HERE", 0)
+    monkeypatch.setattr(searching, "PATIENCE_S", 60)
+    machines.become(1, 1, 1, 1)
+    assert [ShardResources.of_free(n).num_cpus for n in (1, 2, 4)] == [1, 0, 0]
+    ads = np.random.default_rng(3).standard_normal((2000, 8), dtype=np.float32)
+    file = tmp_path / "ads.npy"
+    np.save(file, ads)
+    assert len(embedded_shards(file, 0, 1e-9)) == 2  # for each, half of the CPUs are two
+    ((_, (found, _)),) = search_rows((file, 5), file, 1, 1e-9)
+    assert found[:, 0].tolist() == (ads[:5] @ ads.T).argmax(axis=1).tolist()
 
 
 def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(

@@ -1,6 +1,7 @@
 """Tables of queries answered, and ads added after training."""
 
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from conftest import RunHere
+from filelock import FileLock
 from mlflow.exceptions import MlflowException
+from ray.util.placement_group import placement_group
 from stores import Store
 from support import NUM_CPUS
 
@@ -23,7 +26,9 @@ from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
+from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deployment import predict as answering
+from ramen_ray.orchestration.deployment import sharded
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
@@ -118,7 +123,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
     assert f"{answers} has predictions of a different call (top_k differ)" in printed
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
 
 
 @pytest.mark.slow
@@ -173,7 +178,37 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", *before}
+    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
+
+
+@pytest.mark.slow
+def test_a_retriever_in_shards_answers_with_fewer_cpus_while_others_hold_some(
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards, and a process that encodes
+    monkeypatch.setattr(sharded, "PATIENCE_S", 1)
+    answers = tmp_path / "answers"
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": answers}
+    with no_placement_group_left():
+        ray.get(placement_group([{"CPU": NUM_CPUS - 1}]).ready())
+        code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
+    assert code == 0, printed
+    assert "(42 queries, 3 of them with an error)" in printed
+
+
+def test_shards_without_room_are_reported(
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
+    monkeypatch.setattr(sharded, "BYTES_TO_WRITE", 10**15)
+    for name in ("MOMENT_S", "PATIENCE_S"):
+        monkeypatch.setattr(sharded, name, 0.1)
+    answers = tmp_path / "answers"
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": answers}
+    code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
+    assert code == 2
+    room = r"have not had 0\.48 CPUs and 100000\d\.\d GB of memory free in 0\.1 s, for 3 shards"
+    assert re.search(room, printed), printed
 
 
 def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
@@ -218,6 +253,22 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
         assert_refused("model_content")
     finally:
         weights.write_bytes(before)
+
+
+def test_a_folder_that_another_call_writes_is_left_alone(
+    run: Run, queries: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".attempts").mkdir()
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path}
+    with FileLock(tmp_path / ".lock"):
+        code, printed = run(predict, **flags)
+    assert code == 2
+    assert f"another call is writing to {tmp_path}; wait until it has ended" in printed
+    assert {file.name for file in tmp_path.iterdir()} == {
+        ".attempts",
+        ".lock",
+        "_predictions.json",
+    }
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(

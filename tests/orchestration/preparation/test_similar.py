@@ -1,6 +1,7 @@
 """Similar texts against brute force, by n-grams and by an encoder."""
 
 import shutil
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def _brute_force(
     texts: list[str], similarities: np.ndarray, limits: SimilarSettings
 ) -> list[list[float]]:
     """The similarities of each text's anchors, best first."""
-    plain = ["".join(c for c in text.lower() if c.isalnum()) for text in texts]
+    plain = [
+        "".join(c for c in text.lower() if unicodedata.category(c)[0] in "LMNS") for text in texts
+    ]
     found = []
     for row, text in zip(similarities, plain, strict=True):
         near = [
@@ -88,14 +91,18 @@ def _brute_force(
     return found
 
 
-def _linked(texts: list[str], limits: SimilarSettings, folder: Path) -> list[dict[str, float]]:
-    """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
+def _shop(texts: list[str], folder: Path) -> Path:
+    """A dataset directory whose ads are ``texts``, as are its queries."""
     tables = {"ads": text_table("ad_id", texts)}
     for split in ("train", "validation", "test"):
         tables[f"queries/{split}"] = query_table(texts[:1], [[1]])
-    limits = replace(limits, protocol="as-published")
-    path = write_dataset(folder / "shop", tables, name="shop").path
-    add_similar(path, "near", limits)
+    return write_dataset(folder / "shop", tables, name="shop").path
+
+
+def _linked(texts: list[str], limits: SimilarSettings, folder: Path) -> list[dict[str, float]]:
+    """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
+    path = _shop(texts, folder)
+    add_similar(path, "near", replace(limits, protocol="as-published"))
     anchors = Dataset(path).read("anchors/near")["text"].to_pylist()
     linked: list[dict[str, float]] = [{} for _ in texts]
     for edge in Dataset(path).read("edges/near/ad").to_pylist():
@@ -125,6 +132,25 @@ def test_ngrams_find_what_brute_force_finds(
     _check(texts, _ngram_similarities(texts), limits, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "other", "is_duplicate"),
+    [
+        ("पानी का गिलास", "पीना का गिलास", False),  # water, to drink; vowels are marks
+        ("ดีมาก", "ดึมาก", False),
+        ("learn C quickly", "learn C++ quickly", False),
+        ("learn C quickly", "Learn C: quickly!", True),
+        ("learn C quickly", "learn C# quickly", True),
+    ],
+)
+def test_texts_of_other_words_are_no_duplicates(
+    text: str, other: str, is_duplicate: bool, tmp_path: Path
+) -> None:
+    others = ["learn quickly", "quickly learn"]
+    limits = SimilarSettings(min_similarity=0.1, max_similarity=1.0)
+    one, two, *_ = _linked([text, other, *others], limits, tmp_path)
+    assert (other not in one, text not in two) == (is_duplicate, is_duplicate)
+
+
 @pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
 def test_an_encoder_finds_what_brute_force_finds(
     encoder_path: Path,
@@ -140,6 +166,28 @@ def test_an_encoder_finds_what_brute_force_finds(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
     )
     _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
+
+
+@pytest.mark.parametrize("most", [20, 40, 1024])
+def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
+    most: int, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", 1)
+    monkeypatch.setattr(similar, "MAX_NEIGHBOURS", most)
+    texts = [*_texts(60), *("heron " + " " * n + "sloop" for n in range(2, 20))]
+    limits = SimilarSettings(str(encoder_path), 3, 0.2, 0.9, protocol="as-published")
+    near = _embedding_similarities(texts, encoder_path, 32)
+    nearest = -np.sort(-near, axis=1)[:, :most]
+    plain = np.array(["".join(filter(str.isalpha, text.lower())) for text in texts])
+    usable = (near >= 0.2) & (near <= 0.9) & (plain != plain[:, None])
+    usable &= near >= nearest[:, -1:]
+    given_up = int(((usable.sum(axis=1) < 3) & (nearest[:, -1] >= 0.2)).sum())
+    counts = add_similar(_shop(texts, tmp_path), "near", limits)
+    if most > len(texts):
+        given_up = 0
+    else:
+        assert 0 < given_up < len(texts)
+    assert counts.get(similar.GIVEN_UP, 0) == given_up
 
 
 def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> None:
@@ -217,7 +265,9 @@ def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
     return [(edge["ad_id"], anchors[edge["anchor_id"]]) for edge in edges]
 
 
-@pytest.mark.parametrize("wrong", [{"top_k": 0}, {"min_similarity": 0.97}, {"max_similarity": 1.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"top_k": 0}, {"top_k": 1024}, {"min_similarity": 0.97}, {"max_similarity": 1.1}]
+)
 def test_settings_that_leave_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(DatasetError, match=next(iter(wrong))):
         SimilarSettings(**wrong)

@@ -1,0 +1,88 @@
+"""What an actor that holds a shard, and one that writes answers, do with a large block."""
+
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ramen_ray.data.sources import find_pieces
+from ramen_ray.method.retrieval.search import build_index
+from ramen_ray.orchestration import search as searching
+from ramen_ray.orchestration.deployment.partitions import PART, Partition
+from ramen_ray.orchestration.deployment.sharded import (
+    MAPPED_ADS_FILE,
+    Work,
+    _Write,
+    write_mapped_ads,
+)
+from ramen_ray.orchestration.search import _SearchShard
+
+K, NUM_QUERIES = 60, 20_000
+
+
+@dataclass(frozen=True)
+class Ads:
+    """A shard in memory, whose first row is ``first``."""
+
+    embeddings: np.ndarray
+    first: int
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.embeddings.nbytes)
+
+    def open(self) -> tuple[Any, int]:
+        return build_index(self.embeddings), self.first
+
+
+def _whole_numbers(num_rows: int) -> np.ndarray:
+    """Rows of whole numbers, so that sums are exact."""
+    return np.random.default_rng(num_rows).integers(-999, 999, (num_rows, 12)).astype(np.float32)
+
+
+@pytest.mark.parametrize("answers_at_once", [7 * K, 2 * 1024 * K + 5])
+def test_a_block_of_many_answers_needs_little_more_memory_than_these(
+    answers_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, ads = _whole_numbers(NUM_QUERIES), _whole_numbers(400)
+    monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
+    block = {"name": "queries", "queries": queries}
+    for first in (200, 0):
+        actor = _SearchShard(Ads(ads[first : first + 200], first), K, 1, tmp_path)
+        tracemalloc.start()
+        block = actor(block)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2 * (block["ads"].nbytes + block["scores"].nbytes)
+    similarity = queries @ ads.T
+    rows = np.broadcast_to(np.arange(len(ads)), similarity.shape)
+    expected = np.lexsort((-rows, -similarity), axis=1)[:, :K]
+    assert np.array_equal(block["ads"], expected)
+    assert np.array_equal(block["scores"], np.take_along_axis(similarity, expected, 1))
+
+
+@pytest.mark.parametrize(("answers_at_once", "sizes"), [(12, [4, 4, 1]), (5_000_000, [9])])
+def test_the_texts_of_many_answers_are_spelt_out_some_at_a_time(
+    answers_at_once: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
+    texts = [f"query {n}" if n != 5 else "" for n in range(9)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
+    (piece,) = find_pieces(str(tmp_path / "queries.parquet"), ["text"])
+    names = [f"ad {n}" for n in range(20)]
+    pq.write_table(pa.table({"ad_id": names, "text": names}), tmp_path / "ads.parquet")
+    write_mapped_ads(tmp_path / "ads.parquet", tmp_path / MAPPED_ADS_FILE)
+    found = np.random.default_rng(0).integers(0, 20, (8, 3))
+    scores = np.zeros((8, 3), dtype=np.float32)
+    work = Work([Partition(piece, 0, 9)], "text", 3, tmp_path, tmp_path, tmp_path)
+    _Write(work)({"partition": 0, "ads": found, "scores": scores})
+    file = pq.ParquetFile(tmp_path / PART.format(0))
+    groups = range(file.num_row_groups)
+    assert [file.metadata.row_group(group).num_rows for group in groups] == sizes
+    expected = [[names[ad] for ad in row] for row in found]
+    assert file.read()["ads"].to_pylist() == [*expected[:5], [], *expected[5:]]
