@@ -133,7 +133,7 @@ def test_encoder_folders(
     _folder(folder, own_py=f"open({str(ran)!r}, 'w')", **files)
     arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
     arguments += ["--training.global-batch-size", 8]
-    monkeypatch.setattr(train, "start_ray", lambda: None)
+    monkeypatch.setattr(train, "start_ray", lambda **_: None)
     printed = run_here(train, *arguments, "--encoder.pretrained", folder)
     _expect(printed, message)
     assert not ran.exists()
@@ -144,7 +144,7 @@ def test_encoder_folders(
 def test_names_of_encoders(
     name: str, run_here: RunHere, dataset_path: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(train, "start_ray", lambda: None)
+    monkeypatch.setattr(train, "start_ray", lambda **_: None)
     arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
     arguments += ["--training.global-batch-size", 8]
     _expect(run_here(train, *arguments, "--encoder.pretrained", name), "encoder")

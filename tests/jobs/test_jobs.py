@@ -171,7 +171,7 @@ def test_bad_input_is_one_clear_line(
     if arguments[0] == "tiny" and "--output" not in arguments:
         arguments = [*arguments, "--output", str(tmp_path / "outputs")]
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-    monkeypatch.setattr(train, "start_ray", lambda: None)  # none of these needs it
+    monkeypatch.setattr(train, "start_ray", lambda **_: None)  # none of these needs it
     assert run_job(train.main) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: ")
