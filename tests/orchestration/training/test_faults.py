@@ -28,6 +28,7 @@ from ramen_ray.tracking.runs import tracking_uri
 pytestmark = pytest.mark.slow
 
 KINDS = ("graphs", "shortlists")
+WARM_BYTES = 400 << 20
 Ended = TypeVar("Ended")
 Metrics = dict[str, dict[str, dict[str, float]]]
 CLOCK_GOES_BACK = """
@@ -65,6 +66,7 @@ def _folder(config: RunConfig) -> Path:
 def _kill_task(pending: Path) -> bool:
     """Kill the process that computes a background result; says whether there was one."""
     if not any(pending.glob("step_*/attempt-*")):
+        _kill_warm_processes()
         return False
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -72,6 +74,14 @@ def _kill_task(pending: Path) -> bool:
                 process.kill()
                 return True
     return False
+
+
+def _kill_warm_processes() -> None:
+    """Kill idle processes that have loaded libraries: they do a task before one can kill them."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] == ["ray::IDLE"] and process.memory_info().rss > WARM_BYTES:
+                process.kill()
 
 
 def _disturbed(disturb: Callable[[], None], job: Callable[[], Ended]) -> Ended:
