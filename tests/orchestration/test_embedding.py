@@ -39,7 +39,7 @@ def test_embedding_that_ends_its_process_is_given_up(
                 file.write("x")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ads: Any = TableRows(prepared_bag.path / "tokens" / "ads", Deadly(), "queries")  # type: ignore
+    ads: Any = TableRows(prepared_bag.path / "tokens" / "ads", Deadly(), "queries")
     folder = tmp_path / "made"
     folder.mkdir()
     message = rf"embedding of {ads.table}, texts from 0: {MAX_ATTEMPTS} processes have died"

@@ -1,1 +1,1 @@
-"""What happens in a worker: a process of Ray Train, or a trial's own."""
+"""What happens in a worker: one of Ray Train, a task that is the only one, or a trial."""

@@ -32,6 +32,7 @@ from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.tables import import_tables
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
@@ -186,6 +187,27 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     disturbed = _disturbed(lambda: fit(run), begins, disturb)
     assert disturbed.metrics == unharmed.metrics
     assert amid, "the machine was lost too late"
+
+
+def test_the_only_worker_goes_on_when_its_machine_is_lost(
+    machines: Machines, config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
+    config = overlay(config, {**alone, "training.epochs": 12, "workers.num_workers": 1})
+    machines.become(1)
+    expected = fit(overlay(config, {"name": "only-undisturbed"}))
+    folder = RunDirectory.of(config.output, "only").path
+
+    def begins() -> bool:
+        return any(folder.glob("checkpoint_0*"))
+
+    def disturb() -> None:
+        machines.lose()
+        machines.add()
+
+    found = _disturbed(lambda: fit(overlay(config, {"name": "only"})), begins, disturb)
+    assert found.metrics == expected.metrics
+    assert "another one goes on" in caplog.text, "the machine was lost too late"
 
 
 def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(

@@ -52,6 +52,24 @@ def test_another_worker_goes_on_where_one_died(
     assert caplog.text.count("the worker has failed, another one goes on: ") == 2
 
 
+def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_path: Path) -> None:
+    def fail_once(task: WorkerTask) -> str:
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").mkdir()
+            raise ConnectionResetError("the store went away")
+        return "done"
+
+    def always_fail(task: WorkerTask) -> None:
+        with (tmp_path / "failures").open("a") as failures:
+            failures.write(".")
+        raise ZeroDivisionError("by zero")
+
+    assert train(fail_once) == "done"
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        train(always_fail)
+    assert (tmp_path / "failures").stat().st_size == 3
+
+
 def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
     with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
         train(lambda task: os.kill(os.getpid(), signal.SIGKILL))
