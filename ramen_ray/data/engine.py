@@ -1,0 +1,137 @@
+"""DuckDB as the engine for tables: one connection, which spills beside the output.
+
+It never fetches or loads an extension, so it reads nothing but this machine's files.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+
+import duckdb
+import psutil
+import pyarrow as pa
+from duckdb.func import ARROW
+
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.texts import fold
+from ramen_ray.errors import UserError
+
+SHARE_OF_MEMORY = 0.6
+SECONDS_OF_SILENCE = 5.0
+ROWS_PER_BATCH = 65_536
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection whose tables are gone when the block ends.
+
+    SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`.
+
+    Args:
+        folder: an existing folder for what does not fit in memory; a subfolder is made and removed.
+        memory: how much memory tables may take, such as ``4GB``; default 60 % of the machine's.
+
+    Raises:
+        UserError: ``memory`` is not a size.
+    """
+    limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
+    with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
+        connection = duckdb.connect(
+            config={
+                "temp_directory": aside,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "allow_community_extensions": False,
+            }
+        )
+        try:
+            _limit_memory(connection, limit)
+            connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+            connection.create_function("fold", _folded, ["VARCHAR"], "VARCHAR", type=ARROW)
+            yield connection
+        finally:
+            connection.close()
+
+
+def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
+    """Run a statement; from its fifth second on, log how far ``what`` is.
+
+    Raises:
+        UserError: it needs more memory or disk than it may have.
+    """
+    with _watched(connection, what):
+        try:
+            connection.execute(sql)
+        except duckdb.OutOfMemoryException as error:
+            raise UserError(
+                f"{what} needs more memory than it may have; give more with --memory, or free"
+                f" disk space beside the output ({str(error).splitlines()[0]})"
+            ) from error
+
+
+def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
+    """Return the number that a query gives."""
+    (number,) = connection.sql(sql).fetchall()[0]
+    return int(number or 0)
+
+
+def stream(
+    connection: duckdb.DuckDBPyConnection, sql: str, rows_per_batch: int = ROWS_PER_BATCH
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query in batches, without holding all of them."""
+    yield from connection.sql(sql).to_arrow_reader(rows_per_batch)
+
+
+def files_of(dataset: Dataset, table: str) -> str:
+    """Return the SQL that reads a table of a dataset directory."""
+    return f"read_parquet([{', '.join(map(_quoted, dataset.files(table)))}])"
+
+
+def _quoted(path: Path) -> str:
+    """Write a path as a literal, with the marks of globs as themselves."""
+    escaped = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
+    return text_literal(escaped)
+
+
+def text_literal(text: str) -> str:
+    """Write a text as a literal of SQL."""
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
+
+
+def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
+    try:
+        connection.execute(f"SET memory_limit = {text_literal(limit)}")
+    except duckdb.Error as error:
+        raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
+
+
+def _folded(texts: pa.ChunkedArray) -> pa.Array:
+    return fold(texts.combine_chunks())
+
+
+@contextmanager
+def _watched(connection: duckdb.DuckDBPyConnection, what: str) -> Iterator[None]:
+    """Log the progress of the connection's query while the block runs."""
+    done, start = Event(), time.monotonic()
+
+    def watch() -> None:
+        while not done.wait(SECONDS_OF_SILENCE):
+            seconds = time.monotonic() - start
+            share = max(connection.query_progress(), 0.0) / 100
+            left = f", about {seconds / share - seconds:.0f} s left" if share > 0.05 else ""
+            logger.info("%s: %.0f s%s", what, seconds, left)
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
