@@ -2,105 +2,30 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import run
-from ramen_ray.data.findings import Finding, Severity, error_at, raise_errors
-from ramen_ray.data.sources import as_numbers, as_seconds, as_strings
-from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.findings import Finding, error_at, raise_errors
+from ramen_ray.data.tables.columns import Column
+from ramen_ray.data.tables.faults import EXAMPLES, FEW, Faults, Kind
 from ramen_ray.data.tables.reading import Rows, find_files, read_file
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_FILE = 1 << 40
-EXAMPLES = 3
-ADVICE = "correct them, or leave these rows out with skip_bad_rows"
+HEADER_AGAIN = Kind(
+    "rows repeat the header, and are left out",
+    "were files with headers joined? Leave the headers out",
+    severity="warning",
+)
 
 logger = logging.getLogger(__name__)
-
-Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column to read.
-
-    Attributes:
-        name: what the user calls it.
-        convert: turns its cells (rows,) into values (rows,), and flags (rows,) the bad ones.
-        fault: what is wrong with a bad cell, as in "3 cells are empty".
-        type: the values' type.
-        optional: whether a bad cell is null, and its row is kept.
-    """
-
-    name: str
-    convert: Convert = as_strings
-    fault: str = "are empty"
-    type: pa.DataType = field(default_factory=pa.string)
-    optional: bool = False
-
-
-def weights(name: str, low: float, high: float = np.inf) -> Column:
-    """Read a column of finite numbers from ``low`` to ``high``."""
-
-    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-        numbers, bad = as_numbers(cells)
-        return numbers, bad | (numbers < low) | (numbers > high)
-
-    limit = f" up to {high:g}" if np.isfinite(high) else ""
-    return Column(name, convert, f"are not positive numbers{limit}", pa.float64())
-
-
-def times(name: str) -> Column:
-    """Read a column of times, as float64 seconds since 1970."""
-    return Column(name, as_seconds, "are not times (ISO 8601 or seconds since 1970)", pa.float64())
-
-
-@dataclass
-class Fault:
-    """Rows of one table that have the same thing wrong.
-
-    Attributes:
-        message: follows the number of rows, as in "3 cells are empty".
-        advice, column, severity: see :class:`~ramen_ray.data.findings.Finding`.
-        count: number of such rows.
-        files: the files that have any.
-        first: file and row of the first.
-        examples: the first few cells.
-    """
-
-    message: str
-    advice: str
-    column: str | None = None
-    severity: Severity = "error"
-    count: int = 0
-    files: set[str] = field(default_factory=set)
-    first: tuple[str, int] | None = None
-    examples: list[Any] = field(default_factory=list)
-
-    def add(self, file: str, rows: Int64s, cells: Sequence[Any]) -> None:
-        """Count the rows (n,) of a file; ``cells`` are those of the first few."""
-        self.first = self.first or (file, int(rows[0]))
-        self.count += len(rows)
-        self.files.add(file)
-        self.examples += cells[: EXAMPLES - len(self.examples)]
-
-    def finding(self) -> Finding:
-        """Say it in one line, however many files have it."""
-        assert self.first
-        shown = ", ".join("nothing" if cell is None else repr(cell) for cell in self.examples)
-        rest = self.count - len(self.examples)
-        more = f" and {rest} more" if rest and shown else ""
-        over = f" (in {len(self.files)} files)" if len(self.files) > 1 else ""
-        message = f"{self.count} {self.message}{over}" + (f": {shown}{more}" if shown else "")
-        file, row = self.first
-        return Finding(self.severity, file, message, self.advice, row, self.column)
 
 
 class UserTable:
@@ -130,9 +55,9 @@ class UserTable:
         self.skip_bad_rows = skip_bad_rows
         self.rows_read = 0
         self.left_out: Counter[str] = Counter()
-        self._files = find_files(source, [column.name for column in columns.values()])
-        self._faults: dict[tuple[str, str | None], Fault] = {}
-        self._others: list[Finding] = []
+        names = [name for column in columns.values() for name in column.names]
+        self._files = find_files(source, list(dict.fromkeys(names)))
+        self._faults = Faults()
         self._stopped: Exception | None = None
 
     def load(self, connection: duckdb.DuckDBPyConnection, table: str, query: str) -> None:
@@ -150,9 +75,8 @@ class UserTable:
         schema = pa.schema(
             [("place", pa.int64()), *((role, of.type) for role, of in self.columns.items())]
         )
-        connection.register(
-            "source", pa.RecordBatchReader.from_batches(schema, self._batches(schema))
-        )
+        rows = pa.RecordBatchReader.from_batches(schema, self._batches(schema))
+        connection.register("source", rows)
         try:
             run(connection, f"reading {self.source}", f"CREATE TABLE {table} AS {query}")
         except duckdb.Error:
@@ -174,28 +98,28 @@ class UserTable:
             found: places and cells of the first few, by ascending place.
             count: number of all such rows.
         """
-        fault = self._fault(message, advice, self.columns[role].name)
+        kind = Kind(message, advice, self.columns[role].shown)
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
-            fault.add(self._files[file].path, np.array([row]), [cell])
-        fault.count += count - len(found)
+            self._faults.add(kind, self._files[file].path, np.array([row]), [cell])
+        self._faults.add_uncounted(kind, count - len(found))
         self.left_out[message] += count
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with the rows so far, one finding of each kind."""
-        return [fault.finding() for fault in self._faults.values()] + self._others
-
-    def check(self) -> None:
+    def check(self) -> list[Finding]:
         """Refuse the table if rows are bad and are not to be skipped; log what else was found.
+
+        What was found is forgotten, so that a later call tells only what is new.
 
         Raises:
             DatasetError: names every kind of fault, with the first row of each.
         """
-        findings = self.findings()
+        findings = self._faults.findings()
+        self._faults.clear()
         if not self.skip_bad_rows:
             raise_errors(f"the table {self.source}", findings)
         for finding in findings:
             logger.warning("warning: %s", finding)
+        return findings
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
@@ -209,25 +133,69 @@ class UserTable:
     def _good_rows(self, rows: Rows, number: int) -> pa.Table:
         """Convert a batch of the file ``number``, and leave bad rows out."""
         path = self._files[number].path
-        self._others += rows.findings
         self.rows_read += len(rows.numbers)
-        columns: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
-        good = np.ones(len(rows.numbers), dtype=bool)
+        for kind, lines, cells in rows.faults:
+            self._faults.add(kind, path, lines, cells)
+            if kind.severity == "error":
+                self.rows_read += len(lines)
+                self.left_out[kind.message] += len(lines)
+        values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
+        good = ~_is_header(rows.cells)
+        self._faults.add(HEADER_AGAIN, path, rows.numbers[~good])
+        self.left_out["headers"] += int((~good).sum())
         for role, column in self.columns.items():
-            cells = rows.cells[column.name]
-            columns[role], bad = _converted(path, column, cells)
+            cells = column.cells(rows.cells)
+            values[role], bad = _converted(path, column, cells)
             if column.optional:
-                columns[role] = pa.array(columns[role], mask=bad)
-            elif bad.any():
-                self._fault(f"cells {column.fault}", ADVICE, column.name).add(
-                    path, rows.numbers[bad], cells.filter(pa.array(bad))[:EXAMPLES].to_pylist()
-                )
-                self.left_out[f"cells {column.fault}"] += int((good & bad).sum())
-                good &= ~bad
-        return pa.table(columns).filter(pa.array(good))
+                values[role] = pa.array(values[role], mask=bad)
+                continue
+            good &= ~self._bad(column, path, rows, cells, good & bad)
+            good &= ~self._doubtful(column, path, rows, values[role], good)
+            for unwanted in column.filters:
+                flags = good & unwanted.flags(values[role])
+                self.left_out[unwanted.reason] += int(flags.sum())
+                good &= ~flags
+        return pa.table(values).filter(pa.array(good))
 
-    def _fault(self, message: str, advice: str, column: str | None) -> Fault:
-        return self._faults.setdefault((message, column), Fault(message, advice, column))
+    def _bad(
+        self, column: Column, path: str, rows: Rows, cells: pa.ChunkedArray, bad: Booleans
+    ) -> Booleans:
+        """Note the cells (rows,) that could not be converted; returns their rows."""
+        if bad.any():
+            wrong = cells.filter(pa.array(bad))
+            message, advice = column.explain(wrong)
+            kind = Kind(f"cells {message}", advice, column.shown)
+            self._faults.add(kind, path, rows.numbers[bad], wrong[:EXAMPLES].to_pylist())
+            self.left_out[kind.message] += int(bad.sum())
+        return bad
+
+    def _doubtful(
+        self, column: Column, path: str, rows: Rows, values: Any, good: Booleans
+    ) -> Booleans:
+        """Note values (rows,) that are likely wrong; returns the rows to leave out."""
+        out = np.zeros(len(good), dtype=bool)
+        for doubt in column.doubts:
+            flags = good & ~out & doubt.flags(values)
+            if not flags.any():
+                continue
+            severity = "warning" if doubt.leave_out else "error"
+            kind = Kind(f"cells {doubt.fault}", doubt.advice, column.shown, severity, FEW)
+            examples = values.filter(pa.array(flags))[:EXAMPLES].to_pylist()
+            self._faults.add(kind, path, rows.numbers[flags], examples)
+            if doubt.leave_out:
+                self.left_out[kind.message] += int(flags.sum())
+                out |= flags
+        return out
+
+
+def _is_header(cells: pa.Table) -> Booleans:
+    """Flag the rows whose cells are the names of their columns."""
+    flags = np.ones(len(cells), dtype=bool)
+    for name, column in zip(cells.column_names, cells.columns, strict=True):
+        if not flags.any() or not pa.types.is_string(column.type):
+            return np.zeros(len(cells), dtype=bool)
+        flags &= pc.fill_null(pc.equal(column, name), False).to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
@@ -235,14 +203,4 @@ def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, 
         return column.convert(cells)
     except (pa.ArrowException, ValueError) as error:
         message = f"{cells.type} cannot be read: {first_line_of(error)}"
-        raise error_at(path, message, column=column.name) from error
-
-
-def refuse_no_rows(table: UserTable) -> None:
-    """Refuse a table of which no row can be used.
-
-    Raises:
-        DatasetError: no row was left.
-    """
-    if table.rows_read == sum(table.left_out.values()):
-        raise DatasetError(f"{table.source} has no rows that can be used")
+        raise error_at(path, message, column=column.shown) from error

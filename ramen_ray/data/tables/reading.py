@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data import sources
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.tables.faults import Kind
 
 # provisional: on top of data.sources, until the readers of whole files are here
 
@@ -29,12 +30,13 @@ class Rows:
         cells: the columns that were asked for.
         numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line that
             it begins on, from 1.
-        findings: what could not be read, or not without a doubt.
+        faults: kinds of lines that could not be read, or not without a doubt, their lines (n,), and
+            examples.
     """
 
     cells: pa.Table
     numbers: Int64s
-    findings: Sequence[Finding] = ()
+    faults: Sequence[tuple[Kind, Int64s, Sequence[Any]]] = ()
 
 
 def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
@@ -49,4 +51,4 @@ def read_file(file: TableFile) -> Iterator[Rows]:
     """Read a file's rows, in their order."""
     for piece in file.pieces:
         for batch in sources.read_piece(piece):
-            yield Rows(batch.rows, np.asarray(batch.row_numbers), batch.findings)
+            yield Rows(batch.rows, np.asarray(batch.row_numbers))

@@ -1,14 +1,18 @@
 """Settings of an import of a user's own tables."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.graphs.anchor_sets import check_spelling
 from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.sources import as_seconds
+from ramen_ray.data.validation.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.cells import TimeUnit, as_seconds
+
+NullWords = Literal["refuse", "leave-out", "keep"]
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,20 @@ class Columns:
     clicks_weight: str | None = None
     """Weight of a click, such as a count; without it every row counts 1."""
     clicks_time: str | None = None
-    """Time of a click: a timestamp, ISO 8601 text, or seconds since 1970."""
+    """Time of a click: a timestamp, ISO 8601 text, or a number of clicks_time_unit."""
+    clicks_time_unit: TimeUnit = "s"
+    """What numbers in the column of times count since 1970; yyyymmdd are days such as
+    20260901."""
     query_id: str = "query_id"
     """Id of a query in the table of queries."""
-    query_text: str = "text"
-    """Text of a query in the table of queries."""
+    query_text: tuple[str, ...] = ("text",)
+    """Text of a query in the table of queries; several columns are joined by a space."""
     query_split: str | None = None
     """Split of a query in the table of queries: train, validation or test."""
     ad_id: str = "ad_id"
     """Id of an ad in the table of ads."""
-    ad_text: str = "text"
-    """Text of an ad in the table of ads."""
+    ad_text: tuple[str, ...] = ("text",)
+    """Text of an ad in the table of ads; several columns are joined by a space."""
     edges_query: str | None = None
     """Query of an edge, named as the clicks name it; default the clicks' column."""
     edges_ad: str | None = None
@@ -45,8 +52,8 @@ class Columns:
     """Weight of an edge; without it every edge has weight 1."""
     anchor_id: str = "anchor_id"
     """Id of an anchor in a table of anchors."""
-    anchor_text: str = "text"
-    """Text of an anchor in a table of anchors."""
+    anchor_text: tuple[str, ...] = ("text",)
+    """Text of an anchor in a table of anchors; several columns are joined by a space."""
     splits_query: str | None = None
     """Query in the table of splits, named as the clicks name it; default the clicks' column."""
     splits_split: str = "split"
@@ -67,7 +74,7 @@ class Splits:
     """Share of the queries in the validation split."""
     test_from: str | None = None
     """Queries first clicked from this time on are the test split, and no later click is trained on;
-    ISO 8601 or seconds since 1970."""
+    ISO 8601, or a number of columns.clicks_time_unit."""
     validation_from: str | None = None
     """Queries first clicked from this time on (and before test_from) are the validation split."""
     seed: int = 0
@@ -103,6 +110,12 @@ class UserTables:
     """Names of the columns in the tables."""
     splits: Splits = field(default_factory=Splits)
     """Which queries are held out."""
+    clicks_from: str | None = None
+    """Clicks before this time are left out; ISO 8601, or a number of columns.clicks_time_unit."""
+    clicks_until: str | None = None
+    """Clicks from this time on are left out."""
+    max_clicks_per_query: float | None = None
+    """Queries with a larger sum of click weights are left out, as bots' are."""
     min_click_weight: float = 0.0
     """Pairs of query and ad with a smaller sum of click weights are left out."""
     min_ads_per_query: int | None = None
@@ -116,8 +129,15 @@ class UserTables:
     of validation and test queries."""
     normalize_texts: bool = False
     """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
+    null_words: NullWords = "refuse"
+    """What to do with rows whose text or id is a word for nothing, such as NULL or N/A, if there
+    are more than a few."""
+    protocol: Protocol = "strict"
+    """strict leaves out edges that join a held-out query to its answer; as-published keeps
+    them."""
     skip_bad_rows: bool = False
-    """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them."""
+    """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them. Of a
+    query that is given two splits, the held-out one counts."""
 
     def __post_init__(self) -> None:
         """Check that the settings fit together.
@@ -143,11 +163,16 @@ class UserTables:
         for name, fraction in fractions.items():
             if not 0 < fraction < 1:
                 raise DatasetError(f"{name} is {fraction:g}; it must be between 0 and 1")
+        if (self.clicks_from or self.clicks_until) and not self.columns.clicks_time:
+            raise DatasetError(
+                "clicks_from and clicks_until need a column of times: set columns.clicks_time"
+            )
         validation, test = self.period_bounds or (0.0, 1.0)
-        if np.isnan([validation, test]).any():
-            raise DatasetError("splits.validation_from and splits.test_from must be times")
         if splits.validation_from and validation >= test:
             raise DatasetError("splits.validation_from is not before splits.test_from")
+        first, last = self.click_bounds
+        if first >= last:
+            raise DatasetError("clicks_from is not before clicks_until")
 
     def _check_anchor_sets(self) -> None:
         with_edges = {**self.query_edges, **self.ad_edges}
@@ -181,10 +206,23 @@ class UserTables:
         """Start of the validation and test periods, in seconds since 1970; None without periods."""
         if not self.splits.test_from:
             return None
-        times = [self.splits.validation_from or self.splits.test_from, self.splits.test_from]
-        seconds, bad = as_seconds(pa.chunked_array([times]))
-        seconds[bad] = np.nan
-        return float(seconds[0]), float(seconds[1])
+        test = self._seconds("splits.test_from", self.splits.test_from)
+        if not self.splits.validation_from:
+            return test, test
+        return self._seconds("splits.validation_from", self.splits.validation_from), test
+
+    @property
+    def click_bounds(self) -> tuple[float, float]:
+        """The first time of a click that counts, and the first that no longer does, in seconds."""
+        first = self._seconds("clicks_from", self.clicks_from) if self.clicks_from else -np.inf
+        last = self._seconds("clicks_until", self.clicks_until) if self.clicks_until else np.inf
+        return first, last
+
+    def _seconds(self, name: str, time: str) -> float:
+        seconds, bad = as_seconds(pa.chunked_array([[time]]), self.columns.clicks_time_unit)
+        if bad.any():
+            raise DatasetError(f"{name} must be a time, not {time!r}")
+        return float(seconds[0])
 
     @property
     def click_columns(self) -> dict[str, str]:
@@ -197,19 +235,6 @@ class UserTables:
             "time": columns.clicks_time,
         }
         return {role: name for role, name in named.items() if name is not None}
-
-    @property
-    def sources(self) -> dict[str, tuple[str, list[str]]]:
-        """The given tables, except those of anchor sets, and the columns to read of each."""
-        given = self.given_splits
-        named = {
-            "queries": (self.queries, self.node_columns("queries")),
-            "ads": (self.ads, self.node_columns("ads")),
-            "clicks": (self.clicks, self.click_columns),
-            "splits": given or (None, {}),
-            "filters": (self.filters, self.filter_columns),
-        }
-        return {kind: (source, list(of.values())) for kind, (source, of) in named.items() if source}
 
     @property
     def given_splits(self) -> tuple[str, dict[str, str]] | None:
@@ -247,16 +272,10 @@ class UserTables:
                 columns.anchor_id,
                 columns.anchor_text,
                 self.skip_bad_rows,
-                "as-published",
+                self.protocol,
             )
             for name in sorted({**self.query_edges, **self.ad_edges})
         }
-
-    def node_columns(self, kind: str) -> dict[str, str]:
-        """Names of the id and text columns of the table of ``queries`` or ``ads``."""
-        if kind == "queries":
-            return {"id": self.columns.query_id, "text": self.columns.query_text}
-        return {"id": self.columns.ad_id, "text": self.columns.ad_text}
 
 
 def _refuse_one_column_for_two(click_columns: dict[str, str]) -> None:

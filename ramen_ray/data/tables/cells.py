@@ -1,0 +1,180 @@
+"""Convert the cells of a column to texts, numbers or times, and flag those that are not."""
+
+import uuid
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ramen_ray.data.arrays import Booleans
+
+LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+"""Up to here a float of the type has all the digits of a whole number."""
+NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
+SCIENTIFIC = r"^\s*[+-]?\d(\.\d*)?[eE]\+?\d+\s*$"
+NULL_WORDS = ("NULL", "null", "None", r"\N", "N/A", "n/a", "#N/A", "NaN", "nan", "NaT", "<NA>")
+ISO_DAY = r"^\d{4}-\d\d-\d\d$"
+ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
+ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
+UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+TimeUnit = Literal["s", "ms", "us", "ns", "yyyymmdd"]
+EARLIEST, LATEST = 631_152_000, 4_102_444_800
+"""The years 1990 to 2100, in seconds since 1970: other times are in another unit, or wrong."""
+
+
+def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
+    """Return a column's cells as strings, and which (rows,) are null, empty or white space.
+
+    Raises:
+        ValueError: the cells are lists, are not UTF-8, or are floats that lost digits of an id.
+    """
+    strings = _text(_plain(column))
+    empty = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(strings)), 0), True)
+    return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)
+
+
+def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
+    """Return a column's cells as float64, and which (rows,) are not finite numbers (given as 0)."""
+    values = _plain(column)
+    if not is_number(values.type):
+        strings = values.cast(pa.string())
+        good = pc.fill_null(pc.match_substring_regex(strings, NUMBER), False)
+        values = pc.utf8_trim_whitespace(pc.if_else(good, strings, None))
+    numbers = pc.fill_null(values.cast(pa.float64(), safe=False), np.nan).to_numpy(
+        zero_copy_only=False
+    )
+    bad = ~np.isfinite(numbers)
+    return np.where(bad, 0.0, numbers), bad
+
+
+def as_seconds(
+    column: pa.ChunkedArray, unit: TimeUnit = "s"
+) -> tuple[NDArray[np.float64], Booleans]:
+    """Return a column's times as float64 seconds since 1970, and which (rows,) are not times.
+
+    Times are timestamps or dates, numbers of ``unit``, or ISO 8601 text; without a zone it is UTC.
+    """
+    values = _plain(column)
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("s" if pa.types.is_date32(values.type) else "ms"))
+    if pa.types.is_timestamp(values.type):
+        if values.type.unit == "ns":  # has more digits than a float64
+            values = values.cast(pa.timestamp("us"), safe=False)
+        counts, bad = as_numbers(pa.chunked_array([values.cast(pa.int64())]))
+        return counts / UNITS_PER_SECOND[values.type.unit], bad
+    if is_number(values.type):
+        return _counted(column, unit)
+    strings = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    from_iso, not_iso = _iso_seconds(strings)
+    from_number, no_number = _counted(pa.chunked_array([strings]), unit)
+    return np.where(not_iso, from_number, from_iso), not_iso & no_number
+
+
+def fitting_unit(seconds: NDArray[np.float64], unit: TimeUnit) -> TimeUnit | None:
+    """Return the unit in which most of the numbers lie in 1990 to 2100; None if there is none.
+
+    Args:
+        seconds: (n,) what :func:`as_seconds` made of numbers of ``unit``.
+        unit: one that counts; for days there is no other.
+    """
+    if unit == "yyyymmdd":
+        return None
+    counts = pa.chunked_array([pa.array(seconds * UNITS_PER_SECOND[unit])])
+    for other in ("s", "ms", "us", "ns", "yyyymmdd"):
+        found, bad = _counted(counts, other)
+        if (~bad & in_our_time(found)).mean() > 0.5:
+            return other
+    return None
+
+
+def in_our_time(seconds: NDArray[np.float64]) -> Booleans:
+    """Flag the times (n,) from 1990 to 2100."""
+    return (seconds >= EARLIEST) & (seconds < LATEST)
+
+
+def is_scientific(cells: pa.Array) -> Booleans:
+    """Flag the strings (n,) that are whole numbers in scientific notation, such as 1.34E+18."""
+    return np.asarray(pc.match_substring_regex(cells, SCIENTIFIC))
+
+
+def is_null_word(cells: pa.Array) -> Booleans:
+    """Flag the strings (n,) that programs write for nothing, such as NULL or N/A."""
+    return np.asarray(pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(NULL_WORDS)))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether a column of this type has numbers."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[NDArray[np.float64], Booleans]:
+    numbers, bad = as_numbers(column)
+    if unit != "yyyymmdd":
+        return numbers / UNITS_PER_SECOND[unit], bad
+    digits = pa.array(np.where((numbers >= 1e7) & (numbers < 1e8), numbers, 0).astype(np.int64))
+    texts = pc.replace_substring_regex(
+        digits.cast(pa.string()), r"^(\d{4})(\d\d)(\d\d)$", r"\1-\2-\3"
+    )
+    return _iso_seconds(texts)
+
+
+def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
+    days, times, zones = (
+        pc.fill_null(pc.match_substring_regex(strings, form), False)
+        for form in (ISO_DAY, ISO_TIME, ISO_ZONE)
+    )
+    midnight = pc.binary_join_element_wise(strings, "00:00Z", " ")
+    in_utc = pc.binary_join_element_wise(strings, "Z", "")
+    texts = pc.if_else(days, midnight, pc.if_else(zones, strings, in_utc))
+    texts = pc.if_else(pc.or_(days, times), texts, None)
+    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+    try:
+        found = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    except pa.ArrowInvalid:  # such as a 13th month
+        found = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
+    microseconds, bad = as_numbers(pa.chunked_array([found]))
+    return microseconds / 10**6, bad
+
+
+def _microseconds(text: str | None) -> int | None:
+    try:
+        return pa.array([text]).cast(pa.timestamp("us", "UTC")).cast(pa.int64())[0].as_py()
+    except pa.ArrowInvalid:
+        return None
+
+
+def _text(values: pa.Array) -> pa.StringArray:
+    """Write values as text, whole numbers with all their digits."""
+    if pa.types.is_floating(values.type):
+        largest = LARGEST_WHOLE[values.type]
+        numbers = values.cast(pa.float64())
+        if pc.any(pc.greater(pc.abs(numbers), largest)).as_py():
+            power = largest.bit_length() - 1
+            raise ValueError(
+                f"numbers above 2**{power} have lost digits; write these ids as text or integers"
+            )
+        whole = pc.equal(numbers, pc.floor(numbers))
+        digits = pc.if_else(whole, numbers, None).cast(pa.int64()).cast(pa.string())
+        short = numbers if pa.types.is_float16(values.type) else values
+        return pc.coalesce(digits, short.cast(pa.string()))
+    if pa.types.is_decimal(values.type):
+        return pc.replace_substring_regex(values.cast(pa.string()), r"\.0+$", "")
+    if pa.types.is_fixed_size_binary(values.type) and values.type.byte_width == 16:
+        return pa.array(
+            [None if v is None else str(uuid.UUID(bytes=v)) for v in values.to_pylist()]
+        )
+    return values.cast(pa.string())
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column's values in one array, without dictionaries and extension types."""
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):  # more than 2 GiB of texts
+        values = pa.concat_arrays(chunk.cast(pa.large_string()) for chunk in values.chunks)
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    return (
+        pc.cast(values, values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    )

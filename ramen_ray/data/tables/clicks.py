@@ -1,0 +1,113 @@
+"""The clicks of an import: read, named by numbers, and summed.
+
+``click_rows`` (place, query, ad, weight, period)
+    the user's rows with names, if a text is all that queries or ads have.
+``clicks`` (place, query, ad, weight, period)
+    the same with numbers.
+``sums`` (query, ad, period, weight)
+    the clicks of each pair in each period.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import duckdb
+
+from ramen_ray.data.engine import count, run
+from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.nodes import Kind, numbered
+
+LARGEST_EXACT = 1 << 40
+"""Whole weights up to this can be summed as integers."""
+
+logger = logging.getLogger(__name__)
+
+
+def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
+    """Return the SQL for the rows of clicks with weight and period.
+
+    Args:
+        roles: the columns that the user's table has, by role.
+        bounds: the periods' first times, in seconds since 1970; the first period has none.
+    """
+    weight = "weight" if "weight" in roles else "1.0"
+    periods = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+    return f"SELECT place, query, ad, {weight} AS weight, {periods} AS period FROM source"
+
+
+def number_clicks(
+    connection: duckdb.DuckDBPyConnection, table: UserTable, bounds: Sequence[float]
+) -> None:
+    """Read the user's clicks into ``clicks``; queries and ads have been numbered."""
+    query = numbered(KINDS, "place, weight, period,", f"({rows_sql(table.columns, bounds)})")
+    table.load(connection, "clicks", query)
+
+
+def number_click_rows(connection: duckdb.DuckDBPyConnection) -> None:
+    """Make ``clicks`` out of ``click_rows``, which are no longer needed."""
+    query = numbered(KINDS, "place, weight, period,", "click_rows")
+    run(connection, "numbering clicks", f"CREATE TABLE clicks AS {query}")
+    connection.execute("DROP TABLE click_rows")
+
+
+KINDS: dict[Kind, str] = {"query": "query", "ad": "ad"}
+
+
+def sum_clicks(connection: duckdb.DuckDBPyConnection) -> None:
+    """Sum the clicks of known queries and ads, of each pair in each period.
+
+    Whole weights are summed as integers, others in the order of their rows: a parallel sum of
+    floats would depend on the number of threads.
+    """
+    whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
+    (exact,) = connection.sql(f"SELECT bool_and({whole}) FROM clicks").fetchall()[0]
+    total = "sum(weight::BIGINT)" if exact else "sum(weight ORDER BY place)"
+    run(
+        connection,
+        "summing clicks",
+        f"""CREATE TABLE sums AS
+        SELECT query, ad, period, {total}::FLOAT AS weight, count(*) AS clicks
+        FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL
+        GROUP BY query, ad, period""",
+    )
+    connection.execute("DROP TABLE clicks")
+
+
+def drop_busy_queries(connection: duckdb.DuckDBPyConnection, most: float) -> dict[str, int]:
+    """Leave out the queries with more than ``most`` clicks in all; returns how many there are."""
+    connection.execute(
+        f"""CREATE TABLE busy AS
+        SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"""
+    )
+    connection.execute("DELETE FROM sums WHERE query IN (FROM busy)")
+    return {
+        f"queries left out for more than {most:g} clicks": count(connection, _ALL.format("busy"))
+    }
+
+
+def drop_light_pairs(connection: duckdb.DuckDBPyConnection, least: float) -> dict[str, int]:
+    """Leave out the pairs of query and ad whose weights sum to less than ``least``."""
+    connection.execute(
+        f"""CREATE TABLE light AS
+        SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"""
+    )
+    return {"pairs left out for their low weight": _drop_pairs(connection, "light")}
+
+
+def drop_own_pairs(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Leave out the pairs of a query and an ad of its own text."""
+    connection.execute(
+        """CREATE TABLE own AS
+        SELECT DISTINCT sums.query, sums.ad FROM sums
+        JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
+        WHERE queries.folded = fold(ads.text)"""
+    )
+    return {"pairs left out as an ad of the query's own text": _drop_pairs(connection, "own")}
+
+
+_ALL = "SELECT count(*) FROM {}"
+
+
+def _drop_pairs(connection: duckdb.DuckDBPyConnection, pairs: str) -> int:
+    connection.execute(f"DELETE FROM sums WHERE (query, ad) IN (SELECT query, ad FROM {pairs})")
+    return count(connection, _ALL.format(pairs))

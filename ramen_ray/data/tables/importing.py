@@ -1,0 +1,299 @@
+"""Import a user's own tables into a dataset directory: read, number, sum, split, write."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from ramen_ray.data.engine import count, engine
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    dataset_name,
+    new_dataset,
+)
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.texts import normalized
+from ramen_ray.data.tables import clicks, given, nodes, splits, writing
+from ramen_ray.data.tables.columns import (
+    Column,
+    Filter,
+    id_column,
+    text_column,
+    time_column,
+    weight_column,
+)
+from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.errors import redacted
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
+MAX_SHOWN = 3
+KINDS: tuple[nodes.Kind, ...] = ("query", "ad")
+
+logger = logging.getLogger(__name__)
+
+
+def import_tables(
+    tables: UserTables, output: Path, name: str | None = None, memory: str | None = None
+) -> Dataset:
+    """Import a user's own tables into a dataset directory at ``output``.
+
+    The same tables and settings give the same bytes, on any machine and number of threads.
+
+    Args:
+        tables: where the tables are, what their columns are called, how they are split.
+        output: must not exist.
+        name: name of the dataset; by default that of the folder.
+        memory: how much memory the engine may take, such as ``4GB``; default 60 % of the machine's.
+
+    Raises:
+        DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
+    """
+    opened = open_tables(tables)
+    metadata = {
+        "name": dataset_name(name, output),
+        "source": redacted(tables.clicks),
+        "licence": "",
+        "imported": _without_passwords(asdict(tables)),
+    }
+    with new_dataset(output, **metadata) as writer, engine(writer.folder, memory) as connection:
+        _Import(tables, opened, connection).write(writer)
+    dataset = Dataset(output)
+    queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
+    logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
+    return dataset
+
+
+def open_tables(tables: UserTables) -> dict[str, UserTable]:
+    """Find the files of all tables but those of edges, by what they hold.
+
+    Raises:
+        DatasetError: a table is missing, cannot be opened, or lacks a column.
+    """
+    columns = tables.columns
+    sources: dict[str, tuple[str | None, dict[str, Column]]] = {
+        "query": (tables.queries, _node_columns(tables, columns.query_id, columns.query_text)),
+        "ad": (tables.ads, _node_columns(tables, columns.ad_id, columns.ad_text)),
+        "clicks": (tables.clicks, _click_columns(tables)),
+        "filters": (
+            tables.filters,
+            {
+                role: _name_column(tables, role, name)
+                for role, name in tables.filter_columns.items()
+            },
+        ),
+    }
+    if tables.given_splits:
+        source, names = tables.given_splits
+        query = _name_column(tables, "query", names["query"])
+        sources["splits"] = source, {"query": query, "split": given.split_column(names["split"])}
+    return {
+        what: UserTable(source, of, tables.skip_bad_rows)
+        for what, (source, of) in sources.items()
+        if source
+    }
+
+
+class _Import:
+    """One import: the user's tables, and the engine that has what was made of them so far."""
+
+    def __init__(
+        self,
+        tables: UserTables,
+        opened: Mapping[str, UserTable],
+        connection: duckdb.DuckDBPyConnection,
+    ) -> None:
+        self.tables = tables
+        self.opened = opened
+        self.connection = connection
+
+    def write(self, writer: DatasetWriter) -> None:
+        """Do it all."""
+        self._read()
+        self._leave_out()
+        self._split()
+        listed = {kind: kind in self.opened for kind in KINDS}
+        weighted = self.tables.columns.clicks_weight is not None
+        writing.write_ads(self.connection, writer, with_ids=listed["ad"])
+        writing.write_queries(
+            self.connection, writer, with_ids=listed["query"], with_weights=weighted
+        )
+        for kind in KINDS:
+            writing.write_aliases(self.connection, kind, writer)
+        if self.tables.filters or self.tables.drop_own_text:
+            self._write_filters(writer)
+
+    def _read(self) -> None:
+        """Read the tables of queries, ads and clicks, and sum the clicks."""
+        connection, table = self.connection, self.opened["clicks"]
+        bounds = self.tables.period_bounds or ()
+        unlisted = [kind for kind in KINDS if kind not in self.opened]
+        for kind in KINDS:
+            if kind in self.opened:
+                nodes.load_nodes(connection, kind, self.opened[kind])
+                self._finish(kind, f"{kind}_rows")
+        if unlisted:
+            table.load(connection, "click_rows", clicks.rows_sql(table.columns, bounds))
+            self._finish("clicks", "click_rows")
+        for kind in KINDS:
+            self._number(kind)
+        if unlisted:
+            clicks.number_click_rows(connection)
+        else:
+            clicks.number_clicks(connection, table, bounds)
+            self._finish("clicks", "clicks")
+        self._report_unknown("clicks", "clicks", KINDS)
+        clicks.sum_clicks(connection)
+        if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
+            roles = " and ".join(list(self.tables.click_columns.values())[:2])
+            raise DatasetError(
+                f"no click of {table.source} names a known query and a known ad; are"
+                f" {roles} the right columns?"
+            )
+        pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
+        _log(
+            "clicks",
+            {
+                "rows of known queries and ads": num_clicks,
+                "different pairs of query and ad among them": pairs,
+            },
+        )
+
+    def _finish(self, what: str, rows: str) -> None:
+        """Refuse or log what was wrong with a table's rows, and count them."""
+        table = self.opened[what]
+        table.check()
+        _log(
+            _SHOWN.get(what, what),
+            {"rows read": table.rows_read}
+            | {f"left out: {reason}": number for reason, number in table.left_out.items()},
+        )
+        nodes.refuse_no_rows(table, rows, self.connection)
+
+    def _number(self, kind: nodes.Kind) -> None:
+        if kind not in self.opened:
+            nodes.rows_from_clicks(self.connection, kind)
+        listed = kind in self.opened
+        counts = nodes.number_nodes(self.connection, kind, listed=listed)
+        if listed:
+            other = nodes.check_repeated_ids(self.connection, kind, self.opened[kind])
+            counts["of them with a different text, which is not used"] = other
+        _log(nodes.PLURAL[kind], counts)
+        self.connection.execute(f"DROP TABLE {kind}_rows")
+
+    def _report_unknown(self, what: str, named: str, kinds: tuple[nodes.Kind, ...]) -> None:
+        table = self.opened[what]
+        listed = {"query": self.tables.queries, "ad": self.tables.ads}
+        for kind in kinds:
+            nodes.report_unknown(
+                self.connection, kind, table, named, str(listed[kind] or self.tables.clicks)
+            )
+        table.check()
+
+    def _leave_out(self) -> None:
+        """Leave out clicks that are not wanted."""
+        tables, counts = self.tables, dict[str, int]()
+        if tables.max_clicks_per_query is not None:
+            counts |= clicks.drop_busy_queries(self.connection, tables.max_clicks_per_query)
+        if tables.min_click_weight:
+            counts |= clicks.drop_light_pairs(self.connection, tables.min_click_weight)
+        if tables.drop_own_text:
+            counts |= clicks.drop_own_pairs(self.connection)
+        if counts:
+            _log("clicks", counts)
+
+    def _split(self) -> None:
+        """Decide what is kept, and in which split."""
+        tables, connection = self.tables, self.connection
+        splits.find_periods(connection)
+        splits.keep_ads(connection, tables.min_queries_per_ad)
+        counts: dict[str, int] = {}
+        if tables.given_splits:
+            given.load_splits(connection, self.opened["splits"])
+            self._report_unknown("splits", "given", ("query",))
+            counts = splits.split_as_given(connection, tables.splits)
+            if any(counts.values()) and not tables.skip_bad_rows:
+                raise DatasetError(self._in_two_splits(sum(counts.values())))
+        else:
+            splits.split_by_draws(connection, tables.splits)
+        _log("splits", counts | splits.keep_queries(connection, tables.fewest_ads))
+
+    def _in_two_splits(self, number: int) -> str:
+        texts = splits.queries_in_two_splits(self.connection, MAX_SHOWN)
+        more = f" and {number - len(texts)} more" if number > len(texts) else ""
+        return (
+            f"{number} queries are given two splits, up to case and white space:"
+            f" {', '.join(map(repr, texts))}{more}; give each one, or let the held-out one count"
+            " with skip_bad_rows"
+        )
+
+    def _write_filters(self, writer: DatasetWriter) -> None:
+        has_pairs = "filters" in self.opened
+        if has_pairs:
+            given.load_filters(self.connection, self.opened["filters"])
+            self._report_unknown("filters", "given_filters", KINDS)
+        counts = given.find_filters(
+            self.connection, given=has_pairs, own_text=self.tables.drop_own_text
+        )
+        _log("filters", counts)
+        writing.write_filters(self.connection, writer)
+
+
+_SHOWN = {"query": "queries", "ad": "ads"}
+
+
+def _log(what: str, counts: Mapping[str, int]) -> None:
+    """Log the counts that are not 0."""
+    found = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    logger.info("%s: %s", what, found or "none")
+
+
+def _node_columns(tables: UserTables, name: str, text: tuple[str, ...]) -> dict[str, Column]:
+    doubts = {"null_words": tables.null_words, "skip_bad_rows": tables.skip_bad_rows}
+    change = normalized if tables.normalize_texts else None
+    same = (name,) == text  # texts are their own ids
+    return {
+        "id": text_column(name) if same else id_column(name, **doubts),
+        "text": text_column(text, **doubts, change=change),
+    }
+
+
+def _name_column(tables: UserTables, kind: str, name: str) -> Column:
+    """Read a column that names queries or ads, by ids if they have a table, else by texts."""
+    doubts = {"null_words": tables.null_words, "skip_bad_rows": tables.skip_bad_rows}
+    if (tables.queries if kind == "query" else tables.ads) is not None:
+        return id_column(name, **doubts)
+    return text_column(name, **doubts, change=normalized if tables.normalize_texts else None)
+
+
+def _click_columns(tables: UserTables) -> dict[str, Column]:
+    names = tables.click_columns
+    columns = {kind: _name_column(tables, kind, names[kind]) for kind in KINDS}
+    if "weight" in names:
+        columns["weight"] = weight_column(
+            names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros="impressions, rows of 0 clicks"
+        )
+    if "time" in names:
+        first, last = tables.click_bounds
+        filters = (
+            Filter(lambda seconds: seconds < first, "clicks before clicks_from"),
+            Filter(lambda seconds: seconds >= last, "clicks from clicks_until on"),
+        )
+        columns["time"] = time_column(
+            names["time"],
+            tables.columns.clicks_time_unit,
+            "--columns.clicks-time-unit",
+            filters,
+        )
+    return columns
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_passwords(one) for key, one in value.items()}
+    return redacted(value) if isinstance(value, str) else value

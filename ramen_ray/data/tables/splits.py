@@ -1,0 +1,188 @@
+"""Decide which queries and ads of an import are kept, in which split, with which ids.
+
+``periods`` (folded, period)
+    the first period in which any query of a folded text is clicked.
+``counted`` (query, ad, weight)
+    the clicks that count: those in their query's period, on ads that are kept.
+``kept_ads`` (number, ad_id) and ``kept_queries`` (number, split, query_id)
+    what is kept. Splits are numbered as in SPLITS.
+"""
+
+import duckdb
+import pyarrow as pa
+from duckdb.func import ARROW
+
+from ramen_ray.data.engine import count, run
+from ramen_ray.data.prepared.hashing import hash_strings, uniforms
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.settings import Splits
+
+TRAIN, VALIDATION, TEST = range(3)
+_KEY = 1
+
+ADVICE = {
+    "train": "hold out fewer test and validation queries, check splits.test_from and"
+    " splits.validation_from, or lower the minimum counts",
+    "validation": "raise splits.validation_fraction, or check splits.validation_from or the given"
+    " splits",
+    "test": "raise splits.test_fraction, or check splits.test_from or the given splits",
+}
+
+
+def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
+    """Make ``periods``; queries whose texts differ only in case and white space share one."""
+    run(
+        connection,
+        "finding first clicks",
+        """CREATE TABLE periods AS
+        SELECT folded, min(period) AS period
+        FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
+        JOIN queries ON queries.number = query GROUP BY folded""",
+    )
+
+
+def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None:
+    """Make ``kept_ads`` and ``counted``.
+
+    Training must never see a click that is later than the first of its query's period.
+
+    Args:
+        connection: the engine.
+        fewest_queries: how many queries with a click that counts an ad needs.
+    """
+    run(
+        connection,
+        "counting clicks",
+        """CREATE TABLE counted AS
+        SELECT sums.query, sums.ad, sums.weight FROM sums
+        JOIN queries ON queries.number = sums.query JOIN periods USING (folded)
+        WHERE sums.period = periods.period""",
+    )
+    connection.execute("DROP TABLE sums")
+    run(
+        connection,
+        "counting clicks",
+        f"""CREATE TABLE kept_ads AS
+        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads
+        LEFT JOIN (SELECT ad, count(*) AS queries FROM counted GROUP BY ad) ON ad = number
+        WHERE coalesce(queries, 0) >= {fewest_queries:d}""",
+    )
+    if count(connection, "SELECT (SELECT count(*) FROM ads) - (SELECT count(*) FROM kept_ads)"):
+        connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
+
+
+def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> None:
+    """Make ``folded_splits`` (folded, split) of clicked queries: by period, the first by draws."""
+    _register_draws(connection, splits.seed)
+    held_out = 0.0 if splits.test_from else splits.test_fraction
+    validation = 0.0 if splits.validation_from else splits.validation_fraction
+    run(
+        connection,
+        "splitting queries",
+        f"""CREATE TABLE folded_splits AS
+        SELECT folded, CASE WHEN period > {TRAIN} THEN period
+            WHEN drawn < {held_out!r} THEN {TEST}
+            WHEN drawn < {held_out + validation!r} THEN {VALIDATION}
+            ELSE {TRAIN} END AS split
+        FROM (SELECT folded, period, draw(folded) AS drawn FROM periods)""",
+    )
+
+
+def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
+    """Make ``folded_splits`` (folded, split) of the table ``given`` (query, split).
+
+    Of two splits of a query, up to case and white space, the later in SPLITS counts. If no query is
+    given the validation split, some clicked train queries are held out by draws.
+
+    Returns:
+        how many queries were given two splits.
+    """
+    run(
+        connection,
+        "splitting queries",
+        """CREATE TABLE folded_splits AS
+        SELECT folded, max(split) AS split, min(split) <> max(split) AS in_two
+        FROM given JOIN queries ON queries.number = given.query GROUP BY folded""",
+    )
+    in_two = count(
+        connection, "SELECT count(*) FROM queries JOIN folded_splits USING (folded) WHERE in_two"
+    )
+    if not count(connection, f"SELECT count(*) FROM folded_splits WHERE split = {VALIDATION}"):
+        _register_draws(connection, splits.seed)
+        connection.execute(
+            f"""INSERT INTO folded_splits
+            SELECT folded, {VALIDATION}, false FROM periods
+            LEFT JOIN folded_splits USING (folded)
+            WHERE coalesce(split, {TRAIN}) = {TRAIN}
+                AND draw(folded) < {splits.validation_fraction!r}"""
+        )
+        connection.execute(
+            """CREATE OR REPLACE TABLE folded_splits AS
+            SELECT folded, max(split) AS split, any_value(in_two) AS in_two
+            FROM folded_splits GROUP BY folded"""
+        )
+    return {"queries are given two splits; the held-out one counts": in_two}
+
+
+def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> list[str]:
+    """Return the texts of the first queries that are given two splits."""
+    found = connection.sql(
+        f"""SELECT text FROM queries JOIN folded_splits USING (folded)
+        WHERE in_two ORDER BY number LIMIT {most:d}"""
+    )
+    return [text for (text,) in found.fetchall()]
+
+
+def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict[str, int]:
+    """Make ``kept_queries``.
+
+    Args:
+        connection: the engine, with ``folded_splits``; queries that it lacks are train queries.
+        fewest_ads: how many ads that count a query needs; with 0, train queries need none.
+
+    Returns:
+        how many ads and queries are left out for too few clicks, and how many train queries are
+        kept without any.
+
+    Raises:
+        DatasetError: a split would have no query with a click.
+    """
+    without = f"ads = 0 AND split = {TRAIN}" if not fewest_ads else "false"
+    run(
+        connection,
+        "splitting queries",
+        f"""CREATE TABLE kept_queries AS
+        SELECT number, split, ads,
+            row_number() OVER (PARTITION BY split ORDER BY number) - 1 AS query_id
+        FROM (SELECT number, coalesce(split, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
+              FROM queries LEFT JOIN folded_splits USING (folded)
+              LEFT JOIN (SELECT query, count(*) AS ads FROM counted GROUP BY query)
+                  ON query = number)
+        WHERE ads >= {max(fewest_ads, 1):d} OR {without}""",
+    )
+    clicked = dict(
+        connection.sql("SELECT split, sum((ads > 0)::INT) FROM kept_queries GROUP BY 1").fetchall()
+    )
+    for number, split in enumerate(SPLITS):
+        if not clicked.get(number):
+            raise DatasetError(f"the {split} split would have no queries: {ADVICE[split]}")
+    return {
+        "ads left out for too few queries": count(connection, _LEFT_OUT.format("ads")),
+        "queries left out for too few ads": count(connection, _LEFT_OUT.format("queries")),
+        "train queries kept without a click": count(
+            connection, "SELECT count(*) FROM kept_queries WHERE ads = 0"
+        ),
+    }
+
+
+_LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(*) FROM kept_{0})"
+
+
+def _register_draws(connection: duckdb.DuckDBPyConnection, seed: int) -> None:
+    """Give SQL ``draw``: a number in [0, 1) for each text, the same for the same text and seed."""
+
+    def draws(texts: pa.ChunkedArray) -> pa.Array:
+        return pa.array(uniforms((seed, _KEY), hash_strings(texts.combine_chunks())))
+
+    connection.create_function("draw", draws, ["VARCHAR"], "DOUBLE", type=ARROW)

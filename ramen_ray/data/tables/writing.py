@@ -1,0 +1,115 @@
+"""Write what an import keeps as the tables of a dataset directory.
+
+All rows are written in the order of their ids, in row groups of a fixed size, so that the same
+tables give the same bytes on any machine.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import duckdb
+import pyarrow as pa
+
+from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.store.dataset import DatasetWriter
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.nodes import PLURAL, Kind
+
+ROWS_PER_GROUP = 1 << 20
+QUERIES_AT_ONCE = 1 << 20
+"""Lists of ads are made for so many queries at once, as the engine cannot spill them."""
+
+
+def write_ads(
+    connection: duckdb.DuckDBPyConnection, writer: DatasetWriter, *, with_ids: bool
+) -> None:
+    """Write the ads; with the user's ids if ``with_ids``."""
+    source_id = ", id AS source_id" if with_ids else ""
+    rows = f"""SELECT ad_id, text{source_id} FROM kept_ads JOIN ads USING (number) ORDER BY ad_id"""
+    writer.write("ads", regrouped(stream(connection, rows)))
+
+
+def write_queries(
+    connection: duckdb.DuckDBPyConnection,
+    writer: DatasetWriter,
+    *,
+    with_ids: bool,
+    with_weights: bool,
+) -> None:
+    """Write the queries of each split with their ads.
+
+    Args:
+        connection: the engine, with what is kept.
+        writer: writes the dataset directory.
+        with_ids: whether the user's ids are written too.
+        with_weights: whether the clicks' weights are.
+    """
+    run(
+        connection,
+        "sorting clicks",
+        """CREATE TABLE written AS
+        SELECT split, query_id, ad_id, weight FROM counted
+        JOIN kept_queries ON kept_queries.number = query JOIN kept_ads ON kept_ads.number = ad
+        ORDER BY split, query_id, ad_id""",
+    )
+    source_id = ", id AS source_id" if with_ids else ""
+    weights = ", coalesce(weights, []) AS weights" if with_weights else ""
+    for number, split in enumerate(SPLITS):
+        batches = (
+            batch
+            for first in range(0, _num_queries(connection, number), QUERIES_AT_ONCE)
+            for batch in stream(
+                connection,
+                f"""SELECT query_id, text, coalesce(ad_ids, []) AS ad_ids{source_id}{weights}
+                FROM kept_queries JOIN queries USING (number) LEFT JOIN (
+                    SELECT query_id, list(ad_id ORDER BY ad_id) AS ad_ids,
+                        list(weight ORDER BY ad_id) AS weights
+                    FROM written WHERE split = {number}
+                        AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
+                    GROUP BY query_id) AS lists USING (query_id)
+                WHERE split = {number}
+                    AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
+                ORDER BY query_id""",
+            )
+        )
+        writer.write(f"queries/{split}", regrouped(batches))
+
+
+def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
+    """Write the filter pairs of the splits that have any."""
+    for number, split in enumerate(SPLITS):
+        rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
+            ORDER BY query_id, ad_id"""
+        if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
+            writer.write(f"filters/{split}", regrouped(stream(connection, rows)))
+
+
+def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: DatasetWriter) -> None:
+    """Write the names that have no row: of merged nodes with the id kept, of left-out ones alone."""
+    nodes = PLURAL[kind]
+    rows = f"""SELECT name, CASE WHEN kept_{nodes}.number IS NOT NULL THEN id END AS of
+        FROM {kind}_names JOIN {nodes} ON {nodes}.number = {kind}_names.number
+        LEFT JOIN kept_{nodes} ON kept_{nodes}.number = {nodes}.number
+        WHERE kept_{nodes}.number IS NULL OR name <> id ORDER BY name"""
+    if count(connection, f"SELECT count(*) FROM ({rows})"):
+        writer.write(f"aliases/{kind}", regrouped(stream(connection, rows)))
+
+
+def regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Regroup a stream of batches into tables of ROWS_PER_GROUP rows, each one chunk."""
+    waiting: list[pa.RecordBatch] = []
+    num_waiting = 0
+    for batch in batches:
+        waiting.append(batch)
+        num_waiting += len(batch)
+        if num_waiting >= ROWS_PER_GROUP:
+            rows = pa.Table.from_batches(waiting)
+            for start in range(0, num_waiting - ROWS_PER_GROUP + 1, ROWS_PER_GROUP):
+                yield rows.slice(start, ROWS_PER_GROUP).combine_chunks()
+            waiting = rows.slice(start + ROWS_PER_GROUP).to_batches()
+            num_waiting = sum(map(len, waiting))
+    if num_waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
+
+
+def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:
+    return count(connection, f"SELECT count(*) FROM kept_queries WHERE split = {split}")
