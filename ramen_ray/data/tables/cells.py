@@ -104,6 +104,27 @@ def is_null_word(cells: pa.Array) -> Booleans:
     return np.asarray(pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(NULL_WORDS)))
 
 
+def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
+    lengths = [np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)]
+    return np.concatenate(lengths)
+
+
+def _lengths(values: pa.Array) -> NDArray[np.int64]:
+    if pa.types.is_dictionary(values.type):
+        of_entries = pa.array(_lengths(values.dictionary))
+        return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        values = values.cast(pa.large_binary())
+    if (
+        pa.types.is_string(values.type)
+        or pa.types.is_large_string(values.type)
+        or (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type))
+    ):
+        return np.asarray(pc.fill_null(pc.binary_length(values), 0), dtype=np.int64)
+    return np.zeros(len(values), dtype=np.int64)
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return whether a column of this type has numbers."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)

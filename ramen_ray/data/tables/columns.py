@@ -1,4 +1,4 @@
-"""What is read of a user's column: how its cells are converted, which are wrong, which are left out."""
+"""What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

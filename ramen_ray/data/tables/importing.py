@@ -254,43 +254,48 @@ def _log(what: str, counts: Mapping[str, int]) -> None:
 
 
 def _node_columns(tables: UserTables, name: str, text: tuple[str, ...]) -> dict[str, Column]:
-    doubts = {"null_words": tables.null_words, "skip_bad_rows": tables.skip_bad_rows}
-    change = normalized if tables.normalize_texts else None
+    texts = _text_column(tables, text)
     same = (name,) == text  # texts are their own ids
-    return {
-        "id": text_column(name) if same else id_column(name, **doubts),
-        "text": text_column(text, **doubts, change=change),
-    }
+    return {"id": texts if same else _id_column(tables, name), "text": texts}
 
 
 def _name_column(tables: UserTables, kind: str, name: str) -> Column:
     """Read a column that names queries or ads, by ids if they have a table, else by texts."""
-    doubts = {"null_words": tables.null_words, "skip_bad_rows": tables.skip_bad_rows}
-    if (tables.queries if kind == "query" else tables.ads) is not None:
-        return id_column(name, **doubts)
-    return text_column(name, **doubts, change=normalized if tables.normalize_texts else None)
+    has_table = (tables.queries if kind == "query" else tables.ads) is not None
+    return _id_column(tables, name) if has_table else _text_column(tables, name)
+
+
+def _id_column(tables: UserTables, name: str) -> Column:
+    return id_column(name, tables.null_words, skip_bad_rows=tables.skip_bad_rows)
+
+
+def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
+    change = normalized if tables.normalize_texts else None
+    return text_column(name, tables.null_words, skip_bad_rows=tables.skip_bad_rows, change=change)
 
 
 def _click_columns(tables: UserTables) -> dict[str, Column]:
     names = tables.click_columns
-    columns = {kind: _name_column(tables, kind, names[kind]) for kind in KINDS}
+    columns: dict[str, Column] = {kind: _name_column(tables, kind, names[kind]) for kind in KINDS}
     if "weight" in names:
         columns["weight"] = weight_column(
             names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros="impressions, rows of 0 clicks"
         )
     if "time" in names:
-        first, last = tables.click_bounds
-        filters = (
-            Filter(lambda seconds: seconds < first, "clicks before clicks_from"),
-            Filter(lambda seconds: seconds >= last, "clicks from clicks_until on"),
-        )
         columns["time"] = time_column(
             names["time"],
             tables.columns.clicks_time_unit,
             "--columns.clicks-time-unit",
-            filters,
+            _time_filters(*tables.click_bounds),
         )
     return columns
+
+
+def _time_filters(first: float, last: float) -> tuple[Filter, Filter]:
+    return (
+        Filter(lambda seconds: seconds < first, "clicks before clicks_from"),
+        Filter(lambda seconds: seconds >= last, "clicks from clicks_until on"),
+    )
 
 
 def _without_passwords(value: Any) -> Any:

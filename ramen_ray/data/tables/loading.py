@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import run
-from ramen_ray.data.findings import Finding, error_at, raise_errors
+from ramen_ray.data.findings import Finding, Severity, error_at, raise_errors
 from ramen_ray.data.tables.columns import Column
 from ramen_ray.data.tables.faults import EXAMPLES, FEW, Faults, Kind
-from ramen_ray.data.tables.reading import Rows, find_files, read_file
+from ramen_ray.data.tables.files import find_files
+from ramen_ray.data.tables.reading import Rows, read_file
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_FILE = 1 << 40
@@ -178,7 +179,7 @@ class UserTable:
             flags = good & ~out & doubt.flags(values)
             if not flags.any():
                 continue
-            severity = "warning" if doubt.leave_out else "error"
+            severity: Severity = "warning" if doubt.leave_out else "error"
             kind = Kind(f"cells {doubt.fault}", doubt.advice, column.shown, severity, FEW)
             examples = values.filter(pa.array(flags))[:EXAMPLES].to_pylist()
             self._faults.add(kind, path, rows.numbers[flags], examples)

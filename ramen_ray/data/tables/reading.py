@@ -2,24 +2,37 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
-from ramen_ray.data import sources
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.tables.faults import Kind
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.findings import error_at
+from ramen_ray.data.store.errors import DatasetError
+from ramen_ray.data.store.limits import MAX_CELL_BYTES
+from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.tables.cells import cell_bytes
+from ramen_ray.data.tables.faults import EXAMPLES, Kind
+from ramen_ray.data.tables.formats import TableFile
+from ramen_ray.data.tables.json_lines import parse_objects
+from ramen_ray.data.tables.lines import Block, Found, parse_options, read_blocks
+from ramen_ray.errors import first_line_of
 
-# provisional: on top of data.sources, until the readers of whole files are here
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """A file of a user's table."""
-
-    path: str
-    pieces: tuple[sources.Piece, ...]
+ROWS_PER_BATCH = 65_536
+QUOTED = r'^".*"$'
+QUOTED_AS_CSV = r'^".*"".*"$'
+KEPT_QUOTES = Kind(
+    "lines have cells in quotes, which are kept: TSV has no quoting",
+    "leave the quotes out if they are not part of the texts",
+    severity="warning",
+)
+CSV_IN_TSV = Kind(
+    "lines have cells in quotes with doubled quotes, as in CSV: TSV has no quoting",
+    "write the cells as they are, or the table as CSV",
+)
 
 
 @dataclass(frozen=True)
@@ -27,28 +40,154 @@ class Rows:
     """A batch of a file's rows.
 
     Attributes:
-        cells: the columns that were asked for.
+        cells: the columns that were asked for; in CSV and TSV strings, in JSON of its types.
         numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line that
             it begins on, from 1.
-        faults: kinds of lines that could not be read, or not without a doubt, their lines (n,), and
-            examples.
+        faults: other lines that could not be read, and doubts about these.
     """
 
     cells: pa.Table
     numbers: Int64s
-    faults: Sequence[tuple[Kind, Int64s, Sequence[Any]]] = ()
-
-
-def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
-    """Find the files of ``source``, in a fixed order."""
-    by_path: dict[str, list[sources.Piece]] = {}
-    for piece in sources.find_pieces(source, columns):
-        by_path.setdefault(piece.path, []).append(piece)
-    return [TableFile(path, tuple(pieces)) for path, pieces in by_path.items()]
+    faults: Sequence[Found] = ()
 
 
 def read_file(file: TableFile) -> Iterator[Rows]:
-    """Read a file's rows, in their order."""
-    for piece in file.pieces:
-        for batch in sources.read_piece(piece):
-            yield Rows(batch.rows, np.asarray(batch.row_numbers))
+    """Read a file's rows, in their order.
+
+    Raises:
+        DatasetError: the file cannot be read; names the line.
+    """
+    readers = {"parquet": _read_parquet, "jsonl": _read_json}
+    try:
+        for rows in readers.get(file.format, _read_csv)(file):
+            yield _without_huge_cells(_with_partitions(file, rows))
+    except DatasetError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"{file.path} cannot be read: {first_line_of(error)}") from error
+
+
+def _with_partitions(file: TableFile, rows: Rows) -> Rows:
+    """Add the columns that folders' names give; returns the columns that were asked for."""
+    cells, num_rows = rows.cells, len(rows.numbers)
+    for name, value in file.partitions.items():
+        if name in file.columns:
+            cells = cells.append_column(name, pa.repeat(pa.scalar(value, pa.string()), num_rows))
+    return Rows(cells.select(list(file.columns)), rows.numbers, rows.faults)
+
+
+def _without_huge_cells(rows: Rows) -> Rows:
+    """Leave out the rows with a cell of more than ``MAX_CELL_BYTES``."""
+    huge = np.zeros(len(rows.numbers), dtype=bool)
+    faults = list(rows.faults)
+    for name, column in zip(rows.cells.column_names, rows.cells.columns, strict=True):
+        here = (cell_bytes(column) > MAX_CELL_BYTES) & ~huge
+        if here.any():
+            message = f"cells have more than {MAX_CELL_BYTES >> 20} MiB"
+            kind = Kind(message, "shorten them, or leave the rows out", name)
+            faults.append((kind, rows.numbers[here], []))
+            huge |= here
+    if not huge.any():
+        return rows
+    return Rows(rows.cells.filter(pa.array(~huge)), rows.numbers[~huge], faults)
+
+
+def _read_parquet(file: TableFile) -> Iterator[Rows]:
+    first = 0
+    columns = [name for name in file.columns if name not in file.partitions]
+    names = {" ".join(name.split()): name for name in columns}
+    with open_parquet(file.path, file.filesystem) as parquet:
+        stored = [names.get(" ".join(name.split()), name) for name in parquet.schema_arrow.names]
+        wanted = [
+            of_file
+            for of_file, name in zip(parquet.schema_arrow.names, stored, strict=True)
+            if name in columns
+        ]
+        for batch in parquet.iter_batches(ROWS_PER_BATCH, columns=wanted):
+            cells = pa.Table.from_batches([batch]).rename_columns(
+                [names[" ".join(name.split())] for name in batch.schema.names]
+            )
+            yield Rows(cells, first + np.arange(len(batch)))
+            first += len(batch)
+
+
+def _read_json(file: TableFile) -> Iterator[Rows]:
+    columns = [name for name in file.columns if name not in file.partitions]
+    for block in read_blocks(file):
+        cells, lines = parse_objects(file.path, columns, block)
+        yield Rows(cells, lines, block.faults)
+
+
+def _read_csv(file: TableFile) -> Iterator[Rows]:
+    is_first = True
+    columns = [name for name in file.columns if name not in file.partitions]
+    for block in read_blocks(file):
+        yield _csv_rows(file, columns, block, is_first)
+        is_first = is_first and not len(block.lines)
+
+
+def _csv_rows(file: TableFile, columns: list[str], block: Block, is_first: bool) -> Rows:
+    skipped: list[pa.csv.InvalidRow] = []
+    lines = block.lines[int(is_first) :]
+    if not len(lines):
+        empty = pa.table({name: pa.array([], pa.string()) for name in columns})
+        return Rows(empty, lines, block.faults)
+    rows = pa.csv.read_csv(
+        pa.BufferReader(block.data),
+        pa.csv.ReadOptions(
+            use_threads=False,
+            block_size=len(block.data),
+            column_names=file.header,
+        ),
+        parse_options(file.format, partial(_skip, skipped)),
+        pa.csv.ConvertOptions(
+            include_columns=columns, column_types={name: pa.string() for name in columns}
+        ),
+    )
+    if is_first:
+        rows = rows.slice(1)
+    bad = np.array([row.number - 1 - int(is_first) for row in skipped], dtype=np.int64)
+    numbers = np.delete(lines, bad)
+    if len(numbers) != len(rows):
+        raise error_at(file.path, "its lines cannot be told apart", row=int(lines[0]))
+    faults = [*block.faults, *_other_cells(lines[bad], skipped)]
+    if file.format == "tsv":
+        faults += _quotes_in_tsv(rows, numbers)
+    filled = _filled(rows)
+    return Rows(rows.filter(pa.array(filled)), numbers[filled], faults)
+
+
+def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
+    skipped.append(row)
+    return "skip"
+
+
+def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow]) -> Iterator[Found]:
+    """Say which lines have more or fewer cells than the header, by how many they have."""
+    counts = np.array([row.actual_columns for row in skipped])
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        cells = [skipped[row].text[:80] for row in rows[:EXAMPLES]]
+        message = f"lines have {count} cells instead of {skipped[0].expected_columns}"
+        yield Kind(message, "quote cells that hold the delimiter"), lines[rows], cells
+
+
+def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
+    for column in rows.columns:
+        quoted = pc.fill_null(pc.match_substring_regex(column, QUOTED), False)
+        if not pc.any(quoted).as_py():
+            continue
+        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV)
+        for kind, flags in (
+            (CSV_IN_TSV, as_csv),
+            (KEPT_QUOTES, pc.and_(quoted, pc.invert(as_csv))),
+        ):
+            chosen = flags.to_numpy(zero_copy_only=False)
+            if chosen.any():
+                yield kind, numbers[chosen], column.filter(flags)[:EXAMPLES].to_pylist()
+
+
+def _filled(rows: pa.Table) -> Booleans:
+    """Mark the rows that are not blank lines."""
+    cells = [pc.not_equal(column, "").to_numpy() for column in rows.columns]
+    return np.any(cells, axis=0)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ramen_ray.data.graphs.anchor_sets import check_spelling
 from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.validation.leaks import Protocol
+from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.cells import TimeUnit, as_seconds
 

@@ -84,7 +84,7 @@ def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) 
 
 
 def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: DatasetWriter) -> None:
-    """Write the names that have no row: of merged nodes with the id kept, of left-out ones alone."""
+    """Write the names that have no row: with the id that was kept, if they were merged."""
     nodes = PLURAL[kind]
     rows = f"""SELECT name, CASE WHEN kept_{nodes}.number IS NOT NULL THEN id END AS of
         FROM {kind}_names JOIN {nodes} ON {nodes}.number = {kind}_names.number
