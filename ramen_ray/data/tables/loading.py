@@ -73,10 +73,7 @@ class UserTable:
         Raises:
             DatasetError: the table cannot be read.
         """
-        schema = pa.schema(
-            [("place", pa.int64()), *((role, of.type) for role, of in self.columns.items())]
-        )
-        rows = pa.RecordBatchReader.from_batches(schema, self._batches(schema))
+        rows = pa.RecordBatchReader.from_batches(self._schema, self._batches())
         connection.register("source", rows)
         try:
             run(connection, f"reading {self.source}", f"CREATE TABLE {table} AS {query}")
@@ -86,6 +83,17 @@ class UserTable:
             raise self._stopped from None
         finally:
             connection.unregister("source")
+
+    def read(self) -> pa.Table:
+        """Read all rows into memory: ``place`` and a column for each role."""
+        return pa.Table.from_batches(self._batches(), self._schema).combine_chunks()
+
+    def report_rows(self, role: str, message: str, advice: str, rows: pa.Table) -> None:
+        """Note rows of :meth:`read` that are wrong; arguments as those of :meth:`report`."""
+        if len(rows):
+            first = rows[:EXAMPLES].select(["place", role]).to_pylist()
+            found = [(row["place"], row[role]) for row in first]
+            self.report(role, message, advice, found, len(rows))
 
     def report(
         self, role: str, message: str, advice: str, found: Sequence[tuple[int, Any]], count: int
@@ -122,7 +130,13 @@ class UserTable:
             logger.warning("warning: %s", finding)
         return findings
 
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    @property
+    def _schema(self) -> pa.Schema:
+        of_roles = ((role, column.type) for role, column in self.columns.items())
+        return pa.schema([("place", pa.int64()), *of_roles])
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        schema = self._schema
         try:
             for number, file in enumerate(self._files):
                 for rows in read_file(file):

@@ -108,19 +108,19 @@ def test_words_names_and_aliases(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["place"], "row 2: 1 cells instead of 3"),
+        (["place"], "row 2: 1 lines have 1 cells instead of 3"),
         ([], "names.csv holds no names"),
-        ([",paris,"], "row 2, column 'kind': the cell is empty"),
-        (["place,rome,", "place, ,"], "row 3, column 'name': a name needs a letter or a digit"),
-        (["place,&,"], "a name needs a letter or a digit: '&'"),
-        (["place,nyc,new york"], "row 2, column 'same_as': this is not a name of the kind"),
-        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': this is not a name"),
-        (["place,a,", "brand,b,a"], "row 3, column 'same_as': this is not a name of the kind"),
+        ([",paris,"], "row 2, column 'kind': 1 cells are empty"),
+        (["place,rome,", "place, ,"], "row 3, column 'name': 1 names need a letter or a digit"),
+        (["place,&,"], "names need a letter or a digit: '&'"),
+        (["place,nyc,new york"], "row 2, column 'same_as': 1 are not a name of the kind"),
+        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': 2 are not a name"),
+        (["place,a,", "brand,b,a"], "row 3, column 'same_as': 1 are not a name of the kind"),
         (
             ["place,a,", "place,b,", "place,x,a", "place,X,b"],
-            "row 4, column 'name': the same name has another same_as: 'x', 'X'",
+            "row 4, column 'name': 2 same names have another same_as: 'x', 'X'",
         ),
-        (["place,a,", "place,b,", "place,a,b"], "the same name has another same_as: 'a', 'a'"),
+        (["place,a,", "place,b,", "place,a,b"], "same names have another same_as: 'a', 'a'"),
     ],
 )
 def test_what_is_wrong_with_a_list_of_names(lines: list[str], message: str, tmp_path: Path):
