@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -49,6 +50,10 @@ ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
 NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
 PATIENCE_S = 900.0  # a busy machine is waited for
+CODE_TYPE = {
+    b"ARROW:extension:name": b"ray.data.arrow_pickled_object",
+    b"ARROW:extension:metadata": b"",
+}
 
 
 def wait_until(holds: Callable[[], object], what: str | Callable[[], str]) -> None:
@@ -256,3 +261,29 @@ def _write_all(
         write_filters(folder, writer, tables)
     for name in tables.edge_lists:
         write_edges(folder, name, tables, writer)
+
+
+class RunsCode:
+    """An object that, once unpickled, makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+def table_with_code(file: Path, nested: str) -> pa.Table:
+    """Make a table with a cell that runs code where its type is registered."""
+    cell = pickle.dumps(RunsCode(file))
+    inner = pa.field("inner", pa.large_binary(), metadata=CODE_TYPE)
+    fields = {
+        "plainly": (inner.with_name("code"), cell),
+        "struct": (pa.field("code", pa.struct([inner])), {"inner": cell}),
+        "list": (pa.field("code", pa.list_(inner)), [cell]),
+        "map": (pa.field("code", pa.map_(pa.string(), inner)), [("key", cell)]),
+    }
+    field, value = fields[nested]
+    return pa.table(
+        [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
+    )

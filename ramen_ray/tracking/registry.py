@@ -1,7 +1,6 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -278,24 +277,31 @@ class Registry:
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
-    def fingerprint(self, model_uri: str) -> str:
-        """Hash the content of all files of a retriever; they are downloaded for it."""
-        digest = hashlib.sha256()
-        with tempfile.TemporaryDirectory() as aside:
-            with _registry_errors(self.uri):
-                copied = Path(download_artifacts(model_uri, dst_path=aside))
-            for file in sorted(path for path in copied.rglob("*") if path.is_file()):
-                digest.update(f"{file.relative_to(copied)}\0".encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
-        return digest.hexdigest()
+    def copy(self, model_uri: str, folder: Path) -> Path:
+        """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI."""
+        folder.mkdir(exist_ok=True)
+        with _registry_errors(self.uri):
+            return Path(download_artifacts(model_uri, dst_path=str(folder)))
 
     def download(self, model_uri: str, folder: Path) -> Path:
-        """Copy a retriever's own folder into ``folder``; returns its path."""
-        with _registry_errors(self.uri):
-            copied = Path(download_artifacts(model_uri, dst_path=str(folder)))
-        artifacts = Model.load(str(copied)).flavors[FLAVOR_NAME][ARTIFACTS]
-        return copied / artifacts[NAME]["path"]
+        """Copy a retriever into ``folder``; returns the path of its own folder."""
+        return own_folder(self.copy(model_uri, folder))
+
+
+def own_folder(copied: Path) -> Path:
+    """Return the folder that the run wrote, in a copy of a retriever as MLflow keeps it."""
+    artifacts = Model.load(str(copied)).flavors[FLAVOR_NAME][ARTIFACTS]
+    return copied / artifacts[NAME]["path"]
+
+
+def content_of(copied: Path) -> str:
+    """Hash the content of all files of a retriever."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in copied.rglob("*") if path.is_file()):
+        digest.update(f"{file.relative_to(copied)}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _validated(run: Run, metric: str | None) -> float:

@@ -31,7 +31,7 @@ def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None
     manifest.unlink(missing_ok=True)  # of a task that is run again
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     with ThreadPoolExecutor() as threads:
-        found = zip(files, threads.map(_size_and_checksum, files), strict=True)
+        found = zip(files, threads.map(size_and_checksum, files), strict=True)
         content = {str(file.relative_to(folder)): noted for file, noted in found}
     manifest.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -58,7 +58,7 @@ def find_damage(folder: Path) -> str | None:
         except (ValueError, TypeError, AttributeError):
             return f"{manifest} is damaged"
     with ThreadPoolExecutor() as threads:
-        return next(filter(None, threads.map(_difference, noted, noted.values())), None)
+        return next(filter(None, threads.map(find_difference, noted, noted.values())), None)
 
 
 def check_intact(folder: Path) -> None:
@@ -111,7 +111,8 @@ def _json_checksum(content: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _size_and_checksum(file: Path) -> list[int]:
+def size_and_checksum(file: Path) -> list[int]:
+    """Return a file's number of bytes, and a checksum of them."""
     checksum = 0
     with file.open("rb") as stream:
         while block := stream.read(BYTES_PER_READ):
@@ -119,15 +120,14 @@ def _size_and_checksum(file: Path) -> list[int]:
         return [stream.tell(), checksum]
 
 
-def _difference(file: Path, noted: list[int]) -> str | None:
+def find_difference(file: Path, noted: list[int]) -> str | None:
+    """Say how a file differs from what :func:`size_and_checksum` found; None if it does not."""
     try:
         size = file.stat().st_size
         if size != noted[0]:
             return f"{file} has {size} bytes instead of {noted[0]}"
         return (
-            None
-            if _size_and_checksum(file) == noted
-            else f"{file} has changed since it was written"
+            None if size_and_checksum(file) == noted else f"{file} has changed since it was written"
         )
     except OSError as error:
         return f"{file} cannot be read ({error.strerror})"

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,7 +24,7 @@ from ramen_ray.data.store.schemas import (
     optional_fields,
     schema_of,
 )
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import unused_name, whole_file
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
@@ -227,12 +226,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         raise DatasetError(f"{path} exists already; move it away or choose another output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        aside = unused_name(path)
+        aside.mkdir()
     except OSError as error:
         raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
     try:
         yield aside
-        aside.chmod(0o755)
         aside.rename(path)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)

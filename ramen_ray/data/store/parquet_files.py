@@ -25,18 +25,21 @@ PLAIN_TYPES = {
 """Extension types that are data and nothing else."""
 
 
-def open_parquet(file: str | Path, filesystem: FileSystem | None = None) -> pq.ParquetFile:
+def open_parquet(
+    file: str | Path, filesystem: FileSystem | None = None, opened: pa.NativeFile | None = None
+) -> pq.ParquetFile:
     """Open a parquet file for reading; the caller closes it.
 
     Args:
         file: its path.
         filesystem: what it is on; None for this machine's.
+        opened: the file, if it is open already.
 
     Raises:
         DatasetError: it cannot be read, or a column has an extension type that may run code.
     """
     try:
-        parquet = pq.ParquetFile(file, filesystem=filesystem)
+        parquet = pq.ParquetFile(opened or file, filesystem=filesystem)
     except Exception as error:  # code of other libraries reads the parameters of their types
         raise DatasetError(f"{file} cannot be read as parquet: {first_line_of(error)}") from error
     refused = {
@@ -52,9 +55,9 @@ def open_parquet(file: str | Path, filesystem: FileSystem | None = None) -> pq.P
     return parquet
 
 
-def read_footer(file: str | Path, filesystem: FileSystem | None = None) -> pq.FileMetaData:
+def read_footer(file: Path) -> pq.FileMetaData:
     """Return what a parquet file's footer says of its rows; see :func:`open_parquet`."""
-    with open_parquet(file, filesystem) as parquet:
+    with open_parquet(file) as parquet:
         return parquet.metadata
 
 

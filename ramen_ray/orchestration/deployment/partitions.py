@@ -1,17 +1,20 @@
 """Partitions of a table of queries: what is read, answered and written as a whole."""
 
+import hashlib
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
 
-from ramen_ray.data.sources import Piece
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.errors import first_line_of
+from ramen_ray.orchestration.deployment.parts import Parts
 
-PART = "part-{:06d}.parquet"
 ANSWERS = pa.schema(
     [
         ("ad_ids", pa.list_(pa.string())),
@@ -21,53 +24,171 @@ ANSWERS = pa.schema(
     ]
 )
 QUERIES_PER_BATCH = 4096
+BYTES_BEYOND = 100
+"""How far beyond a column Arrow may read, for files of old writers that give its size too small."""
 
 Answer = Callable[[pa.Array], pa.Table]
 """Maps the texts of a batch to their answers, with the columns of ANSWERS."""
 
 
 @dataclass(frozen=True)
+class RowGroup:
+    """A row group of a parquet file, as it was when the call began.
+
+    Attributes:
+        filesystem: the file's file system.
+        path: the file's path in it.
+        footer: the file's footer.
+        number: the row group's number in the file.
+        content: a hash of the row group's bytes and the footer's.
+    """
+
+    filesystem: FileSystem
+    path: str
+    footer: pq.FileMetaData
+    number: int
+    content: str
+
+    @property
+    def num_rows(self) -> int:
+        """Its number of rows."""
+        return int(self.footer.row_group(self.number).num_rows)
+
+    def open(self) -> pq.ParquetFile:
+        """Read its bytes, all at once, and return a file that has this row group alone.
+
+        Raises:
+            DatasetError: the file cannot be read, or has changed.
+        """
+        try:
+            with self.filesystem.open_input_file(self.path) as stream:
+                read = _Read(stream, self.footer, self.number)
+        except OSError as error:
+            raise DatasetError(f"{self.path} cannot be read: {first_line_of(error)}") from error
+        if read.content != self.content:
+            raise DatasetError(
+                f"{self.path} has changed since this call began; run it again, with another folder "
+                f"for the answers"
+            )
+        return pq.ParquetFile(_Excerpt(read.data, read.start), metadata=self.footer)
+
+
+def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
+    """Read a parquet file once, and note what its row groups hold.
+
+    Raises:
+        DatasetError: it cannot be read, or has a column that may run code.
+    """
+    try:
+        with filesystem.open_input_file(path) as stream:
+            footer = open_parquet(path, opened=stream).metadata
+            return [
+                RowGroup(filesystem, path, footer, number, _Read(stream, footer, number).content)
+                for number in range(footer.num_row_groups)
+            ]
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {first_line_of(error)}") from error
+
+
+class _Read:
+    """The bytes of a row group, its first byte in the file, and a hash of them and the footer."""
+
+    def __init__(self, stream: BinaryIO, footer: pq.FileMetaData, number: int) -> None:
+        group = footer.row_group(number)
+        columns = [group.column(column) for column in range(group.num_columns)]
+        starts = [
+            min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
+            for column in columns
+        ]
+        lengths = [column.total_compressed_size for column in columns]
+        size, self.start = stream.seek(0, io.SEEK_END), max(min(starts), 0)
+        stop = min(max(map(sum, zip(starts, lengths, strict=True))) + BYTES_BEYOND, size)
+        stream.seek(self.start)
+        self.data = stream.read(max(stop - self.start, 0))
+        stream.seek(size - footer.serialized_size - 8)  # after it are its length and the magic
+        digest = hashlib.blake2b(stream.read(), digest_size=16)
+        digest.update(self.data)
+        self.content = digest.hexdigest()
+
+
+class _Excerpt(io.RawIOBase):
+    """A file of which only the bytes ``data`` from ``start`` on are at hand; none are after it."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data, self._start, self._at = memoryview(data), start, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origins = (0, self._at, self._start + len(self._data))
+        self._at = origins[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        begin = self._at - self._start
+        if begin < 0:
+            raise ValueError("these bytes are not at hand")
+        found = bytes(self._data[begin : len(self._data) if size < 0 else begin + size])
+        self._at += len(found)
+        return found
+
+
+@dataclass(frozen=True)
 class Partition:
     """Rows ``start`` to ``stop`` of a row group."""
 
-    group: Piece
+    group: RowGroup
     start: int
     stop: int
 
     @property
     def name(self) -> str:
         """How errors name it."""
-        return f"{self.group.path}, row group {self.group.start}, rows from {self.start}"
+        return f"{self.group.path}, row group {self.group.number}, rows from {self.start}"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read the rows batch by batch; rows before ``start`` are read and dropped."""
-        with open_parquet(self.group.path, self.group.filesystem) as source:
-            yield from self._read(source)
+        return self._read(self.group.open())
 
-    def write_answers(self, column: str, file: Path, answer: Answer, at_once: int) -> None:
+    def write_answers(
+        self, column: str, parts: Parts, number: int, answer: Answer, at_once: int
+    ) -> None:
         """Write the rows with their answers beside them, whole or not at all.
 
         Args:
             column: the column with the queries' texts.
-            file: the parquet file.
+            parts: where the answers are written.
+            number: the partition's number.
             answer: called for one batch after another.
             at_once: rows of a batch, at most.
         """
-        with open_parquet(self.group.path, self.group.filesystem) as parquet:
-            schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
-            with (
-                whole_file(file) as aside,
-                pq.ParquetWriter(aside, schema, compression="zstd") as writer,
-            ):
-                for read in self._read(parquet):
-                    for start in range(0, len(read), at_once):
-                        rows = read.slice(start, at_once)
-                        columns = [*rows.columns, *answer(rows[column]).columns]
-                        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        parquet = self.group.open()
+        schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
+        num_rows = num_errors = 0
+        with (
+            parts.new(number) as part,
+            pq.ParquetWriter(part.file, schema, compression="zstd") as writer,
+        ):
+            for read in self._read(parquet):
+                for start in range(0, len(read), at_once):
+                    rows = read.slice(start, at_once)
+                    answers = answer(rows[column])
+                    columns = [*rows.columns, *answers.columns]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                    num_rows += len(rows)
+                    num_errors += len(rows) - answers["error"].null_count
+            part.rows, part.errors = num_rows, num_errors
 
     def _read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         first = 0
-        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.start]):
+        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.number]):
             begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
             if begin < end:
                 yield rows.slice(begin, end - begin)

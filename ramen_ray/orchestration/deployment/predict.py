@@ -3,32 +3,24 @@
 A partition is a row group of the source, or a part of a large one.
 """
 
-import hashlib
-import json
 import logging
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 import ray.data
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 
 from ramen_ray.config import GB_PER_SHARD, ConfigError
-from ramen_ray.data.sources import Piece, find_pieces
+from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.parquet_files import read_footer
-from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
@@ -39,17 +31,16 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.deployment.partitions import (
     ANSWERS,
-    PART,
     QUERIES_PER_BATCH,
     Partition,
+    row_groups,
 )
+from ramen_ray.orchestration.deployment.parts import claim, locked
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
-from ramen_ray.tracking.registry import LoggedRetriever, Registry
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
 
-PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
-ATTEMPTS, LOCK_FILE = ".attempts", ".lock"
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 BYTES_PER_ACTOR = 1 << 30
 """Memory of a process besides the retriever's files: torch and a batch of answers."""
@@ -124,48 +115,48 @@ def predict(
     """
     refuse_unserved(model_uri)
     retriever = registry.look_up(model_uri)
-    num_ads = retriever.metadata["num_ads"]
-    if not 1 <= top_k <= num_ads:
-        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
-    if processes.use_gpu and not retriever.uses_gpu:
-        raise ConfigError(
-            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
-        )
-    pieces = _parquet_pieces(table)
-    partitions = _partitions(pieces)
-    plan = {
-        "model": retriever.uri,
-        "model_content": registry.fingerprint(retriever.uri),
-        "top_k": top_k,
-        "column": table.column,
-        "queries": _contents(pieces),
-        "partitions": [[one.group.path, one.group.start, one.start] for one in partitions],
-    }
-    _claim(output, plan)
-    with _locked(output):
-        missing = [n for n in range(len(partitions)) if not (output / PART.format(n)).exists()]
+    _check_fit(retriever, top_k, processes.use_gpu)
+    files = _parquet_files(table)
+    with locked(output) as aside:
+        copied = registry.copy(retriever.uri, aside / "retriever")
+        partitions = _partitions(files)
+        plan = {
+            "model": retriever.uri,
+            "model_content": content_of(copied),
+            "top_k": top_k,
+            "column": table.column,
+            "queries": [
+                [one.group.path, one.group.number, one.start, one.group.content]
+                for one in partitions
+            ],
+        }
+        work = Work(partitions, table.column, top_k, claim(output, plan), copied)
+        counts = work.parts.counts(range(len(partitions)))
+        missing = [number for number, found in counts.items() if found is None]
         logger.info(
             "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
         )
         if missing:
-            start_ray()
-            shutil.rmtree(output / ATTEMPTS, ignore_errors=True)  # left by a killed call
-            needs = _needs(retriever, processes.use_gpu)
-            asked = (partitions, table.column, top_k, output)
-            with user_errors():
-                if retriever.num_bytes <= processes.gb_per_shard * 1e9:
-                    _answer(missing, needs, (registry.uri, retriever.uri, *asked))
-                else:
-                    aside = output / ATTEMPTS
-                    aside.mkdir()
-                    folder = registry.download(retriever.uri, aside)  # all machines can reach it
-                    work = Work(*asked, folder, aside)
-                    answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
-            shutil.rmtree(output / ATTEMPTS)
-        return _count(output, len(partitions), len(partitions) - len(missing))
+            _answer_missing(registry.uri, retriever, work, missing, processes)
+            counts |= work.parts.counts(missing)
+    whole = [found for found in counts.values() if found is not None]
+    if len(whole) < len(partitions):
+        raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
+    rows, errors = (sum(column) for column in zip(*whole, strict=True)) if whole else (0, 0)
+    return Answered(rows, errors, len(partitions), len(partitions) - len(missing))
 
 
-def _parquet_pieces(table: QueryTable) -> list[Piece]:
+def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
+    num_ads = retriever.metadata["num_ads"]
+    if not 1 <= top_k <= num_ads:
+        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
+    if use_gpu and not retriever.uses_gpu:
+        raise ConfigError(
+            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
+        )
+
+
+def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
     pieces = find_pieces(table.queries, [table.column])
     for piece in pieces:
         if piece.format != "parquet":
@@ -175,71 +166,31 @@ def _parquet_pieces(table: QueryTable) -> list[Piece]:
                 f"{piece.path} has a column {', '.join(map(repr, taken))}, as the answers do"
                 f"; rename it"
             )
-    return pieces
+    return {piece.path: piece.filesystem for piece in pieces}
 
 
-def _partitions(pieces: list[Piece]) -> list[Partition]:
+def _partitions(files: dict[str, FileSystem]) -> list[Partition]:
     """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
-    partitions = []
-    files = {piece.path: piece.filesystem for piece in pieces}
-    footers = {path: read_footer(path, files[path]) for path in files}
-    for piece in pieces:
-        num_rows = footers[piece.path].row_group(piece.start).num_rows
-        starts = range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
-        partitions += [
-            Partition(piece, start, min(start + QUERIES_PER_PARTITION, num_rows))
-            for start in starts
-        ]
-    return partitions
-
-
-def _contents(pieces: list[Piece]) -> dict[str, str]:
-    """Return the files, each with a hash of its content."""
-    files = {piece.path: piece.filesystem for piece in pieces}
     with ThreadPoolExecutor() as threads:
-        return dict(zip(files, threads.map(_content_hash, files.values(), files), strict=True))
+        groups = list(chain.from_iterable(threads.map(row_groups, files.values(), files)))
+    return [
+        Partition(group, start, min(start + QUERIES_PER_PARTITION, group.num_rows))
+        for group in groups
+        for start in range(0, max(group.num_rows, 1), QUERIES_PER_PARTITION)
+    ]
 
 
-def _content_hash(filesystem: FileSystem, path: str) -> str:
-    with filesystem.open_input_file(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _claim(output: Path, plan: dict[str, Any]) -> None:
-    """Note in ``output`` what will be written there; refuse if it already has something else."""
-    file = output / PLAN_FILE
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            if any(output.glob("part-*.parquet")):  # parts without a plan are somebody else's
-                raise ConfigError(f"{output} has parts of another table; choose another folder")
-            with whole_file(file) as aside:
-                aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
-    differ = [key for key in plan if before.get(key) != plan[key]]
-    if differ:
-        raise ConfigError(
-            f"{output} has predictions of a different call ({', '.join(differ)} "
-            f"differ); choose another folder"
-        )
-
-
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Keep other calls from writing to ``output`` until the block ends."""
-    try:
-        held = FileLock(output / LOCK_FILE).acquire(blocking=False)
-    except Timeout:
-        raise ConfigError(
-            f"another call is writing to {output}; wait until it has ended, or choose another "
-            f"folder"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
-    with held:
-        yield
+def _answer_missing(
+    uri: str, retriever: LoggedRetriever, work: Work, missing: list[int], processes: Processes
+) -> None:
+    start_ray()
+    needs = _needs(retriever, processes.use_gpu)
+    with user_errors():
+        if retriever.num_bytes <= processes.gb_per_shard * 1e9:
+            _answer(missing, needs, (uri, work))
+        else:
+            work = replace(work, retriever=own_folder(work.retriever))
+            answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
 
 
 def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
@@ -293,38 +244,19 @@ def _wait_for_room(needs: dict[str, int], needed: str) -> None:
 class _Answerer:
     """An actor that holds the retriever and answers one partition after another."""
 
-    def __init__(
-        self,
-        uri: str,
-        model_uri: str,
-        partitions: list[Partition],
-        column: str,
-        top_k: int,
-        output: Path,
-    ) -> None:
-        self.model: Any = Registry(uri).load(model_uri)
-        self.partitions, self.output = partitions, output
-        self.column, self.top_k = column, top_k
+    def __init__(self, uri: str, work: Work) -> None:
+        self.model: Any = Registry(uri).load(str(work.retriever))
+        self.work = work
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         (number,) = batch["partition"].tolist()
-        partition = self.partitions[number]
-        with limited_attempts(self.output / ATTEMPTS, partition.name):
-            file = self.output / PART.format(number)
-            at_once = queries_at_once(self.top_k)
-            partition.write_answers(self.column, file, self._answer, at_once)
+        work, partition = self.work, self.work.partitions[number]
+        with limited_attempts(work.parts.aside, partition.name):
+            at_once = queries_at_once(work.top_k)
+            partition.write_answers(work.column, work.parts, number, self._answer, at_once)
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
         queries = pd.Series(texts.to_pylist(), dtype=object)
-        found = self.model.predict(queries, params={"top_k": self.top_k})
+        found = self.model.predict(queries, params={"top_k": self.work.top_k})
         return pa.table({field.name: pa.array(found[field.name], field.type) for field in ANSWERS})
-
-
-def _count(output: Path, num_partitions: int, done_before: int) -> Answered:
-    rows = errors = 0
-    for number in range(num_partitions):
-        column = pq.read_table(output / PART.format(number), columns=["error"])["error"]
-        rows += len(column)
-        errors += len(column) - column.null_count
-    return Answered(rows, errors, num_partitions, done_before)

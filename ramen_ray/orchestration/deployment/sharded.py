@@ -28,11 +28,8 @@ from ramen_ray.method.retrieval.retriever import ADS, INDEX
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import ClusterError, has_room, num_cpus
-from ramen_ray.orchestration.deployment.partitions import (
-    ANSWERS,
-    PART,
-    Partition,
-)
+from ramen_ray.orchestration.deployment.partitions import ANSWERS, Partition
+from ramen_ray.orchestration.deployment.parts import Parts
 from ramen_ray.orchestration.search import (
     MOMENT_S,
     PATIENCE_S,
@@ -60,17 +57,15 @@ class Work:
         partitions: all partitions of the queries.
         column: the column with the queries' texts.
         top_k: ads per query.
-        output: the folder of the answers.
+        parts: where the answers are written.
         retriever: folder of the retriever, which all machines can reach.
-        aside: a folder for what is needed until all is answered.
     """
 
     partitions: list[Partition]
     column: str
     top_k: int
-    output: Path
+    parts: Parts
     retriever: Path
-    aside: Path
 
 
 def answer_with_shards(
@@ -92,7 +87,7 @@ def answer_with_shards(
     encoder |= {"GPU": float(num_gpus)} if num_gpus else {}
     resources = _find_room(shards, encoder)
     logger.info("answering with %d shards, in a process each", len(shards))
-    write_mapped_ads(work.retriever / ADS, work.aside / MAPPED_ADS_FILE)
+    write_mapped_ads(work.retriever / ADS, work.parts.aside / MAPPED_ADS_FILE)
     items = [{"partition": number} for number in missing]
     encoded = ray.data.from_items(items, override_num_blocks=len(items)).map(
         _Encode,
@@ -102,7 +97,7 @@ def answer_with_shards(
         num_gpus=num_gpus,
         memory=encoder["memory"],
     )
-    found = through_shards(encoded, shards, work.top_k, resources, work.aside)
+    found = through_shards(encoded, shards, work.top_k, resources, work.parts.aside)
     found.map(
         _Write,
         fn_constructor_args=(work,),
@@ -168,7 +163,7 @@ class _Encode:
 
     def __call__(self, row: dict[str, Any]) -> Block:
         partition = self.work.partitions[row["partition"]]
-        with limited_attempts(self.work.aside, f"{partition.name}, encoding"):
+        with limited_attempts(self.work.parts.aside, f"{partition.name}, encoding"):
             parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
         queries = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
         return {**row, "name": partition.name, "queries": queries}
@@ -185,7 +180,7 @@ class _Write:
         from ramen_ray.tracking.retriever_model import find_error
 
         self.work, self.find_error = work, find_error
-        self.ads = MappedAds(work.aside / MAPPED_ADS_FILE)
+        self.ads = MappedAds(work.parts.aside / MAPPED_ADS_FILE)
 
     def __call__(self, block: Block) -> dict[str, Any]:
         work, number, done = self.work, block["partition"], 0
@@ -198,9 +193,9 @@ class _Write:
             return self._answers(errors, block["ads"][own], block["scores"][own])
 
         partition = work.partitions[number]
-        with limited_attempts(work.aside, f"{partition.name}, writing"):
-            file, at_once = work.output / PART.format(number), queries_at_once(work.top_k)
-            partition.write_answers(work.column, file, answer, at_once)
+        with limited_attempts(work.parts.aside, f"{partition.name}, writing"):
+            at_once = queries_at_once(work.top_k)
+            partition.write_answers(work.column, work.parts, number, answer, at_once)
         return {"partition": number}
 
     def _answers(

@@ -1,6 +1,7 @@
 """Tables of queries answered, and ads added after training."""
 
 import os
+import pickle
 import re
 import shutil
 from collections import Counter
@@ -18,18 +19,20 @@ import ray
 from conftest import RunHere
 from filelock import FileLock
 from mlflow.exceptions import MlflowException
+from pyarrow.fs import LocalFileSystem
 from ray.util.placement_group import placement_group
 from stores import Store
-from support import NUM_CPUS
+from support import NUM_CPUS, table_with_code
 
 from jobs import index, predict
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.deployment import sharded
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
+from ramen_ray.orchestration.deployment.partitions import row_groups
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
@@ -82,6 +85,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     queries: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(answering, "QUERIES_PER_PARTITION", 8)
     answers = tmp_path / "answers"
@@ -120,10 +124,23 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
 
+    shutil.copy(parts[0], parts[1])  # whole, but of other queries
+    parts[3].write_bytes(bytes(len(before[parts[3].name])))
+    os.truncate(parts[4], len(before[parts[4].name]) // 2)
+    (answers / ".notes" / f"{parts[5].name}.json").write_text("{}")
+    (answers / ".attempts").mkdir()
+    (answers / ".attempts" / f".{parts[0].name}-1").write_bytes(b"half of it")  # a killed call's
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
+    assert f"warning: {parts[1]} and 3 more parts: damaged, and made again" in caplog.text
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+
     code, printed = run(predict, answers=answers, **(flags | {"top-k": 4}))
     assert code == 2
     assert f"{answers} has predictions of a different call (top_k differ)" in printed
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
+    own = {"_predictions.json", ".lock", ".notes"}
+    assert {file.name for file in answers.iterdir()} == {*own, *before}
 
 
 @pytest.mark.slow
@@ -178,7 +195,8 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_and_resumes(
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
-    assert {file.name for file in answers.iterdir()} == {"_predictions.json", ".lock", *before}
+    own = {"_predictions.json", ".lock", ".notes"}
+    assert {file.name for file in answers.iterdir()} == {*own, *before}
 
 
 @pytest.mark.slow
@@ -255,6 +273,55 @@ def test_answers_of_other_queries_or_another_retriever_are_not_taken_for_these(
         weights.write_bytes(before)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_queries_that_change_while_they_are_answered_are_refused(
+    in_place: bool, tmp_path: Path
+) -> None:
+    queries, other = tmp_path / "queries.parquet", tmp_path / "other.parquet"
+    pq.write_table(pa.table({"text": ["robin", "heron", "finch"]}), queries, row_group_size=2)
+    pq.write_table(pa.table({"text": ["tango", "waltz", "polka"]}), other, row_group_size=2)
+    first, last = row_groups(LocalFileSystem(), str(queries))
+    last = pickle.loads(pickle.dumps(last))
+    assert last.open().read_row_group(1)["text"].to_pylist() == ["finch"]
+    if in_place:
+        shutil.copy(other, queries)
+    else:
+        other.rename(queries)
+    for group in (first, last):
+        with pytest.raises(DatasetError, match=r"queries\.parquet has changed since"):
+            group.open()
+
+
+def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path: Path) -> None:
+    file, draw = tmp_path / "queries.parquet", np.random.default_rng(3)
+    texts = [None if n % 7 == 0 else f"query {n % 50}" for n in range(5000)]
+    table = pa.table(
+        {
+            "id": pa.array([draw.bytes(16) for _ in texts], pa.uuid()),
+            "text": pa.array(texts).dictionary_encode(),
+            "nested": [[{"at": n, "of": [str(n)] * (n % 3)}] for n in range(5000)],
+            "weight": draw.random(5000),
+        }
+    )
+    pq.write_table(table, file, row_group_size=1700, data_page_size=512, data_page_version="2.0")
+    groups = row_groups(LocalFileSystem(), str(file))
+    read = [group.open().read_row_group(group.number) for group in groups]
+    assert pa.concat_tables(read).equals(table.cast(read[0].schema))
+
+
+def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:
+    queries = tmp_path / "queries.parquet"
+    pq.write_table(table_with_code(tmp_path / "was_run", "struct"), queries)
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path / "answers"}
+    code, printed = run(predict, **flags)
+    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
+    code, printed = run(predict, **flags, column="code")
+    assert code == 2
+    code, printed = run(index, model="models:/answering/1", ads=queries)
+    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
+    assert not (tmp_path / "was_run").exists()
+
+
 def test_a_folder_that_another_call_writes_is_left_alone(
     run: Run, queries: Path, tmp_path: Path
 ) -> None:
@@ -264,11 +331,7 @@ def test_a_folder_that_another_call_writes_is_left_alone(
         code, printed = run(predict, **flags)
     assert code == 2
     assert f"another call is writing to {tmp_path}; wait until it has ended" in printed
-    assert {file.name for file in tmp_path.iterdir()} == {
-        ".attempts",
-        ".lock",
-        "_predictions.json",
-    }
+    assert {file.name for file in tmp_path.iterdir()} == {".attempts", ".lock"}
 
 
 def test_parts_of_another_table_are_not_taken_for_answers(
