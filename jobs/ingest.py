@@ -3,7 +3,7 @@ r"""Import data into a dataset directory.
 Examples:
     python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
     python jobs/ingest.py tables --clicks 'clicks/*.parquet' --columns.clicks-weight count \
-        --queries queries.jsonl --ads ads.csv --columns.ad-text title --output datasets/mine
+        --queries queries.jsonl --ads ads.csv --columns.ad-text title description --output datasets/mine
     python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \
         --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
     python jobs/ingest.py tables --clicks clicks.csv --query-edges links links.csv \
@@ -35,13 +35,13 @@ from ramen_ray.config import Section
 from ramen_ray.data.importers.debian import import_debian
 from ramen_ray.data.importers.foldoc import import_foldoc
 from ramen_ray.data.importers.rdocs import import_rdocs
-from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.preparation.tables import import_tables
+from ramen_ray.data.tables.importing import import_tables
+from ramen_ray.data.tables.settings import UserTables
 
 
 class Import(Section):
@@ -61,10 +61,13 @@ class Tables(Import):
     tables: Annotated[UserTables, tyro.conf.arg(name="")]
     name: str | None = None
     """Name of the dataset; by default that of the folder."""
+    memory: str | None = None
+    """Memory that tables may take, such as 4GB; what needs more goes to files beside the output.
+    Default 60 % of the machine's."""
 
     def run(self) -> Dataset:
-        """Import the tables with Ray Data."""
-        return import_tables(self.tables, self.output.absolute(), self.name)
+        """Import the tables."""
+        return import_tables(self.tables, self.output.absolute(), self.name, self.memory)
 
 
 class Xc(Import):

@@ -1,34 +1,25 @@
 """Helpers of several tests: tables, clicks, and preparation without Ray."""
 
 import json
+import logging
 import multiprocessing
 import os
-import pickle
-import shutil
 import signal
 import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.importers.tables.edges import write_edges
-from ramen_ray.data.importers.tables.given import stage_filters, stage_splits
-from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
-from ramen_ray.data.importers.tables.planning import make_plan
-from ramen_ray.data.importers.tables.settings import UserTables
-from ramen_ray.data.importers.tables.staging import read_findings, stage_clicks, stage_nodes
-from ramen_ray.data.importers.tables.writing import write_ads, write_filters, write_queries
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
@@ -39,8 +30,10 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.sources import find_pieces, located
-from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tables import loading
+from ramen_ray.data.tables.importing import import_tables
+from ramen_ray.data.tables.settings import UserTables
 from ramen_ray.data.validation import validate
 from ramen_ray.data.validation.batches import table_batches
 from ramen_ray.data.validation.row_checks import row_findings
@@ -218,72 +211,15 @@ def _sorted_blocks(tables: list[pa.Table], keys: list[str], num_blocks: int) -> 
 
 
 def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[Finding]]:
-    """Do what the import of a user's tables does, without Ray; returns the findings too."""
-    pieces = {kind: find_pieces(*source) for kind, source in tables.sources.items()}
-    with new_dataset(output, name="mine") as writer:
-        folder = writer.folder / "staging"
-        folder.mkdir()
-        for kind in pieces.keys() & {"queries", "ads"}:
-            for part, piece in enumerate(pieces[kind]):
-                stage_nodes(piece, kind, part, tables, folder)
-        for part, piece in enumerate(pieces["clicks"]):
-            stage_clicks(piece, part, tables, folder)
-        num_parts = {kind: len(pieces.get(kind, pieces["clicks"])) for kind in ("queries", "ads")}
-        for kind, parts in num_parts.items():
-            number_nodes(folder, kind, parts)
-        numbered = pa.concat_tables(
-            number_clicks(folder, part, piece, tables)
-            for part, piece in enumerate(pieces["clicks"])
-        )
-        for part in sorted(set(numbered["part"].to_pylist())):
-            of_part = numbered.filter(pc.equal(numbered["part"], part))
-            sum_clicks(of_part, folder, tables)
-        for part, piece in enumerate(pieces.get("splits", [])):
-            stage_splits(piece, part, tables, folder)
-        make_plan(folder, tables)
-        for part, piece in enumerate(pieces.get("filters", [])):
-            stage_filters(piece, part, tables, folder)
-        _write_all(folder, num_parts, tables, writer)
-        shown = read_findings(folder).shown
-        findings = located(shown, chain.from_iterable(pieces.values()))
-        shutil.rmtree(folder)
-    return Dataset(output), findings
-
-
-def _write_all(
-    folder: Path, num_parts: dict[str, int], tables: UserTables, writer: DatasetWriter
-) -> None:
-    for part in range(num_parts["ads"]):
-        write_ads(folder, part, writer)
-    for part in range(num_parts["queries"]):
-        write_queries(folder, part, writer, tables)
-    if tables.filters or tables.drop_own_text:
-        write_filters(folder, writer, tables)
-    for name in tables.edge_lists:
-        write_edges(folder, name, tables, writer)
-
-
-class RunsCode:
-    """An object that, once unpickled, makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.file,)
-
-
-def table_with_code(file: Path, nested: str) -> pa.Table:
-    """Make a table with a cell that runs code where its type is registered."""
-    cell = pickle.dumps(RunsCode(file))
-    inner = pa.field("inner", pa.large_binary(), metadata=CODE_TYPE)
-    fields = {
-        "plainly": (inner.with_name("code"), cell),
-        "struct": (pa.field("code", pa.struct([inner])), {"inner": cell}),
-        "list": (pa.field("code", pa.list_(inner)), [cell]),
-        "map": (pa.field("code", pa.map_(pa.string(), inner)), [("key", cell)]),
-    }
-    field, value = fields[nested]
-    return pa.table(
-        [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
+    """Import a user's tables; returns also the findings that were logged."""
+    findings: list[Finding] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: findings.extend(
+        argument for argument in record.args or () if isinstance(argument, Finding)
     )
+    logger = logging.getLogger(loading.__name__)
+    logger.addHandler(handler)
+    try:
+        return import_tables(tables, output), findings
+    finally:
+        logger.removeHandler(handler)

@@ -22,6 +22,8 @@ from ramen_ray.errors import UserError
 
 SHARE_OF_MEMORY = 0.6
 SECONDS_OF_SILENCE = 5.0
+THREADS: int | None = None
+"""Threads of a connection; None for one on each core."""
 ROWS_PER_BATCH = 65_536
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
         )
         try:
             _limit_memory(connection, limit)
+            if THREADS:
+                connection.execute(f"SET threads = {THREADS}")
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             connection.create_function("fold", _folded, ["VARCHAR"], "VARCHAR", type=ARROW)
             yield connection

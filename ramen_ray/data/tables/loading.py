@@ -162,7 +162,7 @@ class UserTable:
             cells = column.cells(rows.cells)
             values[role], bad = _converted(path, column, cells)
             if column.optional:
-                values[role] = pa.array(values[role], mask=bad)
+                values[role] = pc.if_else(pa.array(~bad), pa.array(values[role]), None)
                 continue
             good &= ~self._bad(column, path, rows, cells, good & bad)
             good &= ~self._doubtful(column, path, rows, values[role], good)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.importers.new_ads import read_first_clicks, read_new_ads
+from ramen_ray.data.tables.new_ads import read_first_clicks, read_new_ads
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
 from ramen_ray.method.novel_ads.retriever import combiner_of

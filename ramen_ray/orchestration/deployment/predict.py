@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
 
 from ramen_ray.config import GB_PER_SHARD, ConfigError
-from ramen_ray.data.sources import find_pieces
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.files import find_files
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
@@ -157,16 +157,18 @@ def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
 
 
 def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
-    pieces = find_pieces(table.queries, [table.column])
-    for piece in pieces:
-        if piece.format != "parquet":
-            raise DatasetError(f"{piece.path}: queries can be read from parquet only")
-        if taken := sorted(set(ANSWERS.names) & set(piece.header)):
+    files = find_files(table.queries, [table.column])
+    for file in files:
+        if file.format != "parquet":
+            raise DatasetError(f"{file.path}: queries can be read from parquet only")
+        if table.column in file.partitions:
+            raise DatasetError(f"{file.path} has no column {table.column!r} in itself")
+        if taken := sorted(set(ANSWERS.names) & set(file.header)):
             raise DatasetError(
-                f"{piece.path} has a column {', '.join(map(repr, taken))}, as the answers do"
+                f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
                 f"; rename it"
             )
-    return {piece.path: piece.filesystem for piece in pieces}
+    return {file.path: file.filesystem for file in files}
 
 
 def _partitions(files: dict[str, FileSystem]) -> list[Partition]:

@@ -114,7 +114,7 @@ def test_words_names_and_aliases(tmp_path: Path):
         (["place,rome,", "place, ,"], "row 3, column 'name': 1 names need a letter or a digit"),
         (["place,&,"], "names need a letter or a digit: '&'"),
         (["place,nyc,new york"], "row 2, column 'same_as': 1 are not a name of the kind"),
-        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': 2 are not a name"),
+        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': 1 are not a name"),
         (["place,a,", "brand,b,a"], "row 3, column 'same_as': 1 are not a name of the kind"),
         (
             ["place,a,", "place,b,", "place,x,a", "place,X,b"],

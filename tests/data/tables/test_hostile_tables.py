@@ -13,9 +13,14 @@ import pytest
 
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.xc.importing import import_xc
-from ramen_ray.data.sources import SourceBatch, as_strings, find_pieces, pieces, read_piece
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
+from ramen_ray.data.tables.cells import as_strings
+from ramen_ray.data.tables.columns import Column
+from ramen_ray.data.tables.faults import Faults
+from ramen_ray.data.tables.files import find_files
+from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.reading import Rows, read_file
 
 GOOD = b'{"query": "a"}\n' * 40
 DEEP = 50_000
@@ -25,12 +30,16 @@ def _nested(opening: str, closing: str, depth: int) -> bytes:
     return f'{{"query": "a", "x": {opening * depth}1{closing * depth}}}\n'.encode()
 
 
-def _batches(file: Path) -> list[SourceBatch]:
-    return [batch for piece in find_pieces(str(file), ["query"]) for batch in read_piece(piece)]
+def _batches(file: Path) -> list[Rows]:
+    return [rows for found in find_files(str(file), ["query"]) for rows in read_file(found)]
 
 
 def _findings(file: Path) -> list[Finding]:
-    return [finding for batch in _batches(file) for finding in batch.findings]
+    faults = Faults()
+    for rows in _batches(file):
+        for kind, numbers, cells in rows.faults:
+            faults.add(kind, str(file), numbers, cells)
+    return faults.findings()
 
 
 REFUSED: dict[str, tuple[str, bytes, str]] = {
@@ -47,7 +56,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         gzip.compress(b"query\na\n" + b"x" * (MAX_LINE_BYTES + (32 << 20)), 1),
         r"a\.csv\.gz, row 3: has more than 64 MiB without a line break",
     ),
-    "many columns": ("a.csv", b"query" + b",x" * (1 << 20) + b"\n", "has over 1048576 bytes"),
+    "many columns": (
+        "a.csv",
+        b"query" + b",x" * (1 << 20) + b"\n",
+        "an open quote, or over 1048576 bytes",
+    ),
     "a key twice": ("a.jsonl", GOOD + b'\n{"query": "a", "query": "b"}\n', "row 42: .*twice"),
     "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41: .*surrogate"),
     "pretty-printed": (
@@ -68,25 +81,14 @@ def test_what_would_kill_a_reader_is_an_error_with_file_and_row(case: str, tmp_p
     assert len(str(error.value)) < 1000
 
 
-def test_an_endless_line_is_refused_in_its_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "a.csv"
-    file.write_bytes(b"query\n" + b"a\n" * 60 + b"x" * (MAX_LINE_BYTES + (1 << 20)))
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 100)
-    found = find_pieces(str(file), ["query"])
-    with pytest.raises(DatasetError, match=r"row 62: has more than 64 MiB"):
-        list(read_piece(found[1]))
-
-
 def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Path) -> None:
     texts = ["[{" * DEEP, '\\"' + "[" * DEEP, "a"]
     lines = [json.dumps({"query": text, "x": [[]] * 1000}) for text in texts]
     lines.append(json.dumps({"query": "b"})[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}")
     assert MAX_NESTING == 100
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    (batch,) = _batches(tmp_path / "a.jsonl")
-    assert batch.rows["query"].to_pylist() == [*texts, "b"]
+    rows = _batches(tmp_path / "a.jsonl")
+    assert [text for r in rows for text in r.cells["query"].to_pylist()] == [*texts, "b"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "dictionary.parquet"])
@@ -100,7 +102,7 @@ def test_a_huge_cell_is_left_out_and_named(name: str, tmp_path: Path) -> None:
     else:
         texts = texts.dictionary_encode() if "dictionary" in name else texts
         pq.write_table(pa.table({"query": texts}), file)
-    rows = pa.concat_tables(batch.rows for batch in _batches(file))
+    rows = pa.concat_tables(batch.cells for batch in _batches(file))
     assert rows["query"].to_pylist() == [cells[0], *cells[2:]]
     (finding,) = _findings(file)
     row = {".csv": 3, ".jsonl": 2, ".parquet": 1}[file.suffix]
@@ -124,9 +126,9 @@ NESTED: dict[str, pa.Array] = {
 @pytest.mark.parametrize("kind", NESTED)
 def test_columns_of_nested_types_are_named(kind: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": NESTED[kind]}), tmp_path / "a.parquet")
-    (batch,) = _batches(tmp_path / "a.parquet")
+    table = UserTable(str(tmp_path / "a.parquet"), {"query": Column("query")}, skip_bad_rows=False)
     with pytest.raises(DatasetError, match=r"a\.parquet, column 'query': .* cannot be read"):
-        batch.cells("query", as_strings)
+        table.read()
 
 
 def _pipe(folder: Path) -> str:
@@ -159,7 +161,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], str], str]] = {
 def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
     source, message = NO_FILES[case]
     with pytest.raises(DatasetError, match=message):
-        find_pieces(source(tmp_path), ["query"])
+        find_files(source(tmp_path), ["query"])
 
 
 def test_objects_of_the_xc_repository_have_the_same_limits(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import RunHere
@@ -23,13 +24,14 @@ from support import (
 )
 
 from jobs import ingest
-from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
-from ramen_ray.data.sources import pieces
+from ramen_ray.data import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables import lines
+from ramen_ray.data.tables.importing import import_tables
+from ramen_ray.data.tables.settings import Columns, Splits, UserTables
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.preparation.tables import import_tables
 
 Clicks = dict[str, dict[str, float]]
 
@@ -110,12 +112,8 @@ def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> Non
             assert QUERY_TEXTS[int(row["source_id"][1:])] == row["text"]
 
 
-def _random_shop(folder: Path, piece_size: int, **changes: Any) -> Dataset:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
-        return import_in_process(
-            UserTables(str(folder / "clicks.csv"), **changes), folder / f"out-{piece_size}"
-        )[0]
+def _random_shop(folder: Path, name: str = "out", **changes: Any) -> Dataset:
+    return import_tables(UserTables(str(folder / "clicks.csv"), **changes), folder / name)
 
 
 def _write_log(folder: Path) -> list[tuple[str, str]]:
@@ -130,7 +128,7 @@ def _write_log(folder: Path) -> list[tuple[str, str]]:
 
 def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -> None:
     pairs = _write_log(tmp_path)
-    dataset = _random_shop(tmp_path, 1 << 20, splits=Splits(0.2, 0.1))
+    dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
     ads = dataset.read("ads")["text"].to_pylist()
     assert ads == list(dict.fromkeys(ad for _, ad in pairs))
     found, folded = set(), []
@@ -148,15 +146,34 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -
     assert errors_in(dataset) == []
 
 
-def test_pieces_change_nothing_and_the_seed_changes_the_split(tmp_path: Path) -> None:
-    _write_log(tmp_path)
-    whole = _random_shop(tmp_path, 1 << 20)
-    pieces = _random_shop(tmp_path, 3000)
-    assert len(pieces.files("ads")) < len(pieces.files("queries/train"))
-    for table in whole.tables:
-        assert whole.read(table).equals(pieces.read(table).combine_chunks())
-    other = _random_shop(tmp_path, 1 << 19, splits=Splits(seed=1))
-    assert not other.read("queries/test").equals(whole.read("queries/test"))
+def _bytes_of(dataset: Dataset) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(dataset.path)): file.read_bytes()
+        for table in dataset.tables
+        for file in dataset.files(table)
+    }
+
+
+def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fractions are added in one order, wherever blocks of lines end; the seed gives the split."""
+    rng = np.random.default_rng(0)
+    rows = {
+        "query": [f"query {n}" for n in rng.integers(0, 3000, 60_000)],
+        "ad": [f"ad {n}" for n in rng.integers(0, 500, 60_000)],
+        "n": rng.random(60_000),
+    }
+    pd.DataFrame(rows).to_csv(tmp_path / "clicks.csv", index=False)
+    columns = Columns(clicks_weight="n")
+    found = []
+    for threads, block_size in ((1, 1 << 24), (4, 30_000)):
+        monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+        monkeypatch.setattr(engine, "THREADS", threads)
+        found.append(_bytes_of(_random_shop(tmp_path, f"out-{threads}", columns=columns)))
+    assert found[0] == found[1]
+    other = _random_shop(tmp_path, "other", columns=columns, splits=Splits(seed=1))
+    assert _bytes_of(other)["queries/test.parquet"] != found[0]["queries/test.parquet"]
 
 
 def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
@@ -172,13 +189,13 @@ def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
     expected = {query: ads for query, ads in ads_of.items() if len(ads) >= 2}
     assert 0 < len(kept_ads) < 37
     assert 0 < len(expected) < len({query for query, _ in pairs})
-    dataset = _random_shop(tmp_path, 1 << 20, min_queries_per_ad=40, min_ads_per_query=2)
+    dataset = _random_shop(tmp_path, min_queries_per_ad=40, min_ads_per_query=2)
     ads = dataset.read("ads")["text"].to_pylist()
     assert set(ads) == kept_ads
     rows = [row for split in SPLITS for row in dataset.read(f"queries/{split}").to_pylist()]
     assert {row["text"]: {ads[ad] for ad in row["ad_ids"]} for row in rows} == expected
     with pytest.raises(DatasetError, match="lower the minimum counts"):
-        _random_shop(tmp_path, 1 << 18, min_ads_per_query=99)
+        _random_shop(tmp_path, "few", min_ads_per_query=99)
 
 
 def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path) -> None:
@@ -186,10 +203,10 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path
     rows += [(f" q  {n}", "a b", 1) for n in range(30)]
     pd.DataFrame(rows, columns=["query", "ad", "n"]).to_csv(tmp_path / "clicks.csv", index=False)
     columns = Columns(clicks_weight="n")
-    dataset = _random_shop(tmp_path, 1 << 20, columns=columns)
+    dataset = _random_shop(tmp_path, columns=columns)
     assert dataset.num_rows("ads") == 2
     normal = _random_shop(
-        tmp_path, 1 << 19, columns=columns, normalize_texts=True, min_click_weight=2
+        tmp_path, "normal", columns=columns, normalize_texts=True, min_click_weight=2
     )
     assert normal.read("ads")["text"].to_pylist() == ["a b"]
     clicks = [_clicks_of(normal, split) for split in SPLITS]
@@ -293,33 +310,26 @@ def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
     links = pd.DataFrame({"query": [f"query \u00a0{n}" for n in range(400)], "anchor": "anything"})
     links.to_csv(tmp_path / "links.csv", index=False)
     edges = {"query_edges": {"links": str(tmp_path / "links.csv")}}
-    with pytest.raises(DatasetError, match=r"row 2, column 'query': there is no such query"):
-        _random_shop(tmp_path, 1 << 20, **edges)
-    normal = _random_shop(tmp_path, 1 << 20, **edges, normalize_texts=True, skip_bad_rows=True)
+    with pytest.raises(DatasetError, match=r"row 2, column 'query': .*there is no such query"):
+        _random_shop(tmp_path, **edges)
+    normal = _random_shop(tmp_path, **edges, normalize_texts=True, skip_bad_rows=True)
     train = normal.read("queries/train")["text"].to_pylist()
     expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
     assert _edges_of(normal, "links", "query") == expected
     assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
 
 
-def test_ray_writes_the_same_dataset(cluster: None, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 3000)
+def test_an_import_leaves_a_dataset_and_nothing_else(tmp_path: Path) -> None:
     _write_log(tmp_path)
     links = pd.DataFrame({"query": [f"query {3 * n}" for n in range(130)], "anchor": "divisible"})
     links.to_csv(tmp_path / "links.csv", index=False)
     edges = {"links": str(tmp_path / "links.csv")}
     tables = UserTables(str(tmp_path / "clicks.csv"), query_edges=edges)
-    expected, _ = import_in_process(tables, tmp_path / "expected")
     found = import_tables(tables, tmp_path / "found")
-    assert found.tables == expected.tables
-    for table in found.tables:
-        assert found.read(table).equals(expected.read(table))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "clicks.csv",
-        "expected",
-        "found",
-        "links.csv",
-    ]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["clicks.csv", "found", "links.csv"]
+    folders = sorted(path.name for path in found.path.iterdir())
+    assert folders == ["ads.parquet", "anchors", "dataset.json", "edges", "queries"]
     assert found.metadata["anchor_sets"]["links"]["made_by"] == "edges"
     assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
 
@@ -378,7 +388,7 @@ BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CLICKS)
-def test_bad_rows_are_named_or_left_out(case: str, cluster: None, tmp_path: Path) -> None:
+def test_bad_rows_are_named_or_left_out(case: str, tmp_path: Path) -> None:
     lines, fragments = BAD_CLICKS[case]
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + lines)
@@ -390,10 +400,8 @@ def test_bad_rows_are_named_or_left_out(case: str, cluster: None, tmp_path: Path
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
-def test_bad_rows_can_be_left_out(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "ramen_ray.orchestration.preparation.tables")
+def test_bad_rows_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     bad = "".join(lines for lines, _ in BAD_CLICKS.values())
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + bad)
@@ -414,30 +422,24 @@ def test_bad_rows_can_be_left_out(
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
 
 
-@pytest.mark.parametrize("piece_size", [600, 1 << 20])
-def test_only_the_first_of_many_findings_are_shown(
-    piece_size: int,
-    cluster: None,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+def test_many_bad_rows_of_many_files_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
     _write_shop(tmp_path, [(0, 0, 1, 1)])
-    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + "1\n" * 99)
-    changes = {"clicks": str(tmp_path / "clicks.csv"), "splits": Splits(0.3, 0.3)}
-    with pytest.raises(DatasetError, match="and 79 more") as error:
+    (tmp_path / "clicks").mkdir()
+    for number in range(30):
+        (tmp_path / "clicks" / f"{number:02d}.csv").write_text(CLICKS + GOOD + "1\n" * 99)
+    changes = {"clicks": str(tmp_path / "clicks"), "splits": Splits(0.3, 0.3)}
+    with pytest.raises(DatasetError) as error:
         import_tables(_shop(tmp_path, **changes), tmp_path / "out")
-    assert str(error.value).count("\n") == 21
+    message = "00.csv, row 62: 2970 lines have 1 cells instead of 4 (in 30 files)"
+    assert message in str(error.value)
+    assert str(error.value).count("\n") == 1
     import_tables(_shop(tmp_path, **changes, skip_bad_rows=True), tmp_path / "out")
-    assert "and 79 more" in caplog.text
-    shown = [line for line in caplog.messages if "cells instead of" in line]
-    for lines in (str(error.value).split("\n")[1:21], shown):
-        places = [line.partition("clicks.csv, ")[2].partition(":")[0] for line in lines]
-        assert places == [f"row {row}" for row in range(62, 82)]
+    assert sum("cells instead of" in line for line in caplog.messages) == 1
 
 
-def test_a_table_without_rows_is_named(cluster: None, tmp_path: Path) -> None:
+def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     for name, header in (("clicks", CLICKS), ("queries", "query_id,text\n")):
         (tmp_path / f"{name}.csv").write_text(header)
@@ -451,11 +453,11 @@ def test_texts_may_be_ids(tmp_path: Path) -> None:
     ads = "".join(f"ad {n}\n" for n in range(40))
     (tmp_path / "ads.csv").write_text("title\n" + ads)
     columns = Columns(clicks_ad="ad", ad_id="title", ad_text="title")
-    dataset = _random_shop(tmp_path, 1 << 20, ads=str(tmp_path / "ads.csv"), columns=columns)
+    dataset = _random_shop(tmp_path, ads=str(tmp_path / "ads.csv"), columns=columns)
     assert dataset.read("ads")["source_id"].to_pylist() == ads.split("\n")[:-1]
 
 
-def test_outputs_that_cannot_be_written(cluster: None, tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     _write_log(tmp_path)
     tables = UserTables(str(tmp_path / "clicks.csv"))
     with pytest.raises(DatasetError, match=r"cannot write to .*clicks.csv: "):
@@ -465,7 +467,7 @@ def test_outputs_that_cannot_be_written(cluster: None, tmp_path: Path) -> None:
         import_tables(tables, tmp_path / "out")
 
 
-def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
+def test_bad_edges_leave_no_dataset(tmp_path: Path) -> None:
     _write_log(tmp_path)
     (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
     edges = {"links": str(tmp_path / "links.csv")}
@@ -487,7 +489,7 @@ def test_bad_edges_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
     ]
 
 
-def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) -> None:
+def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks.csv").write_text(CLICKS + "zz,1,1,2026-03-01\n")
     tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"), skip_bad_rows=True)
@@ -495,19 +497,17 @@ def test_clicks_that_match_nothing_are_refused(cluster: None, tmp_path: Path) ->
         import_tables(tables, tmp_path / "out")
 
 
-def test_a_killed_import_leaves_no_dataset_directory(
-    joining: dict[str, str], run_here: RunHere, tmp_path: Path
-) -> None:
-    """Kill the driver in the middle, then import again with the same command."""
+def test_a_killed_import_leaves_no_dataset_directory(run_here: RunHere, tmp_path: Path) -> None:
+    """Kill the process in the middle, then import again with the same command."""
     rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(100_000)]})
     rows["ad"] = [f"ad {n % 3_000}" for n in range(100_000)]
     rows.to_parquet(tmp_path / "clicks.parquet", row_group_size=10_000)
     words = ["tables", "--clicks", str(tmp_path / "clicks.parquet")]
     words += ["--output", str(tmp_path / "out")]
     command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), *words]
-    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=joining)
-    staged = ".out-*/.staging/clicks-000004.arrow"
-    wait_until(lambda: list(tmp_path.glob(staged)) or importing.poll() is not None, staged)
+    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    begun = ".out-*/.engine-*"
+    wait_until(lambda: list(tmp_path.glob(begun)) or importing.poll() is not None, begun)
     assert importing.poll() is None
     importing.send_signal(signal.SIGKILL)
     importing.wait(timeout=PATIENCE_S)

@@ -11,12 +11,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import errors_in, import_in_process
 
-from ramen_ray.data.importers.tables.settings import Columns, Splits, UserTables
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.orchestration.preparation.tables import import_tables
+from ramen_ray.data.tables.importing import import_tables
+from ramen_ray.data.tables.settings import Columns, Splits, UserTables
 
-NUM_CPUS = 2
 QUERIES = ["red shoes", "Red  Shoes", "boots", "hat", "HAT", "socks", "gloves", "wool hat"]
 ADS = ["RED shoes", "boots", "a hat shop", "Socks", "hat"]
 PAIRS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), max_size=24)
@@ -133,17 +132,11 @@ SHOP = Shop(
 )
 
 
-def test_ray_imports_the_same(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "ramen_ray.orchestration.preparation.tables")
+def test_what_is_left_out_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
     tables = SHOP.write(tmp_path, own_table=True)
     tables = UserTables(**{**vars(tables), "min_ads_per_query": 0, "drop_own_text": True})
-    expected, _ = import_in_process(tables, tmp_path / "expected")
-    found = import_tables(tables, tmp_path / "found")
-    assert found.tables == expected.tables
-    for table in found.tables:
-        assert found.read(table).equals(expected.read(table))
+    import_in_process(tables, tmp_path / "out")
     assert "pairs left out as an ad of the query's own text" in caplog.text
     assert "filters: " in caplog.text
 
@@ -221,8 +214,7 @@ def test_bad_rows_are_named_and_left_out(case: str, tmp_path: Path) -> None:
     lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
     dataset, findings = import_in_process(lenient, tmp_path / "out")
     message = " ".join(map(str, findings))
-    if case == "two splits":
-        expected["test"] = {q: ads for q, ads in expected["test"].items() if _folded(q) != "hat"}
+    if case == "two splits":  # the held-out one counts
         with pytest.raises(DatasetError) as error:
             import_in_process(tables, tmp_path / "strict")
         message = str(error.value)
@@ -231,7 +223,7 @@ def test_bad_rows_are_named_and_left_out(case: str, tmp_path: Path) -> None:
     assert _contents(dataset) == (expected, pairs)
 
 
-def test_bad_rows_leave_no_dataset(cluster: None, tmp_path: Path) -> None:
+def test_bad_rows_leave_no_dataset(tmp_path: Path) -> None:
     for case in ("unknown split", "filter of an unknown ad"):
         file, rows, fragments = BAD_ROWS[case]
         (tmp_path / case).mkdir()
