@@ -4,6 +4,7 @@ It never fetches or loads an extension, so it reads nothing but this machine's f
 """
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +23,6 @@ from ramen_ray.errors import UserError
 
 SHARE_OF_MEMORY = 0.6
 SECONDS_OF_SILENCE = 5.0
-THREADS: int | None = None
-"""Threads of a connection; None for one on each core."""
 ROWS_PER_BATCH = 65_536
 
 logger = logging.getLogger(__name__)
@@ -54,8 +53,7 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
         )
         try:
             _limit_memory(connection, limit)
-            if THREADS:
-                connection.execute(f"SET threads = {THREADS}")
+            connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             connection.create_function("fold", _folded, ["VARCHAR"], "VARCHAR", type=ARROW)
             yield connection

@@ -15,7 +15,7 @@ import duckdb
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.nodes import Kind, numbered
+from ramen_ray.data.tables.numbering import Kind, numbered
 
 LARGEST_EXACT = 1 << 40
 """Whole weights up to this can be summed as integers."""

@@ -13,7 +13,7 @@ from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.cells import as_strings
 from ramen_ray.data.tables.columns import Column
 from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.nodes import Kind, numbered
+from ramen_ray.data.tables.numbering import Kind, numbered
 from ramen_ray.data.tables.splits import TRAIN
 
 PAIR: dict[Kind, str] = {"query": "query", "ad": "ad"}

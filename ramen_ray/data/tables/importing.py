@@ -18,7 +18,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables import clicks, given, nodes, splits, writing
+from ramen_ray.data.tables import clicks, given, numbering, splits, writing
 from ramen_ray.data.tables.columns import (
     Column,
     Filter,
@@ -33,7 +33,7 @@ from ramen_ray.errors import redacted
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 MAX_SHOWN = 3
-KINDS: tuple[nodes.Kind, ...] = ("query", "ad")
+KINDS: tuple[numbering.Kind, ...] = ("query", "ad")
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class _Import:
         unlisted = [kind for kind in KINDS if kind not in self.opened]
         for kind in KINDS:
             if kind in self.opened:
-                nodes.load_nodes(connection, kind, self.opened[kind])
+                numbering.load_nodes(connection, kind, self.opened[kind])
                 self._finish(kind, f"{kind}_rows")
         if unlisted:
             table.load(connection, "click_rows", clicks.rows_sql(table.columns, bounds))
@@ -173,24 +173,24 @@ class _Import:
             {"rows read": table.rows_read}
             | {f"left out: {reason}": number for reason, number in table.left_out.items()},
         )
-        nodes.refuse_no_rows(table, rows, self.connection)
+        numbering.refuse_no_rows(table, rows, self.connection)
 
-    def _number(self, kind: nodes.Kind) -> None:
+    def _number(self, kind: numbering.Kind) -> None:
         if kind not in self.opened:
-            nodes.rows_from_clicks(self.connection, kind)
+            numbering.rows_from_clicks(self.connection, kind)
         listed = kind in self.opened
-        counts = nodes.number_nodes(self.connection, kind, listed=listed)
+        counts = numbering.number_nodes(self.connection, kind, listed=listed)
         if listed:
-            other = nodes.check_repeated_ids(self.connection, kind, self.opened[kind])
+            other = numbering.check_repeated_ids(self.connection, kind, self.opened[kind])
             counts["of them with a different text, which is not used"] = other
-        _log(nodes.PLURAL[kind], counts)
+        _log(numbering.PLURAL[kind], counts)
         self.connection.execute(f"DROP TABLE {kind}_rows")
 
-    def _report_unknown(self, what: str, named: str, kinds: tuple[nodes.Kind, ...]) -> None:
+    def _report_unknown(self, what: str, named: str, kinds: tuple[numbering.Kind, ...]) -> None:
         table = self.opened[what]
         listed = {"query": self.tables.queries, "ad": self.tables.ads}
         for kind in kinds:
-            nodes.report_unknown(
+            numbering.report_unknown(
                 self.connection, kind, table, named, str(listed[kind] or self.tables.clicks)
             )
         table.check()

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -127,7 +128,8 @@ class UserTable:
         if not self.skip_bad_rows:
             raise_errors(f"the table {self.source}", findings)
         for finding in findings:
-            logger.warning("warning: %s", finding)
+            is_left_out = finding.severity == "error"
+            logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
         return findings
 
     @property

@@ -1,0 +1,376 @@
+"""Tables as people have them: what would do damage is read right, or refused with its place."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from support import CODE_TYPE, import_in_process
+
+from ramen_ray.data.findings import Finding
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.settings import Columns, Splits, UserTables
+
+CLICKS = [(f"query {n}", f"ad {n % 7}") for n in range(300)]
+LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
+
+
+def _import(folder: Path, name: str, content: bytes | str, **changes: Any) -> tuple[Dataset, str]:
+    """Import a table of clicks; returns also the findings, a line each."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    dataset, findings = import_in_process(UserTables(str(file), **changes), folder / "out")
+    return dataset, "\n".join(map(str, findings))
+
+
+def _clicks(dataset: Dataset) -> set[tuple[str, str]]:
+    ads = dataset.read("ads")["text"].to_pylist()
+    return {
+        (row["text"], ads[ad])
+        for split in SPLITS
+        for row in dataset.read(f"queries/{split}").to_pylist()
+        for ad in row["ad_ids"]
+    }
+
+
+def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
+    odd = [('"Cold Play', "band"), ('"nike shoes"', "shoe"), ('5" nails', '6" nails')]
+    rows = "".join(f"{query}\t{ad}\n" for query, ad in [*CLICKS, *odd])
+    dataset, found = _import(tmp_path, "a.tsv", "query\tad\n" + rows)
+    assert _clicks(dataset) == {*CLICKS, *odd}
+    assert "row 303, column" not in found
+    assert "a.tsv, row 303: 1 lines have cells in quotes, which are kept" in found
+    with pytest.raises(DatasetError, match="row 302: 1 lines have cells in quotes with doubled"):
+        _import(
+            tmp_path / "2", "b.tsv", "query\tad\n" + LINES.replace(",", "\t") + '"a ""b"""\tc\n'
+        )
+
+
+def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> None:
+    """A broken line costs itself alone, and lines are those of an editor."""
+    bad = '"say \\"hi\\" now",x\n', '"open,x\n', '"a"b,x\n', '"""",x\n', 'in"ner,"two\nlines"\n'
+    content = (
+        "query,ad\n"
+        + bad[4]
+        + "".join(line + bad[n % 4] for n, line in enumerate(LINES.splitlines(keepends=True)))
+    )
+    with pytest.raises(DatasetError) as error:
+        _import(tmp_path, "a.csv", content)
+    assert "a.csv, row 5: " in str(error.value)
+    assert "lines have a closing quote that no delimiter follows" in str(error.value)
+    dataset, found = _import(tmp_path, "b.csv", content, skip_bad_rows=True)
+    assert _clicks(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
+    assert "row 2: 1 lines have a quote in the middle of a cell, which is kept" in found
+
+
+def test_a_cell_with_line_breaks_may_cross_any_block(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ramen_ray.data.tables.lines.BYTES_PER_BLOCK", 200)
+    text = "line\n" * 500
+    dataset, found = _import(
+        tmp_path, "a.csv", f'query,ad\n{LINES}"{text}",long\n' + "a,b,c\n" * 2, skip_bad_rows=True
+    )
+    assert _clicks(dataset) == {*CLICKS, (text, "long")}
+    assert "a.csv, row 803: 2 lines have 3 cells instead of 2" in found
+
+
+def _mix_inverse(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Undo SplitMix64's finaliser."""
+    for shift, factor in ((31, 0x319642B2D24D8EC3), (27, 0x96DE1B173F119089), (30, 1)):
+        z = z ^ (z >> np.uint64(shift)) ^ (z >> np.uint64(2 * shift))
+        z = z * np.uint64(factor)
+    return z - np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = values + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _same_hash(text: str) -> str:
+    """Forge another text of 16 printable letters that ``hash_strings`` does not tell from one."""
+    positions = _mix(np.arange(2, dtype=np.uint64))
+    total = _mix(positions ^ np.frombuffer(text.encode(), np.uint64)).sum(dtype=np.uint64)
+    letters = np.random.default_rng(0).integers(97, 123, (200_000, 8)).astype(np.uint8)
+    first = letters.view(np.uint64)[:, 0]
+    second = _mix_inverse(total - _mix(positions[0] ^ first)) ^ positions[1]
+    found = second.view(np.uint8).reshape(-1, 8)
+    good = np.flatnonzero(((found > 34) & (found < 127) & (found != 44)).all(axis=1))
+    return (letters[good[0]].tobytes() + found[good[0]].tobytes()).decode()
+
+
+def test_ids_and_texts_are_told_apart_though_a_hash_does_not(tmp_path: Path) -> None:
+    mine = "an ad of my own "
+    other = _same_hash(mine)
+    assert hash_strings(pa.array([mine]))[0] == hash_strings(pa.array([other]))[0]
+    ads = [("A", other, "not mine"), ("B", mine, "mine")]
+    (tmp_path / "ads.csv").write_text(
+        "ad_id,text\n" + "".join(f"{ad},{text}\n" for _, ad, text in ads)
+    )
+    rows = "".join(f"query {n},{ads[n % 2][1]}\n" for n in range(300))
+    dataset, _ = _import(tmp_path, "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
+    assert _clicks(dataset) == {(f"query {n}", ads[n % 2][2]) for n in range(300)}
+
+
+def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path: Path) -> None:
+    ads = "".join(f"{n // 10},text {n}\n" for n in range(70))
+    (tmp_path / "ads.csv").write_text("ad_id,text\n" + ads)
+    rows = "".join(f"query {n},{n % 7}\n" for n in range(300))
+    given = {"ads": str(tmp_path / "ads.csv")}
+    with pytest.raises(DatasetError, match="63 of 70 rows repeat an id with another text: '0'"):
+        _import(tmp_path, "a.csv", "query,ad_id\n" + rows, **given)
+    dataset, _ = _import(tmp_path, "a.csv", "query,ad_id\n" + rows, **given, skip_bad_rows=True)
+    assert dataset.read("ads")["text"].to_pylist() == [f"text {10 * n}" for n in range(7)]
+
+
+def test_ids_in_scientific_notation_have_lost_digits(tmp_path: Path) -> None:
+    rows = "".join(f"query {n},1.{n % 7}E+18\n" for n in range(300))
+    (tmp_path / "ads.csv").write_text(
+        "ad_id,text\n" + "".join(f"1.{n}E+18,ad {n}\n" for n in range(7))
+    )
+    with pytest.raises(DatasetError, match="7 cells are numbers in scientific notation"):
+        _import(tmp_path, "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
+    dataset, _ = _import(tmp_path, "b.csv", "query,ad\n" + rows)  # here they are texts
+    assert dataset.num_rows("ads") == 7
+
+
+UNITS: dict[str, Callable[[int], object]] = {
+    "ms": lambda day: 1000 * (1_775_000_000 + 86_400 * day),
+    "us": lambda day: 10**6 * (1_775_000_000 + 86_400 * day),
+    "ns": lambda day: 10**9 * (1_775_000_000 + 86_400 * day),
+    "yyyymmdd": lambda day: 20260401 + day,
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_times_in_other_units_are_refused_with_the_unit(
+    unit: str, kind: str, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
+    frame["t"] = [UNITS[unit](n // 10) for n in range(300)]
+    file = tmp_path / f"a.{kind}"
+    frame.to_csv(file, index=False) if kind == "csv" else frame.to_parquet(file)
+    splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
+    columns = {"clicks_time": "t"}
+    with pytest.raises(DatasetError) as error:
+        import_in_process(UserTables(str(file), columns=Columns(**columns), splits=splits), file)
+    assert "300 cells are outside the years 1990 to 2100" in str(error.value)
+    assert f"they fit as {unit}: set --columns.clicks-time-unit {unit}" in str(error.value)
+    columns["clicks_time_unit"] = unit
+    dataset, findings = import_in_process(
+        UserTables(str(file), columns=Columns(**columns), splits=splits), tmp_path / "out"
+    )
+    assert findings == []
+    assert 40 <= dataset.num_rows("queries/validation") <= 60
+
+
+@pytest.mark.parametrize("time", ["1850-01-01", "9999-12-31", "0"])
+def test_times_that_fit_no_unit_are_refused(time: str, tmp_path: Path) -> None:
+    rows = "".join(f"{query},{ad},2026-04-01\n" for query, ad in CLICKS)
+    with pytest.raises(DatasetError, match="row 302, column 't': 1 cells are outside the years"):
+        _import(
+            tmp_path,
+            "a.csv",
+            f"query,ad,t\n{rows}x,y,{time}\n",
+            columns=Columns(clicks_time="t"),
+        )
+
+
+def _write_parts(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(
+            pa.table(dict(zip(("query", "ad"), zip(*CLICKS, strict=True), strict=True))),
+            folder / name,
+        )
+
+
+LOGS = {
+    "Delta": "t/_delta_log/00000000000000000000.json",
+    "Iceberg": "t/metadata/00001-ab.metadata.json",
+    "Hudi": "t/.hoodie/hoodie.properties",
+}
+
+
+@pytest.mark.parametrize("source", ["", "t", "t/*.parquet", "t/*/*.parquet"])
+@pytest.mark.parametrize("log", LOGS)
+def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) -> None:
+    _write_parts(tmp_path, "t/part-0.parquet", "t/data/part-1.parquet")
+    (tmp_path / LOGS[log]).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / LOGS[log]).write_text("{}")
+    with pytest.raises(DatasetError, match=f"t is a {log} table"):
+        import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
+
+
+def test_folders_as_programs_write_them_are_read(tmp_path: Path) -> None:
+    """Partitions are columns; empty parts and what is no part are passed over."""
+    for day in range(1, 31):
+        part = tmp_path / "clicks" / f"day=2026-04-{day:02d}" / "part-0.csv.GZ"
+        part.parent.mkdir(parents=True)
+        rows = "".join(f"q{day} {n},ad {n % 7}\n" for n in range(10))
+        part.write_bytes(gzip.compress(f"query,ad\n{rows}".encode()))
+    (part.parent / "part-1.csv").touch()
+    (part.parent / "part-2.csv.gz").write_bytes(gzip.compress(b""))
+    for name in ("_SUCCESS", ".part.crc", "notes.txt", "_temporary/0/part.csv"):
+        (tmp_path / "clicks" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clicks" / name).write_text("x")
+    splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
+    tables = UserTables(str(tmp_path / "clicks"), columns=Columns(clicks_time="day"), splits=splits)
+    dataset, findings = import_in_process(tables, tmp_path / "out")
+    assert findings == []
+    texts = {s: dataset.read(f"queries/{s}")["text"].to_pylist() for s in SPLITS}
+    assert [len(texts[split]) for split in SPLITS] == [190, 50, 60]
+    assert {text.split()[0] for text in texts["validation"]} == {f"q{d}" for d in range(20, 25)}
+
+
+def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None:
+    one = b"\xef\xbb\xbfquery,ad\n" + LINES.encode()
+    two = b"\xef\xbb\xbfquery,ad\n\xef\xbb\xbfa,b\nquery,b\n"
+    dataset, found = _import(tmp_path, "a.csv", one + two)
+    assert _clicks(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
+    assert "row 302: 1 rows repeat the header, and are left out" in found
+    assert "row 302: 2 lines begin with a byte order mark" in found
+
+
+def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
+    few = f"query,ad\n{LINES}NULL,a\nx,None\n"
+    dataset, found = _import(tmp_path, "a.csv", few)
+    assert ("NULL", "a") in _clicks(dataset)
+    assert "row 302, column 'query': 1 cells are words for nothing: 'NULL'" in found
+    words = ["NULL", "null", r"\N", "N/A", "#N/A"]
+    many = f"query,ad\n{LINES}" + "".join(f"{word},a\n" for word in words)
+    with pytest.raises(DatasetError, match=r"row 302, .*5 cells are words for nothing: 'NULL'"):
+        _import(tmp_path / "b", "a.csv", many)
+    for name, option, expected in (
+        ("c", "leave-out", set()),
+        ("d", "keep", {(word, "a") for word in words}),
+    ):
+        dataset, _ = _import(tmp_path / name, "a.csv", many, null_words=option)
+        assert _clicks(dataset) == {*CLICKS, *expected}
+
+
+WRONG_FILES: dict[str, tuple[bytes, str]] = {
+    "gzip": (gzip.compress(b"query,ad\n"), "is compressed by gzip; add .gz to its name"),
+    "Excel": (b"PK\x03\x04rest", "is a zip archive or an Excel workbook"),
+    "parquet": (b"PAR1rest", "is parquet; name it .parquet"),
+    "old Mac": (b"query,ad\ra,b\rc,d\r", "its lines end with carriage returns alone"),
+    "open header": (b'"query,ad\na,b\n', "has an open quote"),
+    "header in two lines": (
+        b'"my\nquery",ad\na,b\n',
+        r"has no column 'query'; it has 'my\\nquery'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_files_that_are_something_else_are_named(case: str, tmp_path: Path) -> None:
+    content, message = WRONG_FILES[case]
+    with pytest.raises(DatasetError, match=message):
+        _import(tmp_path, "a.csv", content)
+
+
+def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
+    dataset, _ = _import(
+        tmp_path,
+        "a.csv",
+        '"my\nquery",ad\n' + LINES,
+        columns=Columns(clicks_query="my query"),
+    )
+    assert _clicks(dataset) == set(CLICKS)
+
+
+def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Impressions, other months and a bot are left out, and texts are of two columns."""
+    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
+    ads = pd.DataFrame({"ad_id": range(7), "title": [f"ad {n}" for n in range(7)]})
+    ads["description"] = ["", None, *(f" cheap {n} " for n in range(2, 7))]
+    ads.to_csv(tmp_path / "ads.csv", index=False)
+    rows = [(f"query {n}", n % 7, 1, "2026-04-02") for n in range(300)]
+    kept = len(rows)
+    rows += [(f"seen {n}", n % 7, 0, "2026-04-02") for n in range(100)]
+    rows += [("bot", n % 7, 900, "2026-04-02") for n in range(9)]
+    rows += [("old", 1, 1, "2026-03-31"), ("next", 1, 1, "2026-05-01")]
+    frame = pd.DataFrame(rows, columns=["query", "ad_id", "clicks", "day"])
+    tables = UserTables(
+        str(tmp_path / "clicks.csv"),
+        ads=str(tmp_path / "ads.csv"),
+        columns=Columns(
+            clicks_weight="clicks", clicks_time="day", ad_text=("title", "description")
+        ),
+        clicks_from="2026-04-01",
+        clicks_until="2026-05-01",
+        max_clicks_per_query=1000,
+    )
+    frame.to_csv(tables.clicks, index=False)
+    dataset, findings = import_in_process(tables, tmp_path / "out")
+    assert findings == []
+    texts = ["ad 0", "ad 1", *(f"ad {n} cheap {n}" for n in range(2, 7))]
+    assert _clicks(dataset) == {(f"query {n}", texts[n % 7]) for n in range(kept)}
+    for counted in (
+        "100 left out: impressions, rows of 0 clicks",
+        "1 left out: clicks before clicks_from",
+        "1 left out: clicks from clicks_until on",
+        "1 queries left out for more than 1000 clicks",
+    ):
+        assert counted in caplog.text
+
+
+def test_a_column_that_would_run_code_is_refused_by_name(tmp_path: Path) -> None:
+    query, ad = zip(*CLICKS, strict=True)
+    fields = [pa.field("query", pa.binary(), metadata=CODE_TYPE), pa.field("ad", pa.string())]
+    columns = [[text.encode() for text in query], ad]
+    pq.write_table(pa.table(columns, pa.schema(fields)), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match=r"may run code, and are refused: 'query'"):
+        import_in_process(UserTables(str(tmp_path / "a.parquet")), tmp_path / "out")
+
+
+def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path: Path) -> None:
+    rows = "".join(f"{text} {n},ad {n % 7}\n" for n in range(200) for text in ("query", "Query"))
+    splits = "".join(f"query {n},{SPLITS[n % 3]}\nQuery {n},train\n" for n in range(200))
+    (tmp_path / "splits.csv").write_text("query,split\n" + splits)
+    given = {"query_splits": str(tmp_path / "splits.csv")}
+    with pytest.raises(DatasetError, match="266 queries are given two splits"):
+        _import(tmp_path, "a.csv", "query,ad\n" + rows, **given)
+    dataset, _ = _import(tmp_path, "a.csv", "query,ad\n" + rows, **given, skip_bad_rows=True)
+    for number, split in enumerate(SPLITS):
+        texts = set(dataset.read(f"queries/{split}")["text"].to_pylist())
+        numbers = range(number, 200, 3)
+        assert texts == {f"{text} {n}" for n in numbers for text in ("query", "Query")}
+
+
+def _aliases(dataset: Dataset, kind: str) -> dict[str, str | None]:
+    rows = dataset.read(f"aliases/{kind}").to_pylist()
+    return {row["name"]: row["of"] for row in rows}
+
+
+def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None:
+    queries = [(f"q{n}", f"query {n}") for n in range(300)]
+    queries += [("again", "query 5"), ("never", "nobody")]
+    ads = [(f"a{n}", f"ad {n}") for n in range(8)]
+    for name, of in (("queries", queries), ("ads", ads)):
+        column = "query_id" if name == "queries" else "ad_id"
+        frame = pd.DataFrame(of, columns=[column, "text"])
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    rows = "".join(f"q{n},a{n % 7}\n" for n in range(300))
+    given = {name: str(tmp_path / f"{name}.csv") for name in ("queries", "ads")}
+    dataset, _ = _import(
+        tmp_path, "a.csv", "query_id,ad_id\n" + rows, **given, min_queries_per_ad=1
+    )
+    assert _aliases(dataset, "query") == {"again": "q5", "never": None}
+    assert _aliases(dataset, "ad") == {"a7": None}
+
+
+def test_a_finding_says_where_in_a_way_that_can_be_read(tmp_path: Path) -> None:
+    finding = Finding("error", "a.csv", "1 cells are empty", "fill them", 3, "query")
+    assert str(finding) == "a.csv, row 3, column 'query': 1 cells are empty; fill them"
