@@ -164,7 +164,9 @@ def test_times_in_other_units_are_refused_with_the_unit(
     splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
     columns = {"clicks_time": "t"}
     with pytest.raises(DatasetError) as error:
-        import_in_process(UserTables(str(file), columns=Columns(**columns), splits=splits), file)
+        import_in_process(
+            UserTables(str(file), columns=Columns(**columns), splits=splits), tmp_path / "out"
+        )
     assert "300 cells are outside the years 1990 to 2100" in str(error.value)
     assert f"they fit as {unit}: set --columns.clicks-time-unit {unit}" in str(error.value)
     columns["clicks_time_unit"] = unit
