@@ -180,7 +180,7 @@ class _Import:
             numbering.rows_from_clicks(self.connection, kind)
         listed = kind in self.opened
         counts = numbering.number_nodes(self.connection, kind, listed=listed)
-        if listed:
+        if counts["rows repeat an id"]:
             other = numbering.check_repeated_ids(self.connection, kind, self.opened[kind])
             counts["of them with a different text, which is not used"] = other
         _log(numbering.PLURAL[kind], counts)

@@ -4,8 +4,10 @@ Each kind has three tables in the engine, here for queries; those of ads begin w
 
 ``query_rows`` (place, id, text)
     the user's rows; without a table of queries, a row for each text in the clicks.
-``queries`` (number, id, text, folded)
-    queries that differ; those of equal text are one, ads of equal text are several.
+``queries`` (number, id, text), and of queries ``folded`` and ``family``
+    queries that differ; those of equal text are one, ads of equal text are several. A family is
+    that of all queries of one folded text, which differ in case and white space only; it is named
+    by its first number.
 ``query_names`` (name, number)
     the ids, or texts, by which clicks, splits and filters name them.
 """
@@ -69,6 +71,8 @@ def number_nodes(
         SELECT row_number() OVER (ORDER BY place) - 1 AS number, id, text{folded}
         FROM {distinct if merge else f"{kind}_ids"}""",
     )
+    if kind == "query":
+        _find_families(connection)
     names = f"{kind}_ids AS ids JOIN {nodes} AS nodes ON nodes.text = ids.text"
     run(
         connection,
@@ -89,6 +93,22 @@ def number_nodes(
         "rows repeat an id": num_rows - num_ids,
         "have the text of an earlier one and are merged with it": num_ids - num_nodes,
     }
+
+
+def _find_families(connection: duckdb.DuckDBPyConnection) -> None:
+    run(
+        connection,
+        "comparing queries",
+        """CREATE TABLE families AS
+        SELECT folded, min(number) AS family FROM queries GROUP BY folded HAVING count(*) > 1""",
+    )
+    run(
+        connection,
+        "comparing queries",
+        """CREATE OR REPLACE TABLE queries AS
+        SELECT queries.*, coalesce(family, number) AS family
+        FROM queries LEFT JOIN families USING (folded)""",
+    )
 
 
 _FIRST = "min(place) AS place, arg_min(text, place) AS text"

@@ -1,7 +1,7 @@
 """Decide which queries and ads of an import are kept, in which split, with which ids.
 
-``periods`` (folded, period)
-    the first period in which any query of a folded text is clicked.
+``periods`` (family, period)
+    the first period in which any query of a family is clicked.
 ``counted`` (query, ad, weight)
     the clicks that count: those in their query's period, on ads that are kept.
 ``kept_ads`` (number, ad_id) and ``kept_queries`` (number, split, query_id)
@@ -36,9 +36,9 @@ def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
         connection,
         "finding first clicks",
         """CREATE TABLE periods AS
-        SELECT folded, min(period) AS period
+        SELECT family, min(period) AS period
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
-        JOIN queries ON queries.number = query GROUP BY folded""",
+        JOIN queries ON queries.number = query GROUP BY family""",
     )
 
 
@@ -56,7 +56,7 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
         "counting clicks",
         """CREATE TABLE counted AS
         SELECT sums.query, sums.ad, sums.weight FROM sums
-        JOIN queries ON queries.number = sums.query JOIN periods USING (folded)
+        JOIN queries ON queries.number = sums.query JOIN periods USING (family)
         WHERE sums.period = periods.period""",
     )
     connection.execute("DROP TABLE sums")
@@ -73,24 +73,25 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
 
 
 def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> None:
-    """Make ``folded_splits`` (folded, split) of clicked queries: by period, the first by draws."""
+    """Make ``family_splits`` (family, split) of clicked queries: by period, the first by draws."""
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction
     run(
         connection,
         "splitting queries",
-        f"""CREATE TABLE folded_splits AS
-        SELECT folded, CASE WHEN period > {TRAIN} THEN period
+        f"""CREATE TABLE family_splits AS
+        SELECT family, CASE WHEN period > {TRAIN} THEN period
             WHEN drawn < {held_out!r} THEN {TEST}
             WHEN drawn < {held_out + validation!r} THEN {VALIDATION}
             ELSE {TRAIN} END AS split
-        FROM (SELECT folded, period, draw(folded) AS drawn FROM periods)""",
+        FROM (SELECT periods.family, period, draw(folded) AS drawn
+              FROM periods JOIN queries ON queries.number = periods.family)""",
     )
 
 
 def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
-    """Make ``folded_splits`` (folded, split) of the table ``given`` (query, split).
+    """Make ``family_splits`` (family, split) of the table ``given`` (query, split).
 
     Of two splits of a query, up to case and white space, the later in SPLITS counts. If no query is
     given the validation split, some clicked train queries are held out by draws.
@@ -101,26 +102,27 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
     run(
         connection,
         "splitting queries",
-        """CREATE TABLE folded_splits AS
-        SELECT folded, max(split) AS split, min(split) <> max(split) AS in_two
-        FROM given JOIN queries ON queries.number = given.query GROUP BY folded""",
+        """CREATE TABLE family_splits AS
+        SELECT family, max(split) AS split, min(split) <> max(split) AS in_two
+        FROM given JOIN queries ON queries.number = given.query GROUP BY family""",
     )
     in_two = count(
-        connection, "SELECT count(*) FROM queries JOIN folded_splits USING (folded) WHERE in_two"
+        connection, "SELECT count(*) FROM queries JOIN family_splits USING (family) WHERE in_two"
     )
-    if not count(connection, f"SELECT count(*) FROM folded_splits WHERE split = {VALIDATION}"):
+    if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
         connection.execute(
-            f"""INSERT INTO folded_splits
-            SELECT folded, {VALIDATION}, false FROM periods
-            LEFT JOIN folded_splits USING (folded)
+            f"""INSERT INTO family_splits
+            SELECT periods.family, {VALIDATION}, false FROM periods
+            LEFT JOIN family_splits USING (family)
+            JOIN queries ON queries.number = periods.family
             WHERE coalesce(split, {TRAIN}) = {TRAIN}
                 AND draw(folded) < {splits.validation_fraction!r}"""
         )
         connection.execute(
-            """CREATE OR REPLACE TABLE folded_splits AS
-            SELECT folded, max(split) AS split, any_value(in_two) AS in_two
-            FROM folded_splits GROUP BY folded"""
+            """CREATE OR REPLACE TABLE family_splits AS
+            SELECT family, max(split) AS split, bool_or(in_two) AS in_two
+            FROM family_splits GROUP BY family"""
         )
     return {"queries are given two splits; the held-out one counts": in_two}
 
@@ -128,7 +130,7 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
 def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> list[str]:
     """Return the texts of the first queries that are given two splits."""
     found = connection.sql(
-        f"""SELECT text FROM queries JOIN folded_splits USING (folded)
+        f"""SELECT text FROM queries JOIN family_splits USING (family)
         WHERE in_two ORDER BY number LIMIT {most:d}"""
     )
     return [text for (text,) in found.fetchall()]
@@ -138,7 +140,7 @@ def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict
     """Make ``kept_queries``.
 
     Args:
-        connection: the engine, with ``folded_splits``; queries that it lacks are train queries.
+        connection: the engine, with ``family_splits``; queries that it lacks are train queries.
         fewest_ads: how many ads that count a query needs; with 0, train queries need none.
 
     Returns:
@@ -156,7 +158,7 @@ def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict
         SELECT number, split, ads,
             row_number() OVER (PARTITION BY split ORDER BY number) - 1 AS query_id
         FROM (SELECT number, coalesce(split, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
-              FROM queries LEFT JOIN folded_splits USING (folded)
+              FROM queries LEFT JOIN family_splits USING (family)
               LEFT JOIN (SELECT query, count(*) AS ads FROM counted GROUP BY query)
                   ON query = number)
         WHERE ads >= {max(fewest_ads, 1):d} OR {without}""",
