@@ -3,12 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import run
@@ -109,7 +110,7 @@ class UserTable:
     A row's ``place`` is a number that ascends and tells its file and row.
 
     Attributes:
-        rows_read: rows read so far.
+        rows_read: rows read so far, with the unreadable ones.
         left_out: rows left out so far, by reason.
     """
 
@@ -195,7 +196,8 @@ class UserTable:
         if not self.skip_bad_rows:
             raise_errors(f"the table {self.source}", findings)
         for finding in findings:
-            logger.warning("warning: %s", finding)
+            is_left_out = finding.severity == "error"
+            logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
@@ -210,14 +212,16 @@ class UserTable:
         """Convert a batch of the file ``number``, and leave bad rows out."""
         path = self._files[number].path
         self._others += rows.findings
-        self.rows_read += len(rows.numbers)
+        unreadable = sum(finding.severity == "error" for finding in rows.findings)
+        self.left_out["unreadable lines"] += unreadable
+        self.rows_read += len(rows.numbers) + unreadable
         columns: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
         good = np.ones(len(rows.numbers), dtype=bool)
         for role, column in self.columns.items():
             cells = rows.cells[column.name]
             columns[role], bad = _converted(path, column, cells)
             if column.optional:
-                columns[role] = pa.array(columns[role], mask=bad)
+                columns[role] = pc.if_else(pa.array(bad), None, pa.array(columns[role]))
             elif bad.any():
                 self._fault(f"cells {column.fault}", ADVICE, column.name).add(
                     path, rows.numbers[bad], cells.filter(pa.array(bad))[:EXAMPLES].to_pylist()
