@@ -21,9 +21,14 @@ QUERY_EDGES = pa.schema(
 AD_EDGES = pa.schema([("ad_id", pa.int64()), ("anchor_id", pa.int64()), ("weight", pa.float32())])
 FILTERS = pa.schema([("query_id", pa.int64()), ("ad_id", pa.int64())])
 NOVEL_ADS = pa.schema([("ad_id", pa.int64())])
+ALIASES = pa.schema([("name", pa.string()), ("of", pa.string())])
+"""Names of queries or ads that have no row, for the user's later tables: ``of`` is the source_id of
+the one that it was merged with, or null if it was left out."""
 
 SOURCE_ID = pa.field("source_id", pa.string())
 WEIGHTS = pa.field("weights", pa.list_(pa.float32()))
+MAY_BE_NULL = ("source_id", "of")
+_SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliases/ad": ALIASES}
 
 
 def schema_of(table: str) -> pa.Schema:
@@ -34,8 +39,6 @@ def schema_of(table: str) -> pa.Schema:
     match table.split("/"):
         case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
             schema = QUERIES
-        case ["ads"]:
-            schema = ADS
         case ["anchors", _]:
             schema = ANCHORS
         case ["edges", _, side] if side == "query" or side in HELD_OUT_SIDES.values():
@@ -44,8 +47,8 @@ def schema_of(table: str) -> pa.Schema:
             schema = AD_EDGES
         case ["filters", split] if split in ("validation", "test", ZERO_SHOT):
             schema = FILTERS
-        case ["novel_ads"]:
-            schema = NOVEL_ADS
+        case _ if table in _SINGLE:
+            schema = _SINGLE[table]
         case _:
             raise KeyError(f"the dataset directory has no table named {table!r}")
     return schema
