@@ -18,12 +18,10 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import command_with_edges, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.data.graphs.edge_import import add_edge_list
-from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
+from ramen_ray.data.tables.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.sessions import add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.cluster.tasks import in_tasks
-from ramen_ray.orchestration.preparation.sessions import add_co_session
 from ramen_ray.orchestration.preparation.similar import add_similar
 
 
@@ -36,15 +34,23 @@ class NewAnchorSet(Section):
     """Replace an anchor set of the same name."""
 
 
-class CoSession(NewAnchorSet):
+class FromTables(NewAnchorSet):
+    """What sets from a user's tables have in common."""
+
+    memory: str | None = None
+    """Memory that tables may take, such as 4GB; what does not fit goes to disk, beside the set.
+    By default 60 % of the machine's."""
+
+
+class CoSession(FromTables):
     """Link queries searched, and ads clicked, in the same sessions, without held-out queries."""
 
-    log: OmitArgPrefixes[SessionLog]
+    log: Annotated[SessionLog, arg(name="")]
     settings: OmitArgPrefixes[SessionSettings]
 
     def add(self) -> dict[str, int]:
         """Count the log's sessions and add two sets."""
-        return add_co_session(self.dataset, self.log, self.settings, self.replace)
+        return add_co_session(self.dataset, self.log, self.settings, self.replace, self.memory)
 
 
 class Similar(NewAnchorSet):
@@ -61,16 +67,16 @@ class Similar(NewAnchorSet):
         return add_similar(self.dataset, self.name, self.settings, self.replace, self.gb_per_shard)
 
 
-class Edges(NewAnchorSet):
+class Edges(FromTables):
     """Import edges of your own."""
 
     name: str
     """What to call the anchor set."""
-    edge_list: OmitArgPrefixes[EdgeList]
+    edge_list: Annotated[EdgeList, arg(name="")]
 
     def add(self) -> dict[str, int]:
         """Read the edges and add the set."""
-        return add_edge_list(self.dataset, self.name, self.edge_list, self.replace, in_tasks)
+        return add_edge_list(self.dataset, self.name, self.edge_list, self.replace, self.memory)
 
 
 ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {

@@ -106,22 +106,19 @@ def clicks(folder: Path) -> Stage:
 
 def edges(folder: Path) -> Stage:
     """Import both sides' edges."""
-    from ramen_ray.data.graphs.edge_import import add_edge_list
-    from ramen_ray.data.graphs.edge_lists import EdgeList
-    from ramen_ray.orchestration.cluster.tasks import in_tasks
+    from ramen_ray.data.tables.edges import EdgeColumns, EdgeList, add_edge_list
 
     source = folder / "source"
     given = EdgeList(
         query_edges=str(source / "query_edges"),
         ad_edges=str(source / "ad_edges"),
         anchors=str(source / "anchor"),
-        query_column="query_id",
-        weight_column="weight",
+        columns=EdgeColumns(edges_query="query_id", edges_weight="weight"),
         skip_bad_rows=True,  # a few queries of equal text have become one
     )
 
     def run() -> int:
-        counts = add_edge_list(folder / "dataset", ANCHOR_SET, given, run=in_tasks)
+        counts = add_edge_list(folder / "dataset", ANCHOR_SET, given)
         return sum(counts[f"edges/{one.path}"] for one in SIDES)
 
     return run
@@ -210,8 +207,8 @@ def _call(pruning: Callable[[Path, Path], Any], folder: Path) -> None:
 
 def sessions(folder: Path) -> Stage:
     """Make co-session graphs, which come into the dataset directory; the rows are events."""
-    from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
-    from ramen_ray.orchestration.preparation.sessions import add_co_session
+    from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
+    from ramen_ray.data.tables.sessions import add_co_session
 
     dataset = Dataset(folder / "dataset")
     num_queries = sum(dataset.num_rows(f"queries/{split}") for split in dataset.splits)

@@ -6,7 +6,7 @@ It never fetches or loads an extension, so it reads nothing but this machine's f
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,7 @@ from threading import Event, Thread
 import duckdb
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`.
+    SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
+    takes the white space of Unicode off both ends.
 
     Args:
         folder: an existing folder for what does not fit in memory; a subfolder is made and removed.
@@ -55,7 +57,10 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
             _limit_memory(connection, limit)
             connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-            connection.create_function("fold", _folded, ["VARCHAR"], "VARCHAR", type=ARROW)
+            for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
+                connection.create_function(
+                    name, _of_batches(function), ["VARCHAR"], "VARCHAR", type=ARROW
+                )
             yield connection
         finally:
             connection.close()
@@ -114,8 +119,8 @@ def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
         raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
 
 
-def _folded(texts: pa.ChunkedArray) -> pa.Array:
-    return fold(texts.combine_chunks())
+def _of_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
+    return lambda texts: function(texts.combine_chunks())
 
 
 @contextmanager

@@ -26,6 +26,8 @@ def find_answers(
 ) -> None:
     """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
 
+    One that exists is kept, as a connection serves one dataset.
+
     Args:
         connection: the engine.
         dataset: the dataset directory.
@@ -42,7 +44,7 @@ def find_answers(
         connection,
         "reading the held-out clicks",
         f"""
-        CREATE TABLE answers AS
+        CREATE TABLE IF NOT EXISTS answers AS
         WITH
             clicks AS (
                 SELECT query, unnest(ad_ids) AS ad_id

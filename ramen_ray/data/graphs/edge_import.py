@@ -8,24 +8,14 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from ramen_ray.data.findings import FirstFindings, raise_errors
-from ramen_ray.data.graphs.anchor_sets import (
-    check_name,
-    folder_beside,
-    nodes_without_edges,
-    put_in_place,
-)
 from ramen_ray.data.graphs.edge_joining import (
     collect_anchors,
     join_edges,
     list_anchors,
     num_anchor_parts,
 )
-from ramen_ray.data.graphs.edge_lists import EdgeList, Named, Naming, made_by
+from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
 from ramen_ray.data.graphs.edge_staging import (
     Notes,
     read_notes,
@@ -33,55 +23,11 @@ from ramen_ray.data.graphs.edge_staging import (
     stage_anchors,
     stage_edges,
 )
-from ramen_ray.data.graphs.nodes import KnownNodes
-from ramen_ray.data.sources import ROWS_PER_PIECE, Piece, find_pieces, located
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.tasks import RunTasks, one_after_another, runner_for
-from ramen_ray.data.validation import check
+from ramen_ray.data.sources import Piece, find_pieces, located
+from ramen_ray.data.store.dataset import DatasetError, DatasetWriter
+from ramen_ray.data.tasks import RunTasks, one_after_another
 
 Counts = dict[str, int]
-
-
-def add_edge_list(
-    dataset_path: Path,
-    name: str,
-    edge_list: EdgeList,
-    replace: bool = False,
-    run: RunTasks = one_after_another,
-) -> dict[str, int]:
-    """Add an anchor set from a user's edges to a dataset directory.
-
-    Args:
-        dataset_path: the dataset directory.
-        name: the anchor set.
-        edge_list: where the edges are.
-        replace: whether a set of this name may be replaced.
-        run: runs the tasks if there is much to do, else this process does; if on several machines,
-            all must reach the dataset directory.
-
-    Returns:
-        Counts of the rows written, of nodes without edges, and of edges left out or merged.
-
-    Raises:
-        DatasetError: the dataset is not usable; the name is taken; edges are wrong (names every
-            file and row); or no edge is left.
-    """
-    dataset = Dataset(dataset_path)
-    check_name(dataset, name, replace)
-    check(dataset, run)
-    num_pieces = sum(len(find_pieces(*table)) for table in edge_list.tables.values())
-    run = runner_for(dataset.total_rows + num_pieces * ROWS_PER_PIECE, run)
-    with folder_beside(dataset, name) as aside:
-        index = partial(KnownNodes.in_files, dataset, edge_list.protocol, aside / "known")
-        (known,) = run([index])
-        namings: dict[str, Naming] = {}
-        if edge_list.query_edges:
-            namings["query"] = partial(_name_queries, known=known)
-        if edge_list.ad_edges:
-            namings["ad"] = partial(_name_ads, known=known)
-        found = write_edge_list(edge_list, name, namings, DatasetWriter(aside), run)
-        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
-    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
 
 
 @dataclass(frozen=True)
@@ -195,24 +141,3 @@ def _number(edge_list: EdgeList, sides: list[str], folder: Path, run: RunTasks) 
     num_parts = num_anchor_parts(num_names)
     are_listed = edge_list.anchors is not None
     run([partial(collect_anchors, folder, n, num_parts, are_listed) for n in range(num_parts)])
-
-
-def _name_queries(cells: pa.StringArray, known: KnownNodes) -> Named:
-    """Find the train queries that cells name; ids take precedence over texts, in all splits."""
-    cells = pc.utf8_trim_whitespace(cells)
-    is_held_out = known.held_out.has_ids(cells)
-    positions, nodes = known.queries.named(cells)
-    in_train = ~is_held_out[positions]
-    positions, nodes = positions[in_train], nodes[in_train]
-    unnamed = np.ones(len(cells), dtype=bool)
-    unnamed[positions] = False
-    others = np.flatnonzero(unnamed)
-    is_held_out[others] |= known.held_out.has_texts(cells.take(pa.array(others)))
-    is_leak = partial(known.leaks.among, "query", nodes) if known.leaks else None
-    return Named(positions, nodes, {"validation and test queries": is_held_out}, is_leak)
-
-
-def _name_ads(cells: pa.StringArray, known: KnownNodes) -> Named:
-    positions, nodes = known.ads.named(pc.utf8_trim_whitespace(cells))
-    is_leak = partial(known.leaks.among, "ad", nodes) if known.leaks else None
-    return Named(positions, nodes, {}, is_leak)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
-from ramen_ray.data.validation.leaks import Protocol
+from ramen_ray.data.leaks import Protocol
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Float64s, UInt64s
 from ramen_ray.data.findings import Finding, FirstFindings
 from ramen_ray.data.graphs.edge_lists import EdgeList, Naming
-from ramen_ray.data.graphs.nodes import contains
+from ramen_ray.data.leaks import LEAKING_EDGES
 from ramen_ray.data.prepared.hashing import find, hash_strings
 from ramen_ray.data.sources import Piece, SourceBatch, as_numbers, as_strings, read_piece
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation.leaks import LEAKING_EDGES
 
 ADVICE = "correct these rows, or leave them out with skip_bad_rows"
 EDGES = pa.schema([("node", pa.int64()), ("anchor", pa.uint64()), ("weight", pa.float64())])
@@ -186,7 +185,7 @@ class _Checks:
         hashes = hash_strings(encoded.dictionary)[encoded.indices.to_numpy()]
         if self.listed is None:
             return hashes, no_anchor, names
-        unknown = ~contains(self.listed.ids, hashes) & ~no_anchor
+        unknown = (find(hashes, self.listed.ids) < 0) & ~no_anchor
         self.report(batch, column, unknown, "there is no such anchor")
         return hashes, no_anchor | unknown, pa.nulls(len(hashes), pa.string())
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.findings import Finding, Tally
 from ramen_ray.data.store.lists import list_entries
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL
 from ramen_ray.data.validation.batches import (
     RowBatch,
     ids,
@@ -78,7 +78,7 @@ def _rules(table: str, schema: pa.Schema, num_rows: dict[str, int]) -> list[Rule
     rules = [
         Rule(name, "no value", "give every row one, or leave the row out", _nulls(name))
         for name in schema.names
-        if name != "source_id"
+        if name not in MAY_BE_NULL
     ]
     for column, limit in id_limits(table, num_rows).items():
         if column in schema.names:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,20 +19,19 @@ from numpy.typing import NDArray
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, UInt64s
-from ramen_ray.data.graphs.anchor_sets import (
+from ramen_ray.data.engine import engine
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.file_arrays import map_array
+from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.tables.anchor_sets import (
     check_name,
     folder_beside,
     nodes_without_edges,
     put_in_place,
 )
-from ramen_ray.data.graphs.edge_joining import join_edges
-from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.tables.text_edges import DistinctTexts, Neighbours, write_text_edges
 from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import NODE_TABLES
 from ramen_ray.method.graph.similar import (
     SimilarSettings,
     load_similarity_encoder,
@@ -93,11 +91,9 @@ def add_similar(
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
     ):
-        of_texts, of_edges = Path(staging) / "texts", Path(staging) / "edges"
-        of_texts.mkdir()
-        of_edges.mkdir()
-        texts = DistinctTexts.of_nodes(dataset, of_texts, run)
-        neighbours = Neighbours.none_yet(len(texts), settings.top_k, of_texts)
+        with engine(folder) as connection:
+            texts = DistinctTexts.of_nodes(connection, dataset, Path(staging))
+        neighbours = Neighbours.none_yet(len(texts), settings.top_k, texts.folder)
         (plain,) = run([partial(_plain_hashes, texts)])
         counts = Counter[str]()
         if settings.encoder is None:
@@ -109,14 +105,14 @@ def add_similar(
             )
             neighbours.put_all(similar_by_embeddings(search, plain, settings, counts))
             counts.update(search.counts())
-        stage = partial(stage_node_edges, dataset, texts, settings.protocol, of_edges)
-        (left_out,) = run([stage])
-        joined = join_edges(of_edges, name, [*NODE_TABLES], DatasetWriter(folder), run)
-        if not joined.num_rows:
+        with engine(folder) as connection:
+            writer = DatasetWriter(folder)
+            found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)
+        if not found.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = {"made_by": "similar", "settings": asdict(settings)}
-        put_in_place(folder, dataset, name, made, joined.num_rows, replace)
-    return joined.num_rows | nodes_without_edges(dataset, joined.nodes) | left_out | counts
+        put_in_place(folder, dataset, name, made, found.num_rows, replace)
+    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts | counts
 
 
 def _plain_hashes(texts: DistinctTexts) -> UInt64s:
@@ -131,8 +127,8 @@ def _embed(texts: DistinctTexts, encoder: str, max_length: int, run: RunTasks) -
     model = DualEncoder(load_similarity_encoder(encoder))
     model.save(texts.folder / "model", max_length)
     tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
-    num_batches = sum(1 for _ in texts.batches())
-    tables = run([partial(_tokenize, texts, number, tokenize) for number in range(num_batches)])
+    batches = range(texts.num_batches)
+    tables = run([partial(_tokenize, texts, number, tokenize) for number in batches])
     resources = EmbeddingResources(1)
     if len(texts) > FEW_TEXTS:
         start_ray()
@@ -143,7 +139,7 @@ def _embed(texts: DistinctTexts, encoder: str, max_length: int, run: RunTasks) -
 
 def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> TableRows:
     """Write the tokens of a batch of the texts."""
-    batch = next(islice(texts.batches(), number, None))
+    batch = texts.batch(number)
     folder = texts.folder / f"tokens-{number}"
     tokenize_texts(tokenize, batch.to_pylist()).save(folder)
     return TableRows(folder, range(len(batch)), "queries")

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
-from ramen_ray.data.graphs.edge_import import add_edge_list
-from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.tables.edges import EdgeList, add_edge_list
 from ramen_ray.data.validation import validate
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.preparation.sessions import add_co_session
@@ -100,11 +99,11 @@ def test_a_users_edges_are_strict_by_default(
     tables: dict[str, Any] = {}
     for side in {side for side, _, _ in edges}:
         frame = pd.DataFrame([edge[1:] for edge in sorted(edges) if edge[0] == side])
-        frame.columns = ["node", "anchor"]
+        frame.columns = [{"query": "query", "ad": "ad_id"}[side], "anchor"]
         if listed:
             frame["anchor"] = [ANCHORS.index(anchor) for anchor in frame["anchor"]]
         frame.to_csv(tmp_path / f"{side}.csv", index=False)
-        tables |= {f"{side}_edges": str(tmp_path / f"{side}.csv"), f"{side}_column": "node"}
+        tables[f"{side}_edges"] = str(tmp_path / f"{side}.csv")
     if listed:
         frame = pd.DataFrame({"anchor_id": range(len(ANCHORS)), "text": ANCHORS})
         frame.to_csv(tmp_path / "anchors.csv", index=False)

@@ -2,27 +2,30 @@
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import errors_in, query_table, text_table
 
-from ramen_ray.data.graphs import edge_joining
-from ramen_ray.data.graphs.edge_import import add_edge_list
-from ramen_ray.data.graphs.edge_joining import first_of_each
-from ramen_ray.data.graphs.edge_lists import EdgeList
-from ramen_ray.data.graphs.edge_staging import NAMES
-from ramen_ray.data.sources import pieces
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.engine import engine, stream
+from ramen_ray.data.store.dataset import (
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    write_dataset,
+    write_metadata,
+)
+from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.tables import edge_tables
+from ramen_ray.data.tables.edges import EdgeColumns, EdgeList, add_edge_list, write_edge_list
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
 LINKS = pd.DataFrame(
@@ -80,18 +83,18 @@ def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], f
     return {(row[f"{side}_id"], anchors[row["anchor_id"]]): row["weight"] for row in rows}
 
 
-def _add(path: Path, **edge_list: Any) -> dict[str, int]:
-    return add_edge_list(path, "mine", EdgeList(**edge_list))
+def _add(path: Path, **given: Any) -> dict[str, int]:
+    """Add the edges; columns are given by their names in :class:`EdgeColumns`."""
+    names = EdgeColumns.__dataclass_fields__
+    columns = EdgeColumns(**{name: given.pop(name) for name in names if name in given})
+    replace = given.pop("replace", False)
+    return add_edge_list(path, "mine", EdgeList(**given, columns=columns), replace)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-@pytest.mark.parametrize("piece_size", [20, 1 << 20])
-def test_every_format_gives_the_edges(
-    suffix: str, piece_size: int, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", piece_size)
+def test_every_format_gives_the_edges(suffix: str, path: Path, tmp_path: Path) -> None:
     source = _write(LINKS, tmp_path / f"links{suffix}")
-    counts = _add(path, query_edges=source, weight_column="weight")
+    counts = _add(path, query_edges=source, edges_weight="weight")
     assert _edges(path, "query") == QUERY_EDGES
     assert counts["repeated query edges merged"] == 2
     assert counts["anchors/mine"] == 4
@@ -104,10 +107,10 @@ EDGE_ROWS = st.lists(
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=EDGE_ROWS, rows_per_part=st.integers(1, 40), listed=st.booleans())
-def test_edges_in_parts_are_those_of_a_plain_loop(
+@given(rows=EDGE_ROWS, rows_per_batch=st.integers(1, 40), listed=st.booleans())
+def test_edges_in_batches_are_those_of_a_plain_loop(
     rows: list[tuple[str, str, int]],
-    rows_per_part: int,
+    rows_per_batch: int,
     listed: bool,
     path: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -121,38 +124,65 @@ def test_edges_in_parts_are_those_of_a_plain_loop(
     links["weight"] /= 8
     links.to_parquet(folder / "links.parquet", row_group_size=5)
     anchors = pd.DataFrame({"anchor_id": [*"hgfedcba"], "text": [*"HGFEDCBA"]})
-    edge_list = EdgeList(
-        query_edges=str(folder / "links.parquet"),
-        weight_column="weight",
-        anchors=_write(anchors, folder / "anchors.csv") if listed else None,
-    )
+
+    def sliced(connection: Any, sql: str, *_: int) -> Iterator[pa.RecordBatch]:
+        for batch in stream(connection, sql):
+            for start in range(0, len(batch), rows_per_batch):
+                yield batch.slice(start, rows_per_batch)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge_joining, "ROWS_PER_PART", rows_per_part)
-        patch.setattr(edge_joining, "ROWS_PER_GROUP", rows_per_part)
-        patch.setattr(edge_joining, "BYTES_PER_CHUNK", rows_per_part)
-        counts = add_edge_list(path, "mine", edge_list, replace=True, run=_last_one_first)
+        patch.setattr(edge_tables, "stream", sliced)
+        patch.setattr(edge_tables, "ROWS_PER_GROUP", rows_per_batch)
+        counts = _add(
+            path,
+            replace=True,
+            query_edges=str(folder / "links.parquet"),
+            edges_weight="weight",
+            anchors=_write(anchors, folder / "anchors.csv") if listed else None,
+        )
     assert _edges(path, "query") == expected
+    used = list(dict.fromkeys(anchor for _, anchor, _ in rows))
+    in_order = [anchor.upper() for anchor in sorted(used)[::-1]] if listed else used
+    assert Dataset(path).read("anchors/mine")["text"].to_pylist() == in_order
     assert counts["edges/mine/query"] == len(expected)
     assert counts["train queries without edges"] == 4 - len({node for node, _ in expected})
     assert [file.name for file in path.glob(".*")] == [".lock"]
 
 
-def test_names_of_more_bytes_than_an_arrow_array_holds(tmp_path: Path) -> None:
-    num_rows = 1100  # of 1 MiB each, twice
-    with (tmp_path / "zeros").open("wb") as zeros:
-        zeros.truncate(num_rows << 20)  # takes no room on the disk
-    texts = pa.memory_map(str(tmp_path / "zeros")).read_buffer()
-    offsets = pa.py_buffer((np.arange(num_rows + 1) << 20).astype(np.int32))
-    half = pa.StringArray.from_buffers(num_rows, offsets, texts)
-    hashes = np.arange(2 * num_rows, dtype=np.uint64) % 3
-    names = pa.table([hashes, pa.chunked_array([half, half])], schema=NAMES)
-    found = first_of_each(names)
-    assert found["hash"].to_pylist() == [0, 1, 2]
-    assert pc.binary_length(found["text"]).to_pylist() == [1 << 20] * 3
+def _many_edges(folder: Path) -> EdgeList:
+    """200,000 edges of each side in several files, with repeats whose sums depend on the order."""
+    draw = np.random.default_rng(0)
+    given = {}
+    for side, column, texts in (("query", "query", TRAIN), ("ad", "ad_id", ADS)):
+        for part in range(2):
+            rows = pa.table(
+                {
+                    column: draw.choice(texts, 100_000),
+                    "anchor": np.char.add(
+                        "anchor ", draw.integers(30_000, size=100_000).astype(str)
+                    ),
+                    "weight": 10.0 ** draw.uniform(-6, 6, 100_000),
+                }
+            )
+            file = folder / f"{side}_edges" / f"{part}.parquet"
+            file.parent.mkdir(exist_ok=True)
+            pq.write_table(rows, file, row_group_size=10_000)
+        given[f"{side}_edges"] = str(folder / f"{side}_edges")
+    return EdgeList(**given, columns=EdgeColumns(edges_weight="weight"))
 
 
-def _last_one_first(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [task() for task in reversed(tasks)][::-1]
+def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path) -> None:
+    edge_list, written = _many_edges(tmp_path), []
+    for threads in (1, 4):
+        folder = tmp_path / f"by_{threads}"
+        folder.mkdir()
+        with engine(folder) as connection:
+            connection.execute(f"SET threads = {threads}")
+            write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(folder))
+        files = sorted(folder.rglob("*.parquet"))
+        written.append({file.relative_to(folder): file.read_bytes() for file in files})
+    assert len(written[0]) == 3
+    assert written[0] == written[1]
 
 
 def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
@@ -161,7 +191,7 @@ def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path
     for table, id_column in (("queries/train", "query_id"), ("ads", "ad_id")):
         rows = Dataset(path).read(table).sort_by([(id_column, "descending")])
         pq.write_table(rows, path / f"{table}.parquet")
-    _add(path, query_edges=links, ad_edges=ads, weight_column=None)
+    _add(path, query_edges=links, ad_edges=ads, edges_weight=None)
     assert _edges(path, "query").keys() == QUERY_EDGES.keys()
     assert _edges(path, "ad") == {(1, "felt"): 1.0}
 
@@ -169,7 +199,7 @@ def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path
 def test_the_users_ids_take_precedence(path_with_ids: Path, tmp_path: Path) -> None:
     links = pd.DataFrame({"q": ["7", "red shoes"], "to": ["numbers", "footwear"]})
     source = _write(links, tmp_path / "links.csv")
-    _add(path_with_ids, query_edges=source, query_column="q", anchor_column="to")
+    _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")
     assert _edges(path_with_ids, "query") == {
         (0, "numbers"): 1.0,
         (0, "footwear"): 1.0,
@@ -195,9 +225,9 @@ def test_anchors_by_id_and_both_sides(path: Path, tmp_path: Path) -> None:
 def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> None:
     anchors, links = tmp_path / "anchors.csv", tmp_path / "links.csv"
     links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
-    found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id_column": "text"}
+    found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id": "text"}
     anchors.write_text("text\nfelt\nwool\nfelt\n")
-    with pytest.raises(DatasetError, match="row 4, column 'text': an earlier row has this anchor"):
+    with pytest.raises(DatasetError, match="row 4, column 'text': 1 rows repeat the anchor"):
         _add(path, **found)
     anchors.write_text("text\nfelt\nwool\n")
     _add(path, **found)
@@ -216,7 +246,7 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
         "blue hat,felt,-1\n"
         "blue hat,felt,1,2\n"
     )
-    ad_edges.write_text("ad_id,anchor,w\n1,wool,inf\n99,felt,1\n")
+    ad_edges.write_text("ad_id,anchor,w\n1,wool,inf\n1,wool,1\n99,felt,1\n")
     anchors = tmp_path / "anchors.csv"
     anchors.write_text("anchor_id,text\nfelt,Felt\nfelt,Felt again\ntweed,\n")
     with pytest.raises(DatasetError) as raised:
@@ -225,27 +255,31 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
             anchors=str(anchors),
             query_edges=str(query_edges),
             ad_edges=str(ad_edges),
-            weight_column="w",
+            edges_weight="w",
         )
     assert str(raised.value).splitlines()[1:] == [
-        f"  - {anchors}, row 4, column 'text': the cell is empty: ''; {CORRECT}",
-        f"  - {anchors}, row 3, column 'anchor_id': an earlier row has this anchor: 'felt'; "
-        f"{CORRECT}",
+        f"  - {anchors}, row 4, column 'text': 1 cells are empty: ''; {CORRECT}",
+        f"  - {anchors}, row 3, column 'anchor_id': "
+        f"1 rows repeat the anchor of an earlier row: 'felt'; {CORRECT}",
+        f"  - {query_edges}, row 4, column 'query': 1 cells are empty: ''; {CORRECT}",
+        f"  - {query_edges}, row 5, column 'anchor': 1 cells are empty: ''; {CORRECT}",
+        f"  - {query_edges}, row 6, column 'w': "
+        f"2 cells are not positive numbers up to 1e+30: 'none', '-1'; {CORRECT}",
+        f"  - {query_edges}, row 3, column 'query': "
+        f"1 rows name queries that the dataset does not have: 'silk ties'; {CORRECT}",
         f"  - {query_edges}, row 8: 4 cells instead of 3: 'blue hat,felt,1,2'; "
         "quote cells that hold the delimiter",
-        f"  - {query_edges}, row 4, column 'query': the cell is empty: ''; {CORRECT}",
-        f"  - {query_edges}, row 3, column 'query': there is no such query: 'silk ties'; {CORRECT}",
-        f"  - {query_edges}, row 5, column 'anchor': the cell is empty: ''; {CORRECT}",
-        f"  - {query_edges}, row 6, column 'w': a weight must be a number above 0: "
-        f"'none', '-1'; {CORRECT}",
-        f"  - {ad_edges}, row 3, column 'ad_id': there is no such ad: '99'; {CORRECT}",
-        f"  - {ad_edges}, row 2, column 'anchor': there is no such anchor: 'wool'; {CORRECT}",
-        f"  - {ad_edges}, row 2, column 'w': a weight must be a number above 0: 'inf'; {CORRECT}",
+        f"  - {ad_edges}, row 2, column 'w': "
+        f"1 cells are not positive numbers up to 1e+30: 'inf'; {CORRECT}",
+        f"  - {ad_edges}, row 4, column 'ad_id': "
+        f"1 rows name ads that the dataset does not have: '99'; {CORRECT}",
+        f"  - {ad_edges}, row 3, column 'anchor': "
+        f"1 rows name anchors that {anchors} does not have: 'wool'; {CORRECT}",
     ]
     assert Dataset(path).anchor_sets == []
 
 
-CORRECT = "correct these rows, or leave them out with skip_bad_rows"
+CORRECT = "correct them, or leave these rows out with skip_bad_rows"
 
 
 def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
@@ -262,16 +296,18 @@ def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
         "blue hat,felt,3\n"
     )
     anchors.write_text("anchor_id,text\nfelt,Felt\nfelt,Felt again\n,Wool\ntweed,\n")
-    found = {"query_edges": str(links), "anchors": str(anchors), "weight_column": "weight"}
+    found = {"query_edges": str(links), "anchors": str(anchors), "edges_weight": "weight"}
     counts = _add(path, **found, skip_bad_rows=True)
     assert _edges(path, "query") == {(0, "Felt"): 1.0, (2, "Felt"): 1.0, (1, "Felt"): 3.0}
-    assert {what: count for what, count in counts.items() if "bad" in what or "lines" in what} == {
-        "bad rows, the cell is empty": 4,
-        "bad rows, an earlier row has this anchor": 1,
+    assert {
+        what: n for what, n in counts.items() if what.startswith(("cells", "rows", "unre"))
+    } == {
+        "cells are empty": 4,
+        "rows repeat the anchor of an earlier row": 1,
         "unreadable lines": 1,
-        "bad rows, there is no such query": 1,
-        "bad rows, there is no such anchor": 1,
-        "bad rows, a weight must be a number above 0": 1,
+        "rows name queries that the dataset does not have": 1,
+        f"rows name anchors that {anchors} does not have": 1,
+        "cells are not positive numbers up to 1e+30": 1,
     }
 
 
@@ -295,23 +331,68 @@ def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)
     source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
-    with pytest.raises(DatasetError, match="leaves no edges: 6 bad rows, there is no such query"):
+    with pytest.raises(DatasetError, match=r"links.csv has no rows that can be used"):
         _add(path, query_edges=source, skip_bad_rows=True)
+    held_out = _write(LINKS.assign(query="silk"), tmp_path / "held_out.csv")
+    with pytest.raises(DatasetError, match="no edges: 6 query edges of validation and test quer"):
+        _add(path, query_edges=held_out)
     broken = tmp_path / "broken.csv"
     broken.write_text("query,anchor\nred shoes\n")
     with pytest.raises(DatasetError, match="row 2: 1 cells instead of 2"):
         _add(path, query_edges=str(broken))
     header_only = _write(LINKS[:0], tmp_path / "empty.csv")
-    with pytest.raises(DatasetError, match=r"empty.csv holds no rows"):
+    with pytest.raises(DatasetError, match=r"empty.csv has no rows that can be used"):
         _add(path, query_edges=header_only)
-    with pytest.raises(DatasetError, match=r"empty.csv holds no rows"):
+    with pytest.raises(DatasetError, match=r"6 rows name anchors that \S+empty.csv does not have"):
         _add(
             path,
-            query_edges=source,
+            query_edges=_write(LINKS, tmp_path / "links.csv"),
             anchors=header_only,
-            anchor_id_column="query",
-            anchor_text_column="anchor",
+            anchor_id="query",
+            anchor_text="anchor",
         )
     shutil.rmtree(path / "queries")
     with pytest.raises(DatasetError, match="no table 'queries/train'"):
         _add(path, query_edges=source)
+
+
+def test_names_that_the_import_merged_or_left_out(path_with_ids: Path, tmp_path: Path) -> None:
+    aliases = {
+        "query": {"m7": "7", "m of test": "blue hat", "gone": None, "red shoes": "8"},
+        "ad": {"mx": "x", "gone": None},
+    }
+    (path_with_ids / "aliases").mkdir()
+    for side, of in aliases.items():
+        rows = pa.table([[*of], [*of.values()]], schema_of(f"aliases/{side}"))
+        pq.write_table(rows, path_with_ids / "aliases" / f"{side}.parquet")
+    queries = pd.DataFrame({"query": ["m7", "7", "m of test", "gone", "gone", "red shoes"]})
+    ads = pd.DataFrame({"ad_id": ["mx", "gone", "y"]})
+    counts = _add(
+        path_with_ids,
+        query_edges=_write(queries.assign(anchor="felt"), tmp_path / "queries.csv"),
+        ad_edges=_write(ads.assign(anchor="felt"), tmp_path / "ads.csv"),
+    )
+    assert _edges(path_with_ids, "query") == {(0, "felt"): 2.0, (1, "felt"): 1.0}
+    assert _edges(path_with_ids, "ad") == {(0, "felt"): 1.0, (1, "felt"): 1.0}
+    assert {what: n for what, n in counts.items() if " edges of " in what} == {
+        "query edges of validation and test queries": 1,
+        "query edges of queries that the import left out": 2,
+        "ad edges of ads that the import left out": 1,
+    }
+
+
+@pytest.mark.parametrize("by_text", [True, False])
+def test_texts_are_normalized_if_those_of_the_dataset_were(
+    by_text: bool, path: Path, tmp_path: Path
+) -> None:
+    dataset = Dataset(path)
+    imported = {"normalize_texts": True, "queries": None if by_text else "queries.csv"}
+    write_metadata(path, {**dataset.metadata, "imported": imported})
+    links = pd.DataFrame({"query": ["blue \u00a0 hat", "ｂlue hat"], "anchor": ["felt", "felt"]})
+    source = _write(links, tmp_path / "links.csv")
+    if by_text:
+        _add(path, query_edges=source)
+        assert _edges(path, "query") == {(1, "felt"): 2.0}
+    else:
+        with pytest.raises(DatasetError, match="2 rows name queries that the dataset does not"):
+            _add(path, query_edges=source)

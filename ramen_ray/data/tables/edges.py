@@ -1,0 +1,307 @@
+"""A user's own edges, as an anchor set of a dataset directory."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duckdb import DuckDBPyConnection
+
+from ramen_ray.data.engine import count, engine, run
+from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.leaks import Protocol
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.tables.anchor_sets import (
+    check_name,
+    folder_beside,
+    nodes_without_edges,
+    put_in_place,
+)
+from ramen_ray.data.tables.edge_tables import WrittenEdges, drop_leaks, write_edges
+from ramen_ray.data.tables.loading import (
+    ADVICE,
+    EXAMPLES,
+    Column,
+    UserTable,
+    refuse_no_rows,
+    weights,
+)
+from ramen_ray.data.tables.nodes import (
+    HELD_OUT_NODE,
+    LEFT_OUT_NODE,
+    create_names,
+    named,
+    names,
+    node_names,
+)
+from ramen_ray.data.validation import check
+
+SIDES = ("query", "ad")
+NODES = {"query": "queries", "ad": "ads"}
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
+PLACES_OF_A_SIDE = 1 << 62
+"""Above all places: an anchor that edges of queries have comes before those that only ads have."""
+
+
+@dataclass(frozen=True)
+class EdgeColumns:
+    """Names of the columns in tables of edges and anchors."""
+
+    edges_query: str = "query"
+    """Query of an edge: your id of it, its text, or, if the dataset does not have your ids, its
+    number among the train queries."""
+    edges_ad: str = "ad_id"
+    """Ad of an edge: your id of it, its text, or, if the dataset does not have your ids, its
+    number."""
+    edges_anchor: str = "anchor"
+    """Anchor of an edge: its id, or its text if there is no table of anchors."""
+    edges_weight: str | None = None
+    """Weight of an edge; without it every edge has weight 1."""
+    anchor_id: str = "anchor_id"
+    """Id of an anchor in the table of anchors."""
+    anchor_text: str = "text"
+    """Text of an anchor in the table of anchors."""
+
+
+@dataclass(frozen=True)
+class EdgeList:
+    """Where the edges are: CSV, TSV, JSON lines or parquet; files, folders or globs."""
+
+    query_edges: str | None = None
+    """Edges of queries; those of validation and test queries are left out."""
+    ad_edges: str | None = None
+    """Edges of ads."""
+    anchors: str | None = None
+    """Table of the anchors' ids and texts; without it, edges name anchors by text."""
+    columns: EdgeColumns = field(default_factory=EdgeColumns)
+    """Names of the columns in the tables."""
+    skip_bad_rows: bool = False
+    """Leave out and count rows with empty cells, bad weights, or unknown queries, ads and anchors,
+    instead of refusing them."""
+    protocol: Protocol = "strict"
+    """strict leaves out edges that join a held-out query to its answer; as-published keeps them."""
+
+    @property
+    def of_sides(self) -> dict[str, str]:
+        """The given tables of edges, by side."""
+        given = {"query": self.query_edges, "ad": self.ad_edges}
+        return {side: source for side, source in given.items() if source}
+
+
+def made_by(edge_list: EdgeList) -> dict[str, object]:
+    """Return how the anchor set was made, for ``dataset.json``."""
+    return {"made_by": "edges", "settings": asdict(edge_list)}
+
+
+def add_edge_list(
+    dataset_path: Path,
+    name: str,
+    edge_list: EdgeList,
+    replace: bool = False,
+    memory: str | None = None,
+) -> dict[str, int]:
+    """Add an anchor set from a user's edges to a dataset directory.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: the anchor set.
+        edge_list: where the edges are.
+        replace: whether a set of this name may be replaced.
+        memory: how much memory tables may take; see :func:`~ramen_ray.data.engine.engine`.
+
+    Returns:
+        Counts of the rows written, of nodes without edges, and of edges left out or merged.
+
+    Raises:
+        DatasetError: the dataset is not usable; the name is taken; edges are wrong (names files and
+            rows); or no edge is left.
+    """
+    dataset = Dataset(dataset_path)
+    check_name(dataset, name, replace)
+    check(dataset)
+    with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
+        found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
+        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
+    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
+
+
+def write_edge_list(
+    connection: DuckDBPyConnection,
+    dataset: Dataset,
+    edge_list: EdgeList,
+    name: str,
+    writer: DatasetWriter,
+) -> WrittenEdges:
+    """Write a user's edges as the tables of an anchor set.
+
+    If the source repeats an edge, the weights are summed. Only what was found of the dataset's
+    names and held-out clicks stays in the connection, for the next list of the same dataset.
+
+    Args:
+        connection: the engine.
+        dataset: the dataset directory, which has its queries and ads.
+        edge_list: where the edges are.
+        name: name of the anchor set.
+        writer: writer of the dataset directory.
+
+    Raises:
+        DatasetError: edges are wrong (names files and rows), or no edge is left.
+    """
+    tables = open_tables(edge_list, dataset.metadata)
+    sides = list(edge_list.of_sides)
+    for side in sides:
+        create_names(connection, dataset, side)
+        tables[side].load(connection, f"{side}_rows", _rows(dataset, edge_list, side))
+    _create_anchors(connection, tables, sides)
+    left_out = Counter[str]()
+    for side in sides:
+        left_out += _unknown(connection, tables[side], side, edge_list.anchors)
+        _create_edges(connection, side)
+    _check(tables, edge_list, name)
+    for table in tables.values():
+        left_out += table.left_out
+    left_out.update(drop_leaks(connection, dataset, sides, edge_list.protocol))
+    written = write_edges(connection, name, sides, writer)
+    _drop_tables(connection)
+    if not written.num_rows:
+        found = ", ".join(f"{number} {what}" for what, number in left_out.items() if number)
+        raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {found}")
+    return WrittenEdges(written.num_rows, written.linked, dict(left_out) | written.counts)
+
+
+def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
+    """Find the files of an edge list's tables: ``anchors``, ``query`` and ``ad``, if given.
+
+    ``metadata`` is the content of the dataset's ``dataset.json``.
+
+    Raises:
+        DatasetError: no edges are given, there are no such files, or one lacks a column.
+    """
+    if not edge_list.of_sides:
+        raise DatasetError("there are no edges; give query_edges, ad_edges or both")
+    columns = edge_list.columns
+    of_edges = {"anchor": names(columns.edges_anchor)}
+    if columns.edges_weight:
+        of_edges["weight"] = weights(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
+    nodes = {"query": columns.edges_query, "ad": columns.edges_ad}
+    tables = {}
+    if edge_list.anchors:
+        of_anchors = {"name": names(columns.anchor_id)}
+        if columns.anchor_text != columns.anchor_id:
+            of_anchors["text"] = names(columns.anchor_text)
+        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, edge_list.skip_bad_rows)
+    for side, source in edge_list.of_sides.items():
+        of_side: dict[str, Column] = {"name": node_names(metadata, side, nodes[side]), **of_edges}
+        tables[side] = UserTable(source, of_side, edge_list.skip_bad_rows)
+    return tables
+
+
+def _rows(dataset: Dataset, edge_list: EdgeList, side: str) -> str:
+    weight = "weight" if edge_list.columns.edges_weight else "1.0::DOUBLE AS weight"
+    return named(dataset, side, f"place, anchor, {weight}")
+
+
+def _create_anchors(
+    connection: DuckDBPyConnection, tables: Mapping[str, UserTable], sides: list[str]
+) -> None:
+    """Create ``anchors``: ``id`` (the first place), ``name`` and ``text``."""
+    if "anchors" in tables:
+        _load_anchors(connection, tables["anchors"])
+        return
+    places = {"query": 0, "ad": PLACES_OF_A_SIDE}
+    rows = " UNION ALL ".join(
+        f"SELECT anchor, place + {places[side]} AS place FROM {side}_rows WHERE node >= 0"
+        for side in sides
+    )
+    run(
+        connection,
+        "collecting the anchors",
+        f"""
+        CREATE TABLE anchors AS
+        SELECT min(place) AS id, anchor AS name, anchor AS text FROM ({rows}) GROUP BY anchor
+        """,
+    )
+
+
+def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
+    """Load the table of anchors, and report ids that an earlier row has."""
+    text = "text" if "text" in table.columns else "name AS text"
+    table.load(connection, "listed", f"SELECT place, name, {text} FROM source")
+    run(
+        connection,
+        "collecting the anchors",
+        """
+        CREATE TABLE anchors AS
+        SELECT min(place) AS id, name, arg_min(text, place) AS text FROM listed GROUP BY name
+        """,
+    )
+    repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
+    _report(connection, table, "name", "rows repeat the anchor of an earlier row", repeated)
+
+
+def _unknown(
+    connection: DuckDBPyConnection, table: UserTable, side: str, anchors: str | None
+) -> Counter[str]:
+    """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
+    unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
+    message = f"rows name {NODES[side]} that the dataset does not have"
+    _report(connection, table, "name", message, unknown)
+    if anchors:
+        unknown = f"""
+            SELECT DISTINCT place, anchor FROM {side}_rows AS one
+            ANTI JOIN anchors ON anchors.name = one.anchor
+        """
+        _report(
+            connection, table, "anchor", f"rows name anchors that {anchors} does not have", unknown
+        )
+    of_kind = {
+        f"{side} edges of validation and test queries": HELD_OUT_NODE,
+        f"{side} edges of {NODES[side]} that the import left out": LEFT_OUT_NODE,
+    }
+    counts = {
+        what: count(connection, f"SELECT count(*) FROM {side}_rows WHERE node = {node}")
+        for what, node in of_kind.items()
+    }
+    return +Counter(counts)
+
+
+def _report(
+    connection: DuckDBPyConnection, table: UserTable, role: str, message: str, rows: str
+) -> None:
+    """Report the rows that the SQL ``rows`` selects: their places and cells."""
+    if number := count(connection, f"SELECT count(*) FROM ({rows})"):
+        first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {EXAMPLES}").fetchall()
+        table.report(role, message, ADVICE, first, number)
+
+
+def _create_edges(connection: DuckDBPyConnection, side: str) -> None:
+    """Create ``{side}_edges`` from the rows whose node and anchor are known."""
+    run(
+        connection,
+        f"numbering the ends of {side} edges",
+        f"""
+        CREATE TABLE {side}_edges AS
+        SELECT place, node, anchors.id AS anchor, weight
+        FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
+        WHERE node >= 0
+        """,
+    )
+    connection.execute(f"DROP TABLE {side}_rows")
+
+
+def _check(tables: Mapping[str, UserTable], edge_list: EdgeList, name: str) -> None:
+    """Refuse bad rows of all tables at once, and tables without rows; log what is skipped."""
+    if not edge_list.skip_bad_rows:
+        found = [finding for table in tables.values() for finding in table.findings()]
+        raise_errors(f"the edge list of anchor set {name!r}", found)
+    for table in tables.values():
+        table.check()
+        refuse_no_rows(table)
+
+
+def _drop_tables(connection: DuckDBPyConnection) -> None:
+    """Drop all tables of one anchor set."""
+    of_sides = [f"{side}_{what}" for side in SIDES for what in ("edges", "leaks")]
+    for table in ("listed", "anchors", "numbered", *of_sides):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
