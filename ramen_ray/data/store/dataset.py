@@ -39,10 +39,15 @@ class Dataset:
         DatasetError: the folder or its ``dataset.json`` is missing or has another format version.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """Open the dataset directory at ``path``."""
+    def __init__(self, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
+        """Open the dataset directory at ``path``.
+
+        Args:
+            path: the folder.
+            metadata: the content of ``dataset.json``, for a directory that is still being written.
+        """
         self.path = Path(path).absolute()
-        self.metadata = _read_metadata(self.path)
+        self.metadata = _read_metadata(self.path) if metadata is None else metadata
 
     def __str__(self) -> str:
         """Return the dataset's name for messages."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,32 +19,29 @@ from ramen_ray.data.tables.cells import (
     is_null_word,
     is_scientific,
 )
-from ramen_ray.data.tables.faults import ADVICE
+from ramen_ray.data.tables.faults import ADVICE, FEW, Kind
 
 NULL_ADVICE = (
     "empty these cells; or leave the rows out, or keep them as texts, with"
     " --null-words leave-out or keep"
 )
-NO_DOUBT = "keep"
 
 Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
-Explain = Callable[[pa.ChunkedArray], tuple[str, str]]
+NullWords = Literal["refuse", "leave-out", "keep"]
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Good cells that are likely wrong: a few are a warning, more are an error.
+    """Cells that can be converted, but are likely wrong.
 
     Attributes:
         flags: marks such values (rows,).
-        fault: what is wrong, as in "3 cells are words for nothing".
-        advice: what to do about it.
-        leave_out: whether their rows are left out, however many there are.
+        kind: says what is wrong with values that are flagged; its column is set later.
+        leave_out: whether their rows are left out.
     """
 
     flags: Callable[[Any], Booleans]
-    fault: str
-    advice: str
+    kind: Callable[[Any], Kind]
     leave_out: bool
 
 
@@ -68,17 +65,16 @@ class Column:
     Attributes:
         name: what the user calls it; texts of several columns are joined by a space.
         convert: turns its cells (rows,) into values (rows,), and flags (rows,) the bad ones.
-        fault: what is wrong with bad cells, as in "3 cells are empty", or what says it of them,
-            with an advice.
+        fault: what is wrong with bad cells, as in "3 cells are empty".
         type: the values' type.
-        optional: whether a bad cell is null, and its row is kept.
+        optional: whether a cell that is bad or to be left out is null, and its row is kept.
         doubts: values that are likely wrong.
         filters: rows that are not wanted.
     """
 
     name: str | tuple[str, ...]
     convert: Convert = as_strings
-    fault: str | Explain = "are empty"
+    fault: str = "are empty"
     type: pa.DataType = field(default_factory=pa.string)
     optional: bool = False
     doubts: tuple[Doubt, ...] = ()
@@ -94,10 +90,6 @@ class Column:
         """How findings name it."""
         return " ".join(self.names)
 
-    def explain(self, cells: pa.ChunkedArray) -> tuple[str, str]:
-        """Say what is wrong with bad cells, and what to do about it."""
-        return (self.fault, ADVICE) if isinstance(self.fault, str) else self.fault(cells)
-
     def cells(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return its cells (rows,), joined if it is several columns; empty parts are left out."""
         if len(self.names) == 1:
@@ -110,35 +102,30 @@ class Column:
 
 def text_column(
     name: str | tuple[str, ...],
-    null_words: str = NO_DOUBT,
+    null_words: NullWords = "keep",
     *,
     skip_bad_rows: bool = False,
-    change: Callable[[pa.Array], pa.Array] | None = None,
+    change: Callable[[pa.Array], pa.Array] = pc.utf8_trim_whitespace,
 ) -> Column:
     """Read a column of texts, none of them empty.
 
     Args:
         name: the column, or several to join.
-        null_words: whether words such as NULL are ``refuse``d, ``leave-out`` or ``keep``.
+        null_words: whether words such as NULL are refused, left out or kept.
         skip_bad_rows: whether rows with refused words are left out.
         change: applied to the texts.
     """
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         texts, empty = as_strings(cells)
-        return (change(texts) if change else texts), empty
+        return change(texts), empty
 
     return Column(name, convert, doubts=_null_words(null_words, skip_bad_rows))
 
 
-def id_column(name: str, null_words: str = NO_DOUBT, *, skip_bad_rows: bool = False) -> Column:
+def id_column(name: str, null_words: NullWords = "keep", *, skip_bad_rows: bool = False) -> Column:
     """Read a column of ids, none of them empty or rounded."""
-    rounded = Doubt(
-        is_scientific,
-        "are numbers in scientific notation, which have lost digits",
-        "write ids as text, or as numbers with all digits",
-        skip_bad_rows,
-    )
+    rounded = Doubt(is_scientific, lambda _: ROUNDED, skip_bad_rows)
     return Column(name, doubts=(rounded, *_null_words(null_words, skip_bad_rows)))
 
 
@@ -165,34 +152,51 @@ def weight_column(name: str, low: float, high: float = np.inf, zeros: str = "") 
     return Column(name, convert, f"are not positive numbers{limit}", pa.float64(), filters=filters)
 
 
-def time_column(name: str, unit: TimeUnit, flag: str, filters: tuple[Filter, ...] = ()) -> Column:
+def time_column(
+    name: str,
+    unit: TimeUnit,
+    flag: str,
+    *,
+    skip_bad_rows: bool = False,
+    filters: tuple[Filter, ...] = (),
+) -> Column:
     """Read a column of times of our time, as float64 seconds since 1970.
 
     Args:
         name: the column.
         unit: what numbers in it count.
         flag: the flag that sets the unit.
+        skip_bad_rows: whether rows of other times are left out, if they fit no other unit.
         filters: rows that are not wanted.
     """
 
-    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-        seconds, bad = as_seconds(cells, unit)
-        return seconds, bad | ~in_our_time(seconds)
-
-    def explain(cells: pa.ChunkedArray) -> tuple[str, str]:
-        seconds, bad = as_seconds(cells, unit)
-        if bad.all():
-            counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
-            return f"are not times (ISO 8601 or {counted})", ADVICE
-        other = fitting_unit(seconds[~bad], unit)
+    def outside(seconds: Any) -> Kind:
+        other = fitting_unit(np.asarray(seconds), unit)
         advice = f"they fit as {other}: set {flag} {other}" if other else ADVICE
-        return "are outside the years 1990 to 2100", advice
+        return Kind("cells are outside the years 1990 to 2100", advice, always=bool(other))
 
-    return Column(name, convert, explain, pa.float64(), filters=filters)
+    doubt = Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside, skip_bad_rows)
+    counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
+    return Column(
+        name,
+        lambda cells: as_seconds(cells, unit),
+        f"are not times (ISO 8601 or {counted})",
+        pa.float64(),
+        doubts=(doubt,),
+        filters=filters,
+    )
 
 
-def _null_words(null_words: str, skip_bad_rows: bool) -> tuple[Doubt, ...]:
-    if null_words == NO_DOUBT:
+ROUNDED = Kind(
+    "cells are numbers in scientific notation, which have lost digits",
+    "write ids as text, or as numbers with all digits",
+    most=FEW,
+)
+NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
+
+
+def _null_words(null_words: NullWords, skip_bad_rows: bool) -> tuple[Doubt, ...]:
+    if null_words == "keep":
         return ()
     leave_out = skip_bad_rows or null_words == "leave-out"
-    return (Doubt(is_null_word, "are words for nothing", NULL_ADVICE, leave_out),)
+    return (Doubt(is_null_word, lambda _: NULL_WORDS, leave_out),)

@@ -18,21 +18,15 @@ from ramen_ray.data.tables.anchor_sets import (
     nodes_without_edges,
     put_in_place,
 )
+from ramen_ray.data.tables.columns import NullWords, text_column, weight_column
 from ramen_ray.data.tables.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.loading import (
-    ADVICE,
-    EXAMPLES,
-    Column,
-    UserTable,
-    refuse_no_rows,
-    weights,
-)
+from ramen_ray.data.tables.faults import ADVICE, EXAMPLES
+from ramen_ray.data.tables.loading import UserTable, refuse_no_rows
 from ramen_ray.data.tables.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
     create_names,
     named,
-    names,
     node_names,
 )
 from ramen_ray.data.validation import check
@@ -60,8 +54,8 @@ class EdgeColumns:
     """Weight of an edge; without it every edge has weight 1."""
     anchor_id: str = "anchor_id"
     """Id of an anchor in the table of anchors."""
-    anchor_text: str = "text"
-    """Text of an anchor in the table of anchors."""
+    anchor_text: tuple[str, ...] = ("text",)
+    """Text of an anchor in the table of anchors; several columns are joined by a space."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +70,9 @@ class EdgeList:
     """Table of the anchors' ids and texts; without it, edges name anchors by text."""
     columns: EdgeColumns = field(default_factory=EdgeColumns)
     """Names of the columns in the tables."""
+    null_words: NullWords = "refuse"
+    """What to do with rows whose name or text is a word for nothing, such as NULL or N/A, if there
+    are more than a few."""
     skip_bad_rows: bool = False
     """Leave out and count rows with empty cells, bad weights, or unknown queries, ads and anchors,
     instead of refusing them."""
@@ -180,20 +177,26 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     """
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
-    columns = edge_list.columns
-    of_edges = {"anchor": names(columns.edges_anchor)}
-    if columns.edges_weight:
-        of_edges["weight"] = weights(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
-    nodes = {"query": columns.edges_query, "ad": columns.edges_ad}
+    columns, skip = edge_list.columns, edge_list.skip_bad_rows
     tables = {}
     if edge_list.anchors:
-        of_anchors = {"name": names(columns.anchor_id)}
-        if columns.anchor_text != columns.anchor_id:
-            of_anchors["text"] = names(columns.anchor_text)
-        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, edge_list.skip_bad_rows)
+        of_anchors = {
+            "name": text_column(columns.anchor_id, edge_list.null_words, skip_bad_rows=skip)
+        }
+        if columns.anchor_text != (columns.anchor_id,):
+            of_anchors["text"] = text_column(
+                columns.anchor_text, edge_list.null_words, skip_bad_rows=skip
+            )
+        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, skip)
+    of_edges = {
+        "anchor": text_column(columns.edges_anchor, edge_list.null_words, skip_bad_rows=skip)
+    }
+    if columns.edges_weight:
+        of_edges["weight"] = weight_column(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
+    nodes = {"query": columns.edges_query, "ad": columns.edges_ad}
     for side, source in edge_list.of_sides.items():
-        of_side: dict[str, Column] = {"name": node_names(metadata, side, nodes[side]), **of_edges}
-        tables[side] = UserTable(source, of_side, edge_list.skip_bad_rows)
+        named_by = node_names(metadata, side, nodes[side], edge_list.null_words, skip_bad_rows=skip)
+        tables[side] = UserTable(source, {"name": named_by, **of_edges}, skip)
     return tables
 
 

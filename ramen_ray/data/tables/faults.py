@@ -21,6 +21,7 @@ class Kind:
         message: follows the number of rows, as in "3 cells are empty".
         advice, column, severity: see :class:`~ramen_ray.data.findings.Finding`.
         most: how many such rows are no more than a warning.
+        always: whether they are refused even where bad rows are skipped.
     """
 
     message: str
@@ -28,6 +29,7 @@ class Kind:
     column: str | None = None
     severity: Severity = "error"
     most: int = 0
+    always: bool = False
 
 
 @dataclass
@@ -90,9 +92,11 @@ class Faults:
         """Count more rows of a kind that was added before."""
         self._faults[kind].count += count
 
-    def findings(self) -> list[Finding]:
-        """Return one finding of each kind."""
-        return [fault.finding() for fault in self._faults.values()]
+    def findings(self, always: bool = False) -> list[Finding]:
+        """Return one finding of each kind; if ``always``, of those that are always refused."""
+        return [
+            fault.finding() for fault in self._faults.values() if fault.kind.always or not always
+        ]
 
     def clear(self) -> None:
         """Forget them."""

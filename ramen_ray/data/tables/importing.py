@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 
 from ramen_ray.data.engine import count, engine
 from ramen_ray.data.store.dataset import (
@@ -18,7 +20,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables import clicks, given, numbering, splits, writing
+from ramen_ray.data.tables import clicks, edges, given, numbering, splits, writing
 from ramen_ray.data.tables.columns import (
     Column,
     Filter,
@@ -27,7 +29,8 @@ from ramen_ray.data.tables.columns import (
     time_column,
     weight_column,
 )
-from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.edges import made_by, write_edge_list
+from ramen_ray.data.tables.loading import UserTable, refuse_no_rows
 from ramen_ray.data.tables.settings import UserTables
 from ramen_ray.errors import redacted
 
@@ -54,15 +57,24 @@ def import_tables(
     Raises:
         DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
     """
-    opened = open_tables(tables)
     metadata = {
         "name": dataset_name(name, output),
         "source": redacted(tables.clicks),
         "licence": "",
         "imported": _without_passwords(asdict(tables)),
+        "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
     }
-    with new_dataset(output, **metadata) as writer, engine(writer.folder, memory) as connection:
-        _Import(tables, opened, connection).write(writer)
+    opened = open_tables(tables)
+    for edge_list in tables.edge_lists.values():
+        edges.open_tables(edge_list, metadata)  # to report errors before the work begins
+    with new_dataset(output, **metadata) as writer:
+        with engine(writer.folder, memory) as connection:
+            _Import(tables, opened, connection).write(writer)
+        written = Dataset(writer.folder, metadata)
+        with engine(writer.folder, memory) as connection:
+            for key, edge_list in tables.edge_lists.items():
+                found = write_edge_list(connection, written, edge_list, key, writer)
+                _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
@@ -136,17 +148,17 @@ class _Import:
         for kind in KINDS:
             if kind in self.opened:
                 numbering.load_nodes(connection, kind, self.opened[kind])
-                self._finish(kind, f"{kind}_rows")
+                self._finish(kind)
         if unlisted:
             table.load(connection, "click_rows", clicks.rows_sql(table.columns, bounds))
-            self._finish("clicks", "click_rows")
+            self._finish("clicks")
         for kind in KINDS:
             self._number(kind)
         if unlisted:
             clicks.number_click_rows(connection)
         else:
             clicks.number_clicks(connection, table, bounds)
-            self._finish("clicks", "clicks")
+            self._finish("clicks")
         self._report_unknown("clicks", "clicks", KINDS)
         clicks.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
@@ -164,7 +176,7 @@ class _Import:
             },
         )
 
-    def _finish(self, what: str, rows: str) -> None:
+    def _finish(self, what: str) -> None:
         """Refuse or log what was wrong with a table's rows, and count them."""
         table = self.opened[what]
         table.check()
@@ -173,7 +185,7 @@ class _Import:
             {"rows read": table.rows_read}
             | {f"left out: {reason}": number for reason, number in table.left_out.items()},
         )
-        numbering.refuse_no_rows(table, rows, self.connection)
+        refuse_no_rows(table)
 
     def _number(self, kind: numbering.Kind) -> None:
         if kind not in self.opened:
@@ -270,8 +282,13 @@ def _id_column(tables: UserTables, name: str) -> Column:
 
 
 def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
-    change = normalized if tables.normalize_texts else None
-    return text_column(name, tables.null_words, skip_bad_rows=tables.skip_bad_rows, change=change)
+    """Read texts as they are, or normalised."""
+    skip, change = tables.skip_bad_rows, normalized if tables.normalize_texts else _as_it_is
+    return text_column(name, tables.null_words, skip_bad_rows=skip, change=change)
+
+
+def _as_it_is(texts: pa.Array) -> pa.Array:
+    return texts
 
 
 def _click_columns(tables: UserTables) -> dict[str, Column]:
@@ -286,15 +303,16 @@ def _click_columns(tables: UserTables) -> dict[str, Column]:
             names["time"],
             tables.columns.clicks_time_unit,
             "--columns.clicks-time-unit",
-            _time_filters(*tables.click_bounds),
+            skip_bad_rows=tables.skip_bad_rows,
+            filters=_time_filters(*tables.click_bounds),
         )
     return columns
 
 
 def _time_filters(first: float, last: float) -> tuple[Filter, Filter]:
     return (
-        Filter(lambda seconds: seconds < first, "clicks before clicks_from"),
-        Filter(lambda seconds: seconds >= last, "clicks from clicks_until on"),
+        Filter(lambda seconds: np.asarray(seconds) < first, "clicks before clicks_from"),
+        Filter(lambda seconds: np.asarray(seconds) >= last, "clicks from clicks_until on"),
     )
 
 

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import run
-from ramen_ray.data.findings import Finding, Severity, error_at, raise_errors
+from ramen_ray.data.findings import Finding, error_at, raise_errors
+from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.faults import EXAMPLES, FEW, Faults, Kind
+from ramen_ray.data.tables.faults import EXAMPLES, Faults, Kind
 from ramen_ray.data.tables.files import find_files
 from ramen_ray.data.tables.reading import Rows, read_file
 from ramen_ray.errors import first_line_of
@@ -115,7 +116,11 @@ class UserTable:
         self._faults.add_uncounted(kind, count - len(found))
         self.left_out[message] += count
 
-    def check(self) -> list[Finding]:
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with the rows so far, one finding of each kind."""
+        return self._faults.findings()
+
+    def check(self) -> None:
         """Refuse the table if rows are bad and are not to be skipped; log what else was found.
 
         What was found is forgotten, so that a later call tells only what is new.
@@ -123,14 +128,12 @@ class UserTable:
         Raises:
             DatasetError: names every kind of fault, with the first row of each.
         """
-        findings = self._faults.findings()
+        raise_errors(f"the table {self.source}", self._faults.findings(self.skip_bad_rows))
+        findings = self.findings()
         self._faults.clear()
-        if not self.skip_bad_rows:
-            raise_errors(f"the table {self.source}", findings)
         for finding in findings:
             is_left_out = finding.severity == "error"
             logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
-        return findings
 
     @property
     def _schema(self) -> pa.Schema:
@@ -155,16 +158,18 @@ class UserTable:
             self._faults.add(kind, path, lines, cells)
             if kind.severity == "error":
                 self.rows_read += len(lines)
-                self.left_out[kind.message] += len(lines)
+                self.left_out["unreadable lines"] += len(lines)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
         good = ~_is_header(rows.cells)
         self._faults.add(HEADER_AGAIN, path, rows.numbers[~good])
         self.left_out["headers"] += int((~good).sum())
         for role, column in self.columns.items():
             cells = column.cells(rows.cells)
-            values[role], bad = _converted(path, column, cells)
+            found, bad = _converted(path, column, cells)
+            values[role] = pa.array(found)
             if column.optional:
-                values[role] = pc.if_else(pa.array(~bad), pa.array(values[role]), None)
+                bad |= self._doubtful(column, path, rows, values[role], ~bad)
+                values[role] = pc.if_else(pa.array(~bad), values[role], None)
                 continue
             good &= ~self._bad(column, path, rows, cells, good & bad)
             good &= ~self._doubtful(column, path, rows, values[role], good)
@@ -179,15 +184,14 @@ class UserTable:
     ) -> Booleans:
         """Note the cells (rows,) that could not be converted; returns their rows."""
         if bad.any():
-            wrong = cells.filter(pa.array(bad))
-            message, advice = column.explain(wrong)
-            kind = Kind(f"cells {message}", advice, column.shown)
-            self._faults.add(kind, path, rows.numbers[bad], wrong[:EXAMPLES].to_pylist())
+            examples = cells.filter(pa.array(bad))[:EXAMPLES].to_pylist()
+            kind = Kind(f"cells {column.fault}", column=column.shown)
+            self._faults.add(kind, path, rows.numbers[bad], examples)
             self.left_out[kind.message] += int(bad.sum())
         return bad
 
     def _doubtful(
-        self, column: Column, path: str, rows: Rows, values: Any, good: Booleans
+        self, column: Column, path: str, rows: Rows, values: pa.Array, good: Booleans
     ) -> Booleans:
         """Note values (rows,) that are likely wrong; returns the rows to leave out."""
         out = np.zeros(len(good), dtype=bool)
@@ -195,9 +199,11 @@ class UserTable:
             flags = good & ~out & doubt.flags(values)
             if not flags.any():
                 continue
-            severity: Severity = "warning" if doubt.leave_out else "error"
-            kind = Kind(f"cells {doubt.fault}", doubt.advice, column.shown, severity, FEW)
-            examples = values.filter(pa.array(flags))[:EXAMPLES].to_pylist()
+            wrong = pa.array(flags)
+            kind = replace(doubt.kind(values.filter(wrong)), column=column.shown)
+            if doubt.leave_out and not kind.always:
+                kind = replace(kind, severity="warning")
+            examples = column.cells(rows.cells).filter(wrong)[:EXAMPLES].to_pylist()
             self._faults.add(kind, path, rows.numbers[flags], examples)
             if doubt.leave_out:
                 self.left_out[kind.message] += int(flags.sum())
@@ -221,3 +227,13 @@ def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, 
     except (pa.ArrowException, ValueError) as error:
         message = f"{cells.type} cannot be read: {first_line_of(error)}"
         raise error_at(path, message, column=column.shown) from error
+
+
+def refuse_no_rows(table: UserTable) -> None:
+    """Refuse a table of which no row can be used.
+
+    Raises:
+        DatasetError: all of its rows were left out, or it has none.
+    """
+    if table.rows_read == sum(table.left_out.values()):
+        raise DatasetError(f"{table.source} has no rows that can be used")

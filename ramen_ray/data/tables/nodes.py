@@ -7,47 +7,42 @@ number. Names that the import has merged or left out (the tables ``aliases``) co
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import files_of, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT, NODE_TABLES
-from ramen_ray.data.sources import as_strings
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.loading import Column
+from ramen_ray.data.tables.columns import Column, NullWords, text_column
 
 HELD_OUT_NODE = -1
 LEFT_OUT_NODE = -2
 NUMBER = "[0-9]{1,18}"
 
 
-def names(name: str) -> Column:
-    """Read a column of names, without the white space around them."""
-    return Column(name, _trimmed)
-
-
-def node_names(metadata: Mapping[str, Any], side: str, name: str) -> Column:
+def node_names(
+    metadata: Mapping[str, Any],
+    side: str,
+    name: str,
+    null_words: NullWords,
+    *,
+    skip_bad_rows: bool,
+) -> Column:
     """Read a column that names nodes of ``side``; texts are normalised if the dataset's were.
 
     ``metadata`` is the content of the dataset's ``dataset.json``.
     """
     imported = metadata.get("imported", {})
     by_text = not imported.get({"query": "queries", "ad": "ads"}[side])
-    return Column(name, _normalized) if by_text and imported.get("normalize_texts") else names(name)
-
-
-def _trimmed(cells: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
-    strings, empty = as_strings(cells)
-    return pc.utf8_trim_whitespace(strings), empty
-
-
-def _normalized(cells: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
-    strings, empty = as_strings(cells)
-    return normalized(strings), empty
+    is_normal = by_text and imported.get("normalize_texts")
+    return text_column(
+        name,
+        null_words,
+        skip_bad_rows=skip_bad_rows,
+        change=normalized if is_normal else pc.utf8_trim_whitespace,
+    )
 
 
 def create_ids(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:

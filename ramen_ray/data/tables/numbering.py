@@ -17,7 +17,6 @@ from typing import Literal
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.faults import EXAMPLES, FEW
 from ramen_ray.data.tables.loading import UserTable
 
@@ -190,13 +189,3 @@ def numbered(kinds: dict[Kind, str], others: str, rows: str) -> str:
         for kind, column in kinds.items()
     )
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"
-
-
-def refuse_no_rows(table: UserTable, what: str, connection: duckdb.DuckDBPyConnection) -> None:
-    """Refuse a table of which no row can be used.
-
-    Raises:
-        DatasetError: the engine's table ``what`` is empty.
-    """
-    if not count(connection, f"SELECT count(*) FROM {what}"):
-        raise DatasetError(f"{table.source} has no rows that can be used")

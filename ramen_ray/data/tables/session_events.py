@@ -43,6 +43,7 @@ def create_events(
         create_texts(connection, dataset, side)
     ad = "ad" if "ad" in log.columns else "NULL::VARCHAR AS ad"
     log.load(connection, "log", f"SELECT session, time, query, {ad} FROM source")
+    log.check()
     _name_queries(connection, dataset)
     _name_ads(connection, dataset)
     for side in ("query", "ad"):

@@ -5,6 +5,8 @@ from typing import Literal
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.cells import TimeUnit
+from ramen_ray.data.tables.columns import NullWords
 
 Weight = Literal["cosine", "pmi"]
 
@@ -16,7 +18,9 @@ class SessionColumns:
     sessions_session: str = "session_id"
     """The row's session."""
     sessions_time: str = "time"
-    """The row's time: a timestamp, seconds since 1970, or ISO 8601 text."""
+    """The row's time: a timestamp, ISO 8601 text, or a number of sessions_time_unit."""
+    sessions_time_unit: TimeUnit = "s"
+    """What numbers in the column of times count since 1970; yyyymmdd are days such as 20260901."""
     sessions_query: str = "query"
     """The query's text, or your id of it."""
     sessions_ad: str | None = "ad_id"
@@ -32,6 +36,8 @@ class SessionLog:
     """CSV, TSV, JSON lines or parquet; a file, a folder or a glob."""
     columns: SessionColumns = field(default_factory=SessionColumns)
     """Names of the columns in the log."""
+    null_words: NullWords = "leave-out"
+    """What to do with rows whose query or ad is a word for nothing, such as NULL or N/A."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.sources import as_strings
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.anchor_sets import (
     check_name,
@@ -19,8 +18,9 @@ from ramen_ray.data.tables.anchor_sets import (
     put_in_place,
     remove_anchor_set,
 )
+from ramen_ray.data.tables.columns import Column, time_column
 from ramen_ray.data.tables.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.loading import Column, UserTable, times
+from ramen_ray.data.tables.loading import UserTable
 from ramen_ray.data.tables.nodes import node_names
 from ramen_ray.data.tables.session_events import create_events
 from ramen_ray.data.tables.session_pairs import create_edges
@@ -93,13 +93,22 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
         DatasetError: there are none, or one lacks a column.
     """
     columns = log.columns
+
+    def name_column(side: str, name: str) -> Column:
+        return node_names(metadata, side, name, log.null_words, skip_bad_rows=True)
+
     of_log: dict[str, Column] = {
-        "session": Column(columns.sessions_session, as_strings),
-        "time": times(columns.sessions_time),
-        "query": node_names(metadata, "query", columns.sessions_query),
+        "session": Column(columns.sessions_session),
+        "time": time_column(
+            columns.sessions_time,
+            columns.sessions_time_unit,
+            "--columns.sessions-time-unit",
+            skip_bad_rows=True,
+        ),
+        "query": name_column("query", columns.sessions_query),
     }
     if columns.sessions_ad is not None:
-        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad)
+        of_log["ad"] = name_column("ad", columns.sessions_ad)
     optional = {role: with_changes(column, optional=True) for role, column in of_log.items()}
     return UserTable(log.sessions, optional, skip_bad_rows=True)
 

@@ -1,18 +1,16 @@
 """Settings of an import of a user's own tables."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.graphs.anchor_sets import check_spelling
-from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.anchor_sets import check_spelling
 from ramen_ray.data.tables.cells import TimeUnit, as_seconds
-
-NullWords = Literal["refuse", "leave-out", "keep"]
+from ramen_ray.data.tables.columns import NullWords
+from ramen_ray.data.tables.edges import EdgeColumns, EdgeList
 
 
 @dataclass(frozen=True)
@@ -265,12 +263,15 @@ class UserTables:
                 self.query_edges.get(name),
                 self.ad_edges.get(name),
                 self.anchors.get(name),
-                columns.edges_query or self.click_columns["query"],
-                columns.edges_ad or self.click_columns["ad"],
-                columns.edges_anchor,
-                columns.edges_weight,
-                columns.anchor_id,
-                columns.anchor_text,
+                EdgeColumns(
+                    columns.edges_query or self.click_columns["query"],
+                    columns.edges_ad or self.click_columns["ad"],
+                    columns.edges_anchor,
+                    columns.edges_weight,
+                    columns.anchor_id,
+                    columns.anchor_text,
+                ),
+                self.null_words,
                 self.skip_bad_rows,
                 self.protocol,
             )

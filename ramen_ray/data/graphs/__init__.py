@@ -1,1 +1,0 @@
-"""Anchor sets: edges from a user's lists or from search sessions, added to a dataset directory."""
