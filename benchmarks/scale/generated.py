@@ -21,6 +21,7 @@ from ramen_ray.presets import MINILM
 
 CLICKS_PER_QUERY = 2
 EVENTS_PER_QUERY, EVENTS_PER_SESSION, SECONDS_PER_EVENT = 5, 6, 10.0
+FIRST_EVENT = 1e9
 RANK_EXPONENT, DEGREE_EXPONENT = 0.9, 1.8
 PRIME = 2_654_435_761
 NODES_PER_BLOCK = 200_000
@@ -127,7 +128,7 @@ def _log(count: int) -> Iterator[pa.Table]:
         yield pa.table(
             {
                 "session_id": session,
-                "time": numbers * SECONDS_PER_EVENT,
+                "time": FIRST_EVENT + numbers * SECONDS_PER_EVENT,
                 "query": _ids("query", queries),
                 "ad_id": pc.if_else(clicked, _ids("ad", queries), ""),
             }

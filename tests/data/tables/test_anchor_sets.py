@@ -11,12 +11,10 @@ import pytest
 from filelock import FileLock, Timeout
 from support import errors_in
 
-from ramen_ray.data import tasks
-from ramen_ray.data.graphs import anchor_sets
-from ramen_ray.data.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
-from ramen_ray.data.graphs.edge_import import add_edge_list
-from ramen_ray.data.graphs.edge_lists import EdgeList
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.data.tables import anchor_sets, edges
+from ramen_ray.data.tables.anchor_sets import folder_beside, put_in_place, remove_anchor_set
+from ramen_ray.data.tables.edges import EdgeColumns, EdgeList, add_edge_list
 
 QUERY_EDGES = [("5", "a tree", 0.5), ("0", "a bird", 1.0), ("5", "a bird", 2.0)]
 AD_EDGES = [("7", "a ship", 1.0)]
@@ -29,20 +27,16 @@ def path(dataset_path: Path, tmp_path: Path) -> Path:
 
 
 def _add(
-    path: Path,
-    name: str,
-    sides: Sequence[str] = SIDES,
-    replace: bool = False,
-    run: tasks.RunTasks = tasks.one_after_another,
+    path: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
 ) -> dict[str, int]:
     given = {}
-    for side, edges in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
+    for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
             given[f"{side}_edges"] = str(path.parent / f"{side}.csv")
-            frame = pd.DataFrame(edges, columns=[f"{side}", "anchor", "weight"])
+            frame = pd.DataFrame(rows, columns=[f"{side}", "anchor", "weight"])
             frame.to_csv(given[f"{side}_edges"], index=False)
-    edge_list = EdgeList(**given, ad_column="ad", weight_column="weight")
-    return add_edge_list(path, name, edge_list, replace, run)
+    columns = EdgeColumns(edges_ad="ad", edges_weight="weight")
+    return add_edge_list(path, name, EdgeList(**given, columns=columns), replace)
 
 
 def _content(path: Path) -> dict[str, bytes]:
@@ -55,12 +49,12 @@ def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
     dataset = Dataset(path)
     anchors = dataset.read("anchors/more")["text"].to_pylist()
     assert sorted(anchors) == ["a bird", "a ship", "a tree"]
-    for side, edges in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
+    for side, given in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         rows = dataset.read(f"edges/more/{side}").to_pylist()
         ids = [(row[f"{side}_id"], row["anchor_id"]) for row in rows]
         assert ids == sorted(ids)
         found = [(str(row[f"{side}_id"]), anchors[row["anchor_id"]], row["weight"]) for row in rows]
-        assert sorted(found) == sorted(edges)
+        assert sorted(found) == sorted(given)
     assert counts["edges/more/query"] == 3
     assert counts["train queries without edges"] == 58
     assert counts["ads without edges"] == 39
@@ -131,15 +125,16 @@ def test_an_interruption_leaves_a_sound_dataset(
 def test_jobs_that_run_at_once_keep_each_others_sets(
     path: Path, replaced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "ROWS_HERE", 0)
     others = ["first", "second", *replaced]
+    write = edges.write_edge_list
 
-    def run(to_do: Sequence[tasks.Task]) -> list[Any]:
+    def slow(*arguments: Any) -> Any:
         while others:  # these begin later and end earlier
             _add(path, others.pop(), replace=True)
-        return tasks.one_after_another(to_do)
+        return write(*arguments)
 
-    _add(path, "more", run=run)
+    monkeypatch.setattr(edges, "write_edge_list", slow)
+    _add(path, "more")
     dataset = Dataset(path)
     made_by = dataset.metadata["anchor_sets"]
     assert {name for name in made_by if made_by[name].get("made_by") == "edges"} == {

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
-from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.sessions import add_co_session
 from ramen_ray.data.validation import validate
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.preparation.sessions import add_co_session
 from ramen_ray.orchestration.preparation.similar import add_similar
 
-NUM_CPUS = 2
+START = 1_700_000_000
 PROTOCOLS = ("strict", "as-published")
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves"]
 QUERIES = {
@@ -136,10 +136,14 @@ def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(
 
 
 def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(
-    cluster: None, shop: Path, tmp_path: Path
+    shop: Path, tmp_path: Path
 ) -> None:
     visits = [("red shoes", ad) for ad in ADS] + [("gloves", "hat shop")]
-    log = [(s, 10 * n, query, ad) for s in range(3) for n, (query, ad) in enumerate(visits)]
+    log = [
+        (s, 1_700_000_000 + 10 * n, query, ad)
+        for s in range(3)
+        for n, (query, ad) in enumerate(visits)
+    ]
     frame = pd.DataFrame(log, columns=["session_id", "time", "query", "ad_id"])
     frame.to_csv(tmp_path / "log.csv", index=False)
     found, counts = {}, {}

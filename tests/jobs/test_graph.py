@@ -1,11 +1,9 @@
-"""The graph job on a real Ray: its anchor sets, its messages, and training with them."""
+"""The graph job: its anchor sets, its messages, and training with them."""
 
 import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,7 @@ from support import errors_in, prepare_in_process
 
 from jobs import graph
 from ramen_ray.command_line import parse_run_config, run_job
-from ramen_ray.data.graphs import edge_joining
-from ramen_ray.data.graphs.edge_joining import hash_range, range_of
-from ramen_ray.data.graphs.edge_staging import NAMES, staged_batches
-from ramen_ray.data.graphs.session_edges import weigh_anchors
-from ramen_ray.data.graphs.sessions import SessionLog, SessionSettings
-from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tasks import Task
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
@@ -33,8 +24,8 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
-from ramen_ray.orchestration.cluster.tasks import in_tasks
-from ramen_ray.orchestration.preparation import sessions
+
+START = 1.7e9
 
 
 @pytest.fixture
@@ -52,12 +43,12 @@ def _log(dataset: Dataset) -> pd.DataFrame:
         for second in range(6):
             query = queries[session % 6 + 6 * draw.integers(4)]
             ad = ads[session % 6 + 6 * draw.integers(6)] if second % 2 else ""
-            rows.append((f"s{session}", 10.0 * second, query, ad))
-        rows.append((f"s{session}", 30.0, f"novel query {session % 6}", "no such ad"))
+            rows.append((f"s{session}", START + 10.0 * second, query, ad))
+        rows.append((f"s{session}", START + 30.0, f"novel query {session % 6}", "no such ad"))
     test_query = dataset.read("queries/test")["text"][0].as_py()
-    rows += [(f"s{session}", 20.0, test_query.upper(), ads[0]) for session in range(80)]
-    rows += [("huge", float(second), f"only once {second}", ads[0]) for second in range(3000)]
-    rows += [(None, 0.0, queries[0], ads[0]), ("s1", "noon", queries[0], ads[0])]
+    rows += [(f"s{session}", START + 20.0, test_query.upper(), ads[0]) for session in range(80)]
+    rows += [("huge", START + second, f"only once {second}", ads[0]) for second in range(3000)]
+    rows += [(None, START, queries[0], ads[0]), ("s1", "noon", queries[0], ads[0])]
     return pd.DataFrame(rows, columns=["session_id", "time", "query", "ad_id"]).sample(
         frac=1, random_state=0
     )
@@ -74,7 +65,6 @@ def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_a_log_becomes_two_anchor_sets_that_training_uses(
-    cluster: None,
     path: Path,
     encoder_path: Path,
     tmp_path: Path,
@@ -106,8 +96,6 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert [file.name for file in path.rglob(".*")] == [".lock"]
 
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 60_000)
-    monkeypatch.setattr(edge_joining, "ROWS_PER_PART", 20)
     made = _tables(path)
     for source in ("log.csv", "log.parquet"):
         assert (
@@ -134,35 +122,8 @@ def _share_of_loss_left(
     return float(losses[-8:].mean() / losses[:8].mean())
 
 
-def test_a_part_of_a_log_has_as_few_texts_as_pairs(
-    cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queries = [*Dataset(path).read("queries/train")["text"].to_pylist()[:2] * 2]
-    log = [(f"s{n // 2}", n, query) for n, query in enumerate(queries)]
-    log += [(f"alone {n}", n, f"only once {n}") for n in range(300)]
-    frame = pd.DataFrame(log, columns=["session_id", "time", "query"])
-    frame.to_csv(tmp_path / "log.csv", index=False)
-    sizes = []
-
-    def recorded(tasks: Sequence[Task]) -> list[Any]:
-        for task in tasks:
-            if isinstance(task, partial) and task.func is weigh_anchors:
-                weighing, part = task.args
-                texts = staged_batches(weighing.staging, f"{weighing.side}-texts")
-                bounds = hash_range(part, task.keywords["num_parts"])
-                sizes.append(len(range_of(texts, NAMES, *bounds)))
-        return in_tasks(tasks)
-
-    monkeypatch.setattr(sessions, "in_tasks", recorded)
-    monkeypatch.setattr(edge_joining, "ROWS_PER_PART", 20)
-    settings = SessionSettings(min_support=2)
-    sessions.add_co_session(path, SessionLog(str(tmp_path / "log.csv"), ad_column=None), settings)
-    assert sum(sizes) > 300
-    assert max(sizes) < 60
-
-
 def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
-    cluster: None, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = _log(Dataset(path))
     numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
@@ -211,15 +172,17 @@ def test_edges_of_the_users_own(
     [
         ("session_id,time,query\n", "has no column 'ad_id'; it has session_id, time, query"),
         ("session_id,time,query,ad_id\n", "Found: nothing"),
-        ("session_id,time,query,ad_id\ns1,1,old robin,\n", "gives no edges"),
-        ("session_id,time,query,ad_id\n,1,old robin,\n", "Found: 1 rows without a session"),
-        ('session_id,time,query,ad_id\ns1,1,"old robin,\n', "a quote is not closed"),
+        ("session_id,time,query,ad_id\ns1,1.7e9,old robin,\n", "gives no edges"),
+        (
+            "session_id,time,query,ad_id\n,1.7e9,old robin,\n",
+            "Found: 1 rows without a session",
+        ),
+        ('session_id,time,query,ad_id\ns1,1.7e9,"old robin,\n', "a quote is not closed"),
     ],
 )
 def test_a_log_without_edges_is_one_clear_error(
     content: str,
     message: str,
-    cluster: None,
     path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -258,13 +221,17 @@ def test_a_dataset_with_errors_gets_no_graph(
 @pytest.mark.parametrize("command", ["co-session", "edges"])
 def test_a_column_of_lists_is_one_clear_error(
     command: str,
-    cluster: None,
     path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    columns = {"session_id": ["s1"], "time": [1], "query": [["old robin"]], "ad_id": ["0"]}
+    columns = {
+        "session_id": ["s1"],
+        "time": [START],
+        "query": [["old robin"]],
+        "ad_id": ["0"],
+    }
     pq.write_table(pa.table(columns | {"anchor": ["a bird"]}), tmp_path / "log.parquet")
     flags = {
         "co-session": ["--sessions", tmp_path / "log.parquet"],
