@@ -12,7 +12,7 @@ from ramen_ray.data.sources import pieces
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
-from ramen_ray.data.store.utf8 import to_utf8, whole_lines
+from ramen_ray.data.store.utf8 import decoded, whole_lines
 
 BYTES_PER_SEARCH = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -106,11 +106,12 @@ def _checked(piece: Piece, parts: Iterable[bytes]) -> Iterator[Chunk]:
     for data in parts:
         if data.count(b'"') % 2 and piece.format != "jsonl":
             _refuse_open_quote(piece, data, line)
-        text, damaged = to_utf8(data)
+        found = decoded(data)
+        text, damaged = found.data, len(found.damaged_lines)
         if not piece.start and line == 1:
             text = text.removeprefix(BYTE_ORDER_MARK)
         if data.strip():
-            yield Chunk(text, line, [_latin1(piece, damaged)] if damaged else [])
+            yield Chunk(text, line, [_windows_1252(piece, damaged)] if damaged else [])
         line += data.count(b"\n")
 
 
@@ -140,10 +141,10 @@ def bad_line(
     return DatasetError(str(*located([found], [piece])))
 
 
-def _latin1(piece: Piece, damaged: int) -> Finding:
+def _windows_1252(piece: Piece, damaged: int) -> Finding:
     return Finding(
         "warning",
         piece.path,
-        f"{damaged} lines are not UTF-8 and were read as latin-1",
+        f"{damaged} lines are not UTF-8 and were read as Windows-1252",
         "save the file as UTF-8 if they look wrong",
     )

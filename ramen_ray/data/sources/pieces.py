@@ -13,7 +13,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.utf8 import to_utf8
+from ramen_ray.data.store.utf8 import decoded
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_PIECE = 16 << 20
@@ -179,7 +179,7 @@ def _read_header(filesystem: FileSystem, path: str, kind: str) -> tuple[str, ...
         raise DatasetError(
             f"its first line, which should name the columns, has over {MAX_HEADER_BYTES} bytes"
         )
-    first_line = to_utf8(first_line)[0]
+    first_line = decoded(first_line).data
     if not first_line.strip():
         raise DatasetError("its first line, which should name the columns, is empty")
     parse = pa.csv.ParseOptions(delimiter=delimiter_of(kind))

@@ -1,9 +1,29 @@
-"""Text files as bytes: read whole lines, and convert lines that are not UTF-8."""
+"""Text files as bytes: read whole lines, and convert what is not UTF-8."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
+
+MIN_STRANGE_BYTES = 4
+MAX_STRANGE_SHARE = 0.3
+"""In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
+
+_MARK = b"\xef\xbb\xbf"
+_MARKS_AT_START = re.compile(rb"^(?:\xef\xbb\xbf)+", re.MULTILINE)
+_RUNS = re.compile(r"[^\x00-\x7f\udc80-\udcff]*[\udc80-\udcff][^\x00-\x7f]*")
+"""Bad bytes and letters around them; a few letters may be bytes of another encoding by chance."""
+_UTF8 = re.compile("[^\udc80-\udcff]")
+_UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
+_RARE = _UNDEFINED + "ƒˆ˜".encode("cp1252")  # as letters of Shift-JIS they are frequent
+_PUNCTUATION = "€„…†‡‰‹‘’“”•–—™›\xa0¡£©«®°´·»¿".encode("cp1252")
+_AS_WINDOWS_1252 = {
+    0xDC00 + byte: chr(byte) if byte in _UNDEFINED else bytes([byte]).decode("cp1252")
+    for byte in range(0x80, 0x100)
+}
 
 
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
@@ -36,12 +56,80 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def to_utf8(content: bytes) -> tuple[bytes, int]:
-    """Read lines that are not UTF-8 as latin-1; returns UTF-8 and the number of such lines."""
+@dataclass(frozen=True)
+class BadBytes:
+    """Bytes of a text file that are not UTF-8, counted; those of several blocks are added.
+
+    Attributes:
+        all: how many there are.
+        strange: those of them that texts in Windows-1252 hardly have: three or more in a row, as
+            where letters are all beyond ASCII, or where a letter takes two bytes.
+        undefined: those of them that Windows-1252 does not have.
+    """
+
+    all: int = 0
+    strange: int = 0
+    undefined: int = 0
+
+    def __add__(self, other: "BadBytes") -> "BadBytes":
+        """Count the bytes of two blocks together."""
+        return BadBytes(
+            self.all + other.all, self.strange + other.strange, self.undefined + other.undefined
+        )
+
+    @property
+    def are_windows_1252(self) -> bool:
+        """Whether they can be Windows-1252, not GBK, Big5, Shift-JIS, EUC-KR, cp1251, KOI8 ..."""
+        few = self.strange < MIN_STRANGE_BYTES or self.strange < MAX_STRANGE_SHARE * self.all
+        return few and not self.undefined
+
+
+@dataclass(frozen=True)
+class Decoded:
+    r"""Lines of text as UTF-8.
+
+    Attributes:
+        data: the lines; what was not UTF-8 is read as Windows-1252, byte by byte.
+        damaged_lines: the lines, counted from 0 by ``\n``, that were not UTF-8.
+        bad_bytes: what was not UTF-8 in them.
+    """
+
+    data: bytes
+    damaged_lines: list[int]
+    bad_bytes: BadBytes
+
+
+def decoded(content: bytes) -> Decoded:
+    """Convert whole lines to UTF-8: what is UTF-8 stays, other bytes are read as Windows-1252."""
     if is_utf8(content):
-        return content, 0
-    lines = content.split(b"\n")
-    damaged = [row for row, line in enumerate(lines) if not is_utf8(line)]
-    for row in damaged:
-        lines[row] = lines[row].decode("latin-1").encode()
-    return b"\n".join(lines), len(damaged)
+        return Decoded(content, [], BadBytes())
+    damaged = [row for row, line in enumerate(content.split(b"\n")) if not is_utf8(line)]
+    text = content.decode("utf-8", "surrogateescape")
+    return Decoded(text.translate(_AS_WINDOWS_1252).encode(), damaged, _count_bad_bytes(text))
+
+
+def without_marks(content: bytes) -> tuple[bytes, list[int]]:
+    """Remove byte order marks at starts of lines; returns also these lines, counted from 0."""
+    if _MARK not in content:
+        return content, []
+    marked = [row for row, line in enumerate(content.split(b"\n")) if line.startswith(_MARK)]
+    return _MARKS_AT_START.sub(b"", content), marked
+
+
+def _count_bad_bytes(escaped: str) -> BadBytes:
+    num_bad = num_strange = num_undefined = 0
+    for letters, times in Counter(_RUNS.findall(escaped)).items():
+        run = letters.encode("utf-8", "surrogateescape")
+        bad = _UTF8.sub("", letters).encode("utf-8", "surrogateescape")
+        num_bad += times * len(bad)
+        num_strange += times * _count_strange(run, bad)
+        num_undefined += times * sum(byte in _UNDEFINED for byte in bad)
+    return BadBytes(num_bad, num_strange, num_undefined)
+
+
+def _count_strange(run: bytes, bad: bytes) -> int:
+    """Count strange bytes in a run: all of it, or those that are rare anywhere."""
+    letters = set(run.translate(None, _PUNCTUATION))
+    if len(run) >= 3 and len(letters) >= 2 and 2 * len(bad) >= len(run):
+        return len(run)
+    return sum(byte in _RARE for byte in bad)

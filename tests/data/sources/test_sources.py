@@ -193,13 +193,13 @@ def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
 
 
 def test_latin_1_is_read_and_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("query\ncafé\n".encode() + "crème\n".encode("latin-1"))
+    (tmp_path / "a.csv").write_bytes("query\ncafé\n".encode() + "crème\n".encode("Windows-1252"))
     (piece,) = find_pieces(str(tmp_path / "a.csv"), ["query"])
     (block,) = read_piece(piece)
     assert block.rows["query"].to_pylist() == ["café", "crème"]
     (finding,) = block.findings
     assert finding.severity == "warning"
-    assert "1 lines are not UTF-8 and were read as latin-1" in str(finding)
+    assert "1 lines are not UTF-8 and were read as Windows-1252" in str(finding)
 
 
 BROKEN: dict[str, tuple[str, bytes, str]] = {

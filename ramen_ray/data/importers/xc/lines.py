@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.limits import TooLargeError
-from ramen_ray.data.store.utf8 import is_utf8, to_utf8, whole_lines
+from ramen_ray.data.store.utf8 import decoded, is_utf8, whole_lines
 
 BLOCK_BYTES = 1 << 23
 
@@ -41,7 +41,7 @@ def read_texts(file: Path) -> Iterator[pa.Array]:
     """
     with file.open("rb") as stream:
         for block in line_blocks(stream):
-            yield _split_lines(to_utf8(block.replace(b"\r\n", b"\n"))[0])
+            yield _split_lines(decoded(block.replace(b"\r\n", b"\n")).data)
 
 
 def lines_not_utf8(file: Path) -> list[int]:
