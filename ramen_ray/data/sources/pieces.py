@@ -8,11 +8,11 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.utf8 import decoded
 from ramen_ray.errors import first_line_of
 
@@ -144,8 +144,7 @@ def _pieces_of(
         known = ", ".join(FORMATS)
         raise DatasetError(f"unknown suffix; known are {known}, for text also with .gz, .bz2, .zst")
     if kind == "parquet":
-        with filesystem.open_input_file(path) as file:
-            parquet = pq.ParquetFile(file)
+        with open_parquet(path, filesystem) as parquet:
             header, groups = tuple(parquet.schema_arrow.names), parquet.num_row_groups
         cuts = list(range(groups + 1))
     else:

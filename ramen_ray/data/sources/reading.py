@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
@@ -22,6 +21,7 @@ from ramen_ray.data.sources.lines import Chunk, bad_line, first_byte, read_chunk
 from ramen_ray.data.sources.pieces import Piece, delimiter_of
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES, TooLargeError, check_nesting
+from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_JSON_SAMPLE = 1 << 20
@@ -135,8 +135,7 @@ def read_cell(piece: Piece, column: str, row_number: int) -> object:
 
 
 def _read_parquet(piece: Piece) -> Iterator[SourceBatch]:
-    with piece.filesystem.open_input_file(piece.path) as file:
-        parquet = pq.ParquetFile(file)
+    with open_parquet(piece.path, piece.filesystem) as parquet:
         first_row = sum(parquet.metadata.row_group(g).num_rows for g in range(piece.start))
         batches = parquet.iter_batches(
             ROWS_PER_BATCH, row_groups=[piece.start], columns=list(piece.columns)

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ramen_ray.data.store.errors import DatasetError as DatasetError
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
     PUBLISHED,
@@ -24,16 +26,11 @@ from ramen_ray.data.store.schemas import (
     schema_of,
 )
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.errors import UserError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
-
-
-class DatasetError(UserError):
-    """A dataset directory is missing, incomplete or inconsistent; the message says where."""
 
 
 class Dataset:
@@ -101,7 +98,7 @@ class Dataset:
 
     def num_rows(self, table: str) -> int:
         """Return the table's row count from the parquet footers."""
-        return sum(pq.read_metadata(file).num_rows for file in self.files(table))
+        return sum(read_footer(file).num_rows for file in self.files(table))
 
     @property
     def total_rows(self) -> int:
@@ -110,14 +107,20 @@ class Dataset:
 
     def schema(self, table: str) -> pa.Schema:
         """Return the table's columns: the required ones, then the optional ones that it has."""
-        present = pq.read_schema(self.files(table)[0]).names
+        with open_parquet(self.files(table)[0]) as first:
+            present = first.schema_arrow.names
         optional = [field for field in optional_fields(table) if field.name in present]
         return pa.schema([*schema_of(table), *optional])
 
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
-        schema = self.schema(table)
-        return pa.concat_tables(pq.read_table(file, schema=schema) for file in self.files(table))
+        schema, parts = self.schema(table), []
+        for file in self.files(table):
+            with open_parquet(file) as parquet:
+                parts.append(parquet.read(schema.names))
+        return (
+            pa.concat_tables(parts, promote_options="permissive").select(schema.names).cast(schema)
+        )
 
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
@@ -125,8 +128,9 @@ class Dataset:
         """Stream a table in row order: ``columns``, by default all that the format defines."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            for batch in pq.ParquetFile(file).iter_batches(batch_size, columns=names):
-                yield batch.select(names)
+            with open_parquet(file) as parquet:
+                for batch in parquet.iter_batches(batch_size, columns=names):
+                    yield batch.select(names)
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
         """Stream a table of all ids from 0 in their order; one whose rows are not is sorted first.
@@ -292,7 +296,7 @@ def write_metadata(
     """
     counts: dict[str, int] = {}
     for name, file in _table_files(folder):
-        counts[name] = counts.get(name, 0) + pq.read_metadata(file).num_rows
+        counts[name] = counts.get(name, 0) + read_footer(file).num_rows
     content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
     with whole_file(folder / "dataset.json") as aside:
         aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ramen_ray.data.sources import Piece
+from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.whole_files import whole_file
 
 PART = "part-{:06d}.parquet"
@@ -40,8 +41,8 @@ class Partition:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read the rows batch by batch; rows before ``start`` are read and dropped."""
-        with self.group.filesystem.open_input_file(self.group.path) as source:
-            yield from self._read(pq.ParquetFile(source))
+        with open_parquet(self.group.path, self.group.filesystem) as source:
+            yield from self._read(source)
 
     def write_answers(self, column: str, file: Path, answer: Answer, at_once: int) -> None:
         """Write the rows with their answers beside them, whole or not at all.
@@ -52,8 +53,7 @@ class Partition:
             answer: called for one batch after another.
             at_once: rows of a batch, at most.
         """
-        with self.group.filesystem.open_input_file(self.group.path) as source:
-            parquet = pq.ParquetFile(source)
+        with open_parquet(self.group.path, self.group.filesystem) as parquet:
             schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
             with (
                 whole_file(file) as aside,

@@ -27,6 +27,7 @@ from pyarrow.fs import FileSystem
 from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.sources import Piece, find_pieces
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
@@ -181,7 +182,7 @@ def _partitions(pieces: list[Piece]) -> list[Partition]:
     """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
     partitions = []
     files = {piece.path: piece.filesystem for piece in pieces}
-    footers = {path: pq.read_metadata(path, filesystem=files[path]) for path in files}
+    footers = {path: read_footer(path, files[path]) for path in files}
     for piece in pieces:
         num_rows = footers[piece.path].row_group(piece.start).num_rows
         starts = range(0, max(num_rows, 1), QUERIES_PER_PARTITION)

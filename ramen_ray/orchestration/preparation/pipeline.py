@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 import ray.data
 from filelock import FileLock
@@ -34,6 +33,7 @@ from ramen_ray.data.prepared.stages import (
 )
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import Dataset, new_folder
+from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.tasks import runner_for
 from ramen_ray.data.validation.batches import read_batches, table_batches
 from ramen_ray.data.validation.cross_checks import cross_findings
@@ -135,7 +135,7 @@ def _run(
         {"table": table, "file": str(file), "row_group": row_group}
         for table in tables
         for file in dataset.files(table)
-        for row_group in range(pq.read_metadata(file).num_row_groups)
+        for row_group in range(read_footer(file).num_row_groups)
     ]
     num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -125,10 +124,9 @@ def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
 def _write_ids(dataset: Dataset, table: str, file: Path) -> None:
     """Write a table of ids, one row per line."""
     with file.open("wb") as stream:
-        for path in dataset.files(table):
-            for batch in pq.ParquetFile(path).iter_batches():
-                columns = [column.cast(pa.string()) for column in batch.columns]
-                write_lines(stream, pc.binary_join_element_wise(*columns, " "))
+        for batch in dataset.batches(table):
+            columns = [column.cast(pa.string()) for column in batch.columns]
+            write_lines(stream, pc.binary_join_element_wise(*columns, " "))
 
 
 def _by_id(dataset: Dataset, table: str, columns: list[str]) -> Iterator[pa.Table]:
@@ -137,16 +135,16 @@ def _by_id(dataset: Dataset, table: str, columns: list[str]) -> Iterator[pa.Tabl
     Raises:
         DatasetError: the ids are not dense.
     """
-    files, schema = dataset.files(table), dataset.schema(table)
+    schema = dataset.schema(table)
     id_column = schema.names[0]
     names = [id_column, *(name for name in columns if name in schema.names)]
-    ids = pq.read_table(files, columns=[id_column])[id_column].to_numpy()
+    parts = [batch[0].to_numpy() for batch in dataset.batches(table, [id_column])]
+    ids = np.concatenate([np.empty(0, np.int64), *parts])
     dense = np.arange(len(ids))
     if np.array_equal(ids, dense):
-        for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(columns=names):
-                yield pa.Table.from_batches([batch])
+        for batch in dataset.batches(table, names):
+            yield pa.Table.from_batches([batch])
     elif np.array_equal(np.sort(ids), dense):
-        yield pq.read_table(files, columns=names).sort_by(id_column)
+        yield dataset.read(table).select(names).sort_by(id_column)
     else:
         raise error_at(dataset.path / f"{table}.parquet", "ids are not dense", column=id_column)
