@@ -192,7 +192,7 @@ def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
                 assert message.endswith("a.parquet, row 23, column 'query': bad: 'q23'; mend it")
 
 
-def test_latin_1_is_read_and_reported(tmp_path: Path) -> None:
+def test_windows_1252_is_read_and_reported(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("query\ncafé\n".encode() + "crème\n".encode("Windows-1252"))
     (piece,) = find_pieces(str(tmp_path / "a.csv"), ["query"])
     (block,) = read_piece(piece)
