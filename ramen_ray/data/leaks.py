@@ -83,17 +83,17 @@ def find_leaks(
         f"""
         CREATE TABLE {table} AS
         WITH
-            pairs AS ({pairs}),
-            nodes AS (
+            answered AS ({pairs}),
+            folded_nodes AS (
                 SELECT id, folded FROM (SELECT id, fold(text) AS folded FROM ({nodes}))
-                WHERE folded IN (SELECT node FROM pairs)),
-            anchors AS (
+                WHERE folded IN (SELECT node FROM answered)),
+            folded_anchors AS (
                 SELECT id, folded FROM (SELECT id, fold(text) AS folded FROM ({anchors}))
-                WHERE folded IN (SELECT anchor FROM pairs))
-        SELECT DISTINCT nodes.id AS node, anchors.id AS anchor
-        FROM pairs
-        JOIN nodes ON nodes.folded = pairs.node
-        JOIN anchors ON anchors.folded = pairs.anchor
+                WHERE folded IN (SELECT anchor FROM answered))
+        SELECT DISTINCT one.id AS node, other.id AS anchor
+        FROM answered
+        JOIN folded_nodes AS one ON one.folded = answered.node
+        JOIN folded_anchors AS other ON other.folded = answered.anchor
         """,
     )
 

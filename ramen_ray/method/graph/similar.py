@@ -16,9 +16,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.graphs.ranking import heaviest
+from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.leaks import Protocol
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.retrieval.search import TopK
