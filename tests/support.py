@@ -19,8 +19,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ramen_ray.data.checks import check, validate
+from ramen_ray.data.checks.structure import check_structure, read_tables
 from ramen_ray.data.description.statistics import dataset_statistics
-from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.tables.edges import write_edges
 from ramen_ray.data.importers.tables.given import stage_filters, stage_splits
 from ramen_ray.data.importers.tables.numbering import number_clicks, number_nodes, sum_clicks
@@ -40,10 +42,6 @@ from ramen_ray.data.prepared.stages import (
 )
 from ramen_ray.data.sources import find_pieces, located
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter, new_dataset
-from ramen_ray.data.validation import validate
-from ramen_ray.data.validation.batches import table_batches
-from ramen_ray.data.validation.row_checks import row_findings
-from ramen_ray.data.validation.structure import check_structure, read_tables
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
@@ -179,12 +177,11 @@ def prepare_in_process(
     from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
     num_rows = check_structure(dataset)
+    check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(pretrained), max_length, add_special_tokens)
     text_tables, edge_tables = [], []
     for table in read_tables(dataset):
         rows = dataset.read(table)
-        found = row_findings(table, table_batches(dataset, table), num_rows)
-        raise_errors(str(dataset.path), found)
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
         elif table not in ID_TABLES:

@@ -129,7 +129,7 @@ def edges(folder: Path) -> Stage:
 
 def validate(folder: Path) -> Stage:
     """Validate the dataset directory."""
-    from ramen_ray.data.validation import validate
+    from ramen_ray.data.checks import validate
     from ramen_ray.orchestration.cluster.tasks import in_tasks
 
     dataset = Dataset(folder / "dataset")

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ramen_ray.data.checks import check
 from ramen_ray.data.findings import FirstFindings, raise_errors
 from ramen_ray.data.graphs.anchor_sets import (
     check_name,
@@ -37,7 +38,6 @@ from ramen_ray.data.graphs.nodes import KnownNodes
 from ramen_ray.data.sources import ROWS_PER_PIECE, Piece, find_pieces, located
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tasks import RunTasks, one_after_another, runner_for
-from ramen_ray.data.validation import check
 
 Counts = dict[str, int]
 
@@ -68,7 +68,7 @@ def add_edge_list(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    check(dataset, run)
+    check(dataset)
     num_pieces = sum(len(find_pieces(*table)) for table in edge_list.tables.values())
     run = runner_for(dataset.total_rows + num_pieces * ROWS_PER_PIECE, run)
     with folder_beside(dataset, name) as aside:

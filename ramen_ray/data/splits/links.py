@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import text_hashes
 from ramen_ray.naming import joined_name
 

@@ -13,13 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
-from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Tally
+from ramen_ray.data.checks.reading import RowBatch, read_batches
 from ramen_ray.data.prepared.hashing import find, hash_strings, mix
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, schema_of
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation.batches import RowBatch, ids, readable, table_batches
+
+
+def table_batches(dataset: Dataset, table: str, columns: list[str]) -> Iterator[RowBatch]:
+    """Stream some columns of a table."""
+    for batch in read_batches(dataset, table):
+        yield RowBatch(batch.file, batch.first_row, batch.rows.select(columns))
+
+
+def ids(column: pa.Array) -> Int64s:
+    """Return ids (n,), -1 for null."""
+    return np.asarray(pc.fill_null(column, -1))
+
 
 Protocol = Literal["strict", "as-published"]
 """Whether edges that join a held-out query to its answer are left out of a graph, or kept."""
@@ -58,7 +69,7 @@ class Leaks:
         for table in filter(tables.__contains__, HELD_OUT_TABLES):
             for batch in table_batches(dataset, table, ["text", "ad_ids"]):
                 rows, ads = _clicks(batch, len(texts["ad"]))
-                queries = hash_strings(fold(readable(batch.rows["text"])))
+                queries = hash_strings(fold(batch.texts("text")))
                 answers.append(_pair_keys(queries[rows], texts["ad"][ads]))
         return cls(np.unique(np.concatenate(answers)), texts)
 
@@ -88,18 +99,6 @@ class Leaks:
             rows = np.flatnonzero(known)
             yield batch, rows[self.among(side, nodes[rows], anchor_texts[anchors[rows]])]
 
-    def clicks(self, dataset: Dataset) -> Iterator[tuple[RowBatch, Int64s, Int64s]]:
-        """Stream the train queries in batches, with the row and the ad of each click that leaks.
-
-        Such a click is a held-out one reversed: its query has the text of an answer, and its ad has
-        the text of the held-out query.
-        """
-        for batch in table_batches(dataset, NODE_TABLES["query"], ["query_id", "text", "ad_ids"]):
-            rows, ads = _clicks(batch, len(self.texts["ad"]))
-            queries = hash_strings(fold(readable(batch.rows["text"])))
-            found = self._are_answers(self.texts["ad"][ads], queries[rows])
-            yield batch, rows[found], ads[found]
-
     def _are_answers(self, queries: UInt64s, ads: UInt64s) -> Booleans:
         return find(_pair_keys(queries, ads), self.answers) >= 0
 
@@ -114,81 +113,8 @@ def text_hashes(dataset: Dataset, table: str) -> UInt64s:
     for batch in table_batches(dataset, table, [schema_of(table).names[0], "text"]):
         numbers = ids(batch.rows.column(0))
         known = (numbers >= 0) & (numbers < len(hashes))
-        hashes[numbers[known]] = hash_strings(fold(readable(batch.rows["text"])))[known]
+        hashes[numbers[known]] = hash_strings(fold(batch.texts("text")))[known]
     return hashes
-
-
-def leak_findings(dataset: Dataset, num_rows: Mapping[str, int]) -> Iterator[Finding]:
-    """Warn about edges and train clicks that leak, but not in sets published beside strict ones.
-
-    Args:
-        dataset: the dataset directory.
-        num_rows: row counts of the tables to look at, which must be readable.
-
-    Raises:
-        UnreadableFileError: a file is damaged.
-    """
-    if not num_rows.keys() >= set(NODE_TABLES.values()):
-        return
-    leaks = Leaks.from_dataset(dataset, num_rows.keys())
-    advice = (
-        "training sees the answer in the graph; leave these edges out (jobs/graph.py edges does),"
-        " or call the figures as published"
-    )
-    strict = {name for name in dataset.strict_anchor_sets if f"anchors/{name}" in num_rows}
-    for table in num_rows:
-        match table.split("/"):
-            case ["edges", name, ("query" | "ad") as side] if name in strict:
-                message = "edge that joins a held-out query to its answer"
-                tally = Tally("warning", message, advice, "anchor_id")
-                ends = {side: NODE_TABLES[side], "anchor": f"anchors/{name}"}
-                for batch, found in leaks.edges(dataset, name, side):
-                    pairs = [column.take(found) for column in batch.rows.columns]
-                    _tally(
-                        tally, dataset, batch, found, dict(zip(ends.items(), pairs, strict=True))
-                    )
-                yield from tally.findings(out_of=num_rows[table])
-    yield from _reversed_clicks(dataset, leaks)
-
-
-def _reversed_clicks(dataset: Dataset, leaks: Leaks) -> list[Finding]:
-    advice = "the answer can be learnt from it; leave these clicks out of the train split"
-    message = "train click that is a held-out click reversed"
-    tally = Tally("warning", message, advice, "ad_ids")
-    num_clicks = 0
-    for batch, rows, ads in leaks.clicks(dataset):
-        num_clicks += len(batch.rows["ad_ids"].flatten())
-        query_ids = batch.rows["query_id"].take(rows)
-        ends = {("query", NODE_TABLES["query"]): query_ids, ("ad", "ads"): pa.array(ads)}
-        _tally(tally, dataset, batch, rows, ends)
-    return tally.findings(out_of=num_clicks)
-
-
-def _tally(
-    tally: Tally,
-    dataset: Dataset,
-    batch: RowBatch,
-    rows: Int64s,
-    ends: Mapping[tuple[str, str], pa.Array],
-) -> None:
-    """Count pairs found in ``rows`` (n,) of a batch; spell out the first by their texts.
-
-    ``ends`` are the ids (n,) of both ends, by what an end is and its table.
-    """
-    room = MAX_EXAMPLES if tally.count < MAX_EXAMPLES and len(rows) else 0
-    texts = {what: _texts(dataset, table, found[:room]) for (what, table), found in ends.items()}
-    tally.add(batch.file, batch.first_row + rows, pa.table(texts).to_struct_array())
-
-
-def _texts(dataset: Dataset, table: str, numbers: pa.Array) -> pa.Array:
-    """Return the texts (n,) of the rows with ids ``numbers`` (n,)."""
-    if not len(numbers):
-        return pa.array([], pa.string())
-    found: dict[int, str] = {}
-    for batch in table_batches(dataset, table, [schema_of(table).names[0], "text"]):
-        rows = batch.rows.filter(pc.is_in(batch.rows.column(0), numbers))
-        found.update(zip(rows[0].to_pylist(), readable(rows[1]).to_pylist(), strict=True))
-    return pa.array([found.get(number) for number in numbers.to_pylist()], pa.string())
 
 
 def _clicks(batch: RowBatch, num_ads: int) -> tuple[Int64s, Int64s]:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ramen_ray.config import DEFAULT_EXPERIMENT
+from ramen_ray.data.checks import check
 from ramen_ray.data.description.content import Description, TokenLengths
 from ramen_ray.data.description.degrees import count_clicks, count_edges
 from ramen_ray.data.description.distribution import Distribution
@@ -21,7 +22,6 @@ from ramen_ray.data.description.samples import sample_queries, sample_texts
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tasks import runner_for
-from ramen_ray.data.validation import check
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, count_tokens
@@ -50,7 +50,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         EncoderError: there is no such encoder.
     """
     logger.info("checking %s", dataset.path)
-    check(dataset, in_tasks)
+    check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
     logger.info("counting clicks, edges and tokens of %s", dataset.path)
     tables = [

@@ -20,6 +20,7 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 
+from ramen_ray.data.checks import check
 from ramen_ray.data.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -47,7 +48,6 @@ from ramen_ray.data.graphs.sessions import (
 )
 from ramen_ray.data.sources import Piece, find_pieces, read_piece
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.validation import check
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks
@@ -76,7 +76,7 @@ def add_co_session(
     dataset = Dataset(dataset_path)
     for name in (settings.query_set, settings.ad_set):
         check_name(dataset, name, replace)
-    check(dataset, in_tasks)
+    check(dataset)
     pieces = _find_pieces(log)
     made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
     start_ray()

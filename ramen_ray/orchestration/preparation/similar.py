@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.checks import check
 from ramen_ray.data.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -28,12 +29,11 @@ from ramen_ray.data.graphs.anchor_sets import (
 )
 from ramen_ray.data.graphs.edge_joining import join_edges
 from ramen_ray.data.graphs.text_edges import DistinctTexts, Neighbours, stage_node_edges
+from ramen_ray.data.leaks import NODE_TABLES
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.tasks import RunTasks, runner_for
-from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import NODE_TABLES
 from ramen_ray.method.graph.similar import (
     SimilarSettings,
     load_similarity_encoder,
@@ -87,7 +87,7 @@ def add_similar(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    check(dataset, in_tasks)
+    check(dataset)
     run = runner_for(dataset.total_rows, in_tasks)
     with (
         folder_beside(dataset, name) as folder,

@@ -9,8 +9,8 @@ from support import NUM_CPUS
 
 from ramen_ray.data import tasks as running
 from ramen_ray.data import validation
+from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.validation import validate
 from ramen_ray.orchestration.cluster.tasks import TASKS_PER_CPU, in_tasks
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ramen_ray.data.checks.reading import READ_ERRORS, unreadable
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.dataset import Dataset, optional_tables, required_tables
 from ramen_ray.data.store.schemas import ZERO_SHOT, optional_fields, schema_of
-from ramen_ray.data.validation.batches import READ_ERRORS, unreadable
 from ramen_ray.naming import naming_fault
 
 _NEEDED_BY = {
