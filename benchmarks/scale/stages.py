@@ -130,12 +130,11 @@ def edges(folder: Path) -> Stage:
 def validate(folder: Path) -> Stage:
     """Validate the dataset directory."""
     from ramen_ray.data.checks import validate
-    from ramen_ray.orchestration.cluster.tasks import in_tasks
 
     dataset = Dataset(folder / "dataset")
 
     def run() -> int:
-        validate(dataset, in_tasks)
+        validate(dataset)
         return _num_rows(dataset, dataset.tables)
 
     return run
@@ -143,7 +142,7 @@ def validate(folder: Path) -> Stage:
 
 def describe(folder: Path) -> Stage:
     """Describe the dataset directory."""
-    from ramen_ray.orchestration.preparation.description import describe
+    from ramen_ray.reports.description import describe
 
     dataset = Dataset(folder / "dataset")
 

@@ -133,8 +133,8 @@ class Tables:
             return pa.schema(list(of_format)[:2])
         fields = [of_format.field(name) for name in of_format.names if name != "text"]
         if "warning" in self._severities:
-            texts = [name for name in ("text", "source_id") if name in columns]
-            texts += ["folded"] if "text" in columns else []
+            texts = ["text", "folded"] if "text" in columns else []
+            texts += [name for name in columns if name == "source_id"]
             fields += [pa.field(name, pa.string()) for name in texts]
         return pa.schema(fields)
 

@@ -1,6 +1,6 @@
 """Rules that a row breaks by itself, looked for batch by batch."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 Hits = tuple[Int64s, pa.Array]
 """Row numbers within the batch (n,), and the bad values (n,) of these rows."""
 Find = Callable[[RowBatch], Hits]
-Severities = Collection[Severity]
+Severities = tuple[Severity, ...]
 
 TRAIN = "queries/train"
 NULLABLE = ("source_id", "of")

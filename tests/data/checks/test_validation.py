@@ -880,7 +880,7 @@ def test_all_that_is_wrong_is_reported_together(copied: Path):
 @given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
 def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
     rows = pa.record_batch({"ad_id": ids, "text": ["a"] * len(ids)})
-    checks = RowChecks("ads", ["ad_id", "text"], {"ads": 40}, ["error"])
+    checks = RowChecks("ads", ["ad_id", "text"], {"ads": 40}, ("error",))
     assert len(list(checks.apply([RowBatch(Path("ads.parquet"), 100, rows)]))) == 1
     found = checks.findings()
     outside = [(100 + row, number) for row, number in enumerate(ids) if not 0 <= number < 40]
