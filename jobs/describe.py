@@ -13,11 +13,11 @@ import tyro
 from rich.console import Console
 
 from ramen_ray.command_line import parse_settings, run_job
-from ramen_ray.config import Section
+from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.preparation.description import describe, log_description
 from ramen_ray.presets import MINILM
 from ramen_ray.reports.dataset import dataset_note, dataset_tables
+from ramen_ray.reports.description import describe, log_description
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
 
@@ -53,7 +53,7 @@ def main() -> None:
     write_page(page, dataset.name, dataset_note(description), tables)
     print(f"page:    {page}")
     if settings.mlflow:
-        run = log_description(description, page, settings.output)
+        run = log_description(description, page, DEFAULT_EXPERIMENT, settings.output)
         print(f"run:     {run.id}")
         print(f"look at: {ui_command(run.uri)}")
 

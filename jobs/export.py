@@ -12,10 +12,9 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
+from ramen_ray.data.checks import check
 from ramen_ray.data.importers.xc.exporting import export_xc
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.validation import check
-from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 
 class ExportSettings(Section):
@@ -31,7 +30,7 @@ def main() -> None:
     """Check the dataset directory and write it."""
     settings = parse_settings(ExportSettings, __doc__)
     dataset = Dataset(settings.dataset)
-    check(dataset, in_tasks)
+    check(dataset)
     export_xc(dataset, settings.output)
     print(f"wrote {settings.output}")
 

@@ -3,7 +3,8 @@ r"""Import data into a dataset directory.
 Examples:
     python jobs/ingest.py tables --clicks clicks.csv --output datasets/mine
     python jobs/ingest.py tables --clicks 'clicks/*.parquet' --columns.clicks-weight count \
-        --queries queries.jsonl --ads ads.csv --columns.ad-text title description --output datasets/mine
+        --queries queries.jsonl --ads ads.csv --columns.ad-text title description \
+        --output datasets/mine
     python jobs/ingest.py tables --clicks s3://bucket/clicks --columns.clicks-time day \
         --splits.validation-from 2026-09-01 --splits.test-from 2026-09-08 --output datasets/mine
     python jobs/ingest.py tables --clicks clicks.csv --query-edges links links.csv \

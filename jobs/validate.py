@@ -9,10 +9,8 @@ if there is no dataset directory.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import tyro
 from rich.console import Console
@@ -20,10 +18,9 @@ from rich.table import Column, Table
 
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
+from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tasks import Task
-from ramen_ray.data.validation import validate
-from ramen_ray.data.validation.structure import inspect_structure
 
 
 class ValidateSettings(Section):
@@ -40,7 +37,7 @@ def main() -> int:
     settings = parse_settings(ValidateSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with Console(stderr=True).status("reading") as status:
-        findings = validate(dataset, _in_tasks, lambda stage: status.update(f"checking {stage}"))
+        findings = validate(dataset, lambda table: status.update(f"checking {table}"))
     counts = Table("table", Column("rows", justify="right"))
     for table, rows in inspect_structure(dataset).num_rows.items():
         counts.add_row(table, f"{rows:,}")
@@ -52,12 +49,6 @@ def main() -> int:
     if settings.json_file is not None:
         write_json(settings.json_file, [asdict(finding) for finding in findings])
     return 1 if errors else 0
-
-
-def _in_tasks(tasks: Sequence[Task]) -> list[Any]:
-    from ramen_ray.orchestration.cluster.tasks import in_tasks  # small datasets do without Ray
-
-    return in_tasks(tasks)
 
 
 if __name__ == "__main__":

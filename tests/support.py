@@ -18,8 +18,10 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from ramen_ray.data.checks import check, validate
+from ramen_ray.data.checks.structure import check_structure, read_tables
 from ramen_ray.data.description.statistics import dataset_statistics
-from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
@@ -34,10 +36,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables import loading
 from ramen_ray.data.tables.importing import import_tables
 from ramen_ray.data.tables.settings import UserTables
-from ramen_ray.data.validation import validate
-from ramen_ray.data.validation.batches import table_batches
-from ramen_ray.data.validation.row_checks import row_findings
-from ramen_ray.data.validation.structure import check_structure, read_tables
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
@@ -177,12 +175,11 @@ def prepare_in_process(
     from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 
     num_rows = check_structure(dataset)
+    check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(pretrained), max_length, add_special_tokens)
     text_tables, edge_tables = [], []
     for table in read_tables(dataset):
         rows = dataset.read(table)
-        found = row_findings(table, table_batches(dataset, table), num_rows)
-        raise_errors(str(dataset.path), found)
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
         elif table not in ID_TABLES:

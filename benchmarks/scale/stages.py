@@ -90,8 +90,8 @@ def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
 
 def clicks(folder: Path) -> Stage:
     """Import queries, ads and clicks."""
-    from ramen_ray.data.importers.tables.settings import UserTables
-    from ramen_ray.orchestration.preparation.tables import import_tables
+    from ramen_ray.data.tables.importing import import_tables
+    from ramen_ray.data.tables.settings import UserTables
 
     source = folder / "source"
     tables = UserTables(str(source / "clicks"), str(source / "query"), str(source / "ad"))
@@ -126,13 +126,12 @@ def edges(folder: Path) -> Stage:
 
 def validate(folder: Path) -> Stage:
     """Validate the dataset directory."""
-    from ramen_ray.data.validation import validate
-    from ramen_ray.orchestration.cluster.tasks import in_tasks
+    from ramen_ray.data.checks import validate
 
     dataset = Dataset(folder / "dataset")
 
     def run() -> int:
-        validate(dataset, in_tasks)
+        validate(dataset)
         return _num_rows(dataset, dataset.tables)
 
     return run
@@ -140,7 +139,7 @@ def validate(folder: Path) -> Stage:
 
 def describe(folder: Path) -> Stage:
     """Describe the dataset directory."""
-    from ramen_ray.orchestration.preparation.description import describe
+    from ramen_ray.reports.description import describe
 
     dataset = Dataset(folder / "dataset")
 

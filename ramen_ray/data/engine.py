@@ -112,6 +112,12 @@ def text_literal(text: str) -> str:
     return f"'{doubled}'"
 
 
+def name_literal(name: str) -> str:
+    """Write the name of a table or a column as SQL does."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
 def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
     try:
         connection.execute(f"SET memory_limit = {text_literal(limit)}")

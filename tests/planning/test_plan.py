@@ -489,7 +489,7 @@ def test_sizes_are_those_of_the_code() -> None:
     from ramen_ray.orchestration import search
     from ramen_ray.orchestration.background import task
     from ramen_ray.orchestration.cluster import resources
-    from ramen_ray.orchestration.preparation import description
+    from ramen_ray.reports import description
 
     assert training_stages.GPU_OF_TASK == resources.GPU_SHARE
     assert training_stages.RESULTS == task.NUM_KEPT

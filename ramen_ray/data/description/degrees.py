@@ -1,6 +1,6 @@
 """Count the clicks and edges of every query, ad and anchor, as a stream without texts.
 
-The dataset must be free of errors (:func:`ramen_ray.data.validation.check`).
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
 """
 
 from dataclasses import dataclass

@@ -4,12 +4,14 @@ A graph helps where it ties queries to the ads that are clicked for them. Held-o
 edges, so this is measured on train clicks: how often does a query share an anchor with its ad, and
 how often with an ad that was clicked for another query?
 
-The dataset must be free of errors (:func:`ramen_ray.data.validation.check`). Tables are read as
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`). Tables are read as
 streams; memory holds a sample of the clicks, and the edges of its queries and ads.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import pyarrow.compute as pc
@@ -17,17 +19,17 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.engine import count, engine, files_of, run
+from ramen_ray.data.leaks import NODE_TABLES, find_answers, find_leaks, texts_of
 from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation.leaks import Leaks
 
 NUM_SHUFFLES = 10
 MAX_CLICKS = 200_000
 """If there are more train clicks, this many are used, chosen by their hash."""
 CLICKS_AT_ONCE = 1 << 16
-NODE_TABLES = {"query": "queries/train", "ad": "ads"}
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 
@@ -115,7 +117,7 @@ def graph_signals(
     query_ids, query_rows = np.unique(queries, return_inverse=True)
     ad_ids, ad_rows = np.unique(ads, return_inverse=True)
     unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
-    leaks = Leaks.from_dataset(dataset)
+    leaks = count_leaks(dataset)
     signals = {}
     for name in dataset.anchor_sets:
         of_query = read_edges(dataset, name, "query", query_ids)
@@ -129,7 +131,7 @@ def graph_signals(
             shared_anchors(of_query, of_ad, query_rows, ad_rows),
             shared_anchors(of_query, of_ad, query_rows[wordless], ad_rows[wordless]),
             int(per_query.sum() + per_ad.sum()),
-            _count_leaks(dataset, name, leaks),
+            leaks[name],
         )
     return signals
 
@@ -204,9 +206,30 @@ def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> c
     return _ones(rows, anchors, shape)
 
 
-def _count_leaks(dataset: Dataset, anchor_set: str, leaks: Leaks) -> int:
-    sides = [side for side in NODE_TABLES if dataset.has(f"edges/{anchor_set}/{side}")]
-    return sum(len(found) for side in sides for _, found in leaks.edges(dataset, anchor_set, side))
+def count_leaks(dataset: Dataset) -> dict[str, int]:
+    """Count the edges of each anchor set that join a held-out query to its answer."""
+    in_answers = "SELECT query FROM answers UNION SELECT ad FROM answers"
+    counts = dict.fromkeys(dataset.anchor_sets, 0)
+    with engine(Path(gettempdir())) as connection:
+        find_answers(connection, dataset)
+        for side, table in NODE_TABLES.items():
+            ends = f"SELECT * FROM ({texts_of(dataset, table)}) WHERE fold(text) IN ({in_answers})"
+            run(connection, f"reading {table}", f"CREATE TABLE ends AS {ends}")
+            for name in dataset.anchor_sets:
+                edges = f"edges/{name}/{side}"
+                if dataset.has(edges):
+                    anchors = texts_of(dataset, f"anchors/{name}")
+                    find_leaks(connection, "leaks", "SELECT * FROM ends", anchors)
+                    counts[name] += count(
+                        connection,
+                        f"""
+                        SELECT count(*) FROM {files_of(dataset, edges)} AS edge
+                        JOIN leaks ON edge.{side}_id = node AND edge.anchor_id = anchor
+                        """,
+                    )
+                    connection.execute("DROP TABLE leaks")
+            connection.execute("DROP TABLE ends")
+    return counts
 
 
 def _count_shared(query_edges: csr_array, ad_edges: csr_array, queries: Int64s, ads: Int64s) -> int:

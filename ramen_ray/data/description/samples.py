@@ -1,6 +1,6 @@
 """A few rows of a dataset as text: seeded samples, and the texts of given ids.
 
-The dataset must be free of errors (:func:`ramen_ray.data.validation.check`).
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
 """
 
 from collections.abc import Iterable

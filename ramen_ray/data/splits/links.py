@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.data.validation import check
-from ramen_ray.data.validation.leaks import text_hashes
+from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
@@ -57,17 +57,32 @@ def make_link_dataset(
     made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
-    anchors = np.concatenate([text_hashes(parent, f"anchors/{name}") for name in anchor_sets])
+    texts = _text_numbers(parent, [TRAIN, "queries/test", *_anchor_tables(anchor_sets)])
+    anchors = np.concatenate([texts[table] for table in _anchor_tables(anchor_sets)])
     rows, found = edges.gather(np.arange(edges.num_rows))
-    links_own_text = bool((text_hashes(parent, TRAIN)[rows] == anchors[found]).any())
+    links_own_text = bool((texts[TRAIN][rows] == anchors[found]).any())
     with new_dataset(output, **named, **kept) as writer:
         writer.write("ads", _ads(parent, anchor_sets))
         for split, part in splits.items():
             writer.write(f"queries/{split}", _queries(parent, part))
             if split != "train" and not links_own_text:
-                texts = text_hashes(parent, part.table)[part.chosen]
-                _write_filters(writer, split, texts, anchors)
+                _write_filters(writer, split, texts[part.table][part.chosen], anchors)
     return Dataset(output)
+
+
+def _anchor_tables(anchor_sets: Sequence[str]) -> list[str]:
+    return [f"anchors/{name}" for name in anchor_sets]
+
+
+def _text_numbers(parent: Dataset, tables: Sequence[str]) -> dict[str, UInt64s]:
+    """Number the texts (rows,) of tables, in the order of ids: folded texts have one if equal."""
+    folded = []
+    for table in tables:
+        rows = pa.Table.from_batches(parent.in_order(table))
+        folded.append(fold(rows["text"].combine_chunks()))
+    numbers = pa.concat_arrays(folded).dictionary_encode().indices.to_numpy().astype(np.uint64)
+    ends = np.cumsum([len(texts) for texts in folded])[:-1]
+    return dict(zip(tables, np.split(numbers, ends), strict=True))
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.data.validation import check
 from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, vstack
 
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.checks import check
+from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, new_dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.validation import check
-from ramen_ray.data.validation.structure import read_tables
 from ramen_ray.naming import joined_name
 
 TRAIN = "queries/train"

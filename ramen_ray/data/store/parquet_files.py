@@ -42,10 +42,7 @@ def open_parquet(
         parquet = pq.ParquetFile(opened or file, filesystem=filesystem)
     except Exception as error:  # code of other libraries reads the parameters of their types
         raise DatasetError(f"{file} cannot be read as parquet: {first_line_of(error)}") from error
-    refused = {
-        name: kind for name, kind in _extensions(parquet.schema_arrow) if kind not in PLAIN_TYPES
-    }
-    if refused:
+    if refused := refused_columns(parquet.schema_arrow):
         parquet.close()
         columns = ", ".join(f"{name!r} ({kind})" for name, kind in refused.items())
         raise DatasetError(
@@ -59,6 +56,11 @@ def read_footer(file: Path) -> pq.FileMetaData:
     """Return what a parquet file's footer says of its rows; see :func:`open_parquet`."""
     with open_parquet(file) as parquet:
         return parquet.metadata
+
+
+def refused_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return the extension types that may run code, by dotted name of the column."""
+    return {name: kind for name, kind in _extensions(schema) if kind not in PLAIN_TYPES}
 
 
 def _extensions(fields: Iterable[pa.Field], within: str = "") -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from duckdb import DuckDBPyConnection
 
+from ramen_ray.data.checks import check
 from ramen_ray.data.engine import count, engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
@@ -29,7 +30,6 @@ from ramen_ray.data.tables.nodes import (
     named,
     node_names,
 )
-from ramen_ray.data.validation import check
 
 SIDES = ("query", "ad")
 NODES = {"query": "queries", "ad": "ads"}

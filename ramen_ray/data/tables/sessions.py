@@ -9,6 +9,7 @@ from typing import Any
 
 from duckdb import DuckDBPyConnection
 
+from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.anchor_sets import (
@@ -25,7 +26,6 @@ from ramen_ray.data.tables.nodes import node_names
 from ramen_ray.data.tables.session_events import create_events
 from ramen_ray.data.tables.session_pairs import create_edges
 from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.validation import check
 
 
 def add_co_session(

@@ -1,8 +1,8 @@
 """The data pipeline: with Ray Data, turn a dataset directory into memory-mapped arrays, once.
 
-Two streaming executions (texts, edges) read the parquet files, check and tokenise their rows, sort
-them by table and key, and write parts, which a task then joins. The sort also shuffles the train
-queries globally, with their clicks and edges. Rows never pass through the driver.
+The dataset directory is checked first. Two streaming executions (texts, edges) then read the
+parquet files, tokenise their rows, sort them by table and key, and write parts, which a task joins.
+The sort also shuffles the train queries globally, with their clicks and edges.
 """
 
 import hashlib
@@ -19,6 +19,8 @@ import ray
 import ray.data
 from filelock import FileLock
 
+from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
@@ -33,21 +35,16 @@ from ramen_ray.data.prepared.stages import (
 )
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import Dataset, new_folder
-from ramen_ray.data.store.parquet_files import read_footer
-from ramen_ray.data.tasks import runner_for
-from ramen_ray.data.validation.batches import read_batches, table_batches
-from ramen_ray.data.validation.cross_checks import cross_findings
-from ramen_ray.data.validation.row_checks import row_findings
-from ramen_ray.data.validation.structure import inspect_structure, read_tables
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
-from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 logger = logging.getLogger(__name__)
 
 PREPARED_VERSION = 8
 GROUPS_PER_TASK = 4
+ROWS_PER_BATCH = 16_384
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"
 
@@ -69,10 +66,10 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     with FileLock(cache / f".{target.name}.lock"):
         if not is_intact(target, "the dataset is prepared again"):
             with new_folder(target) as aside, user_errors():
-                _prepare_into(aside, dataset, tokenizer, structure.num_rows)
+                _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)
-    cross = [Finding(**finding) for finding in prepared.metadata["findings"]]
-    _log_warnings(dataset, structure.findings + cross)
+    of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
+    _log_warnings(dataset, structure.findings + of_content)
     return prepared
 
 
@@ -84,29 +81,25 @@ def prepared_folder(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> 
 
 
 def _prepare_into(
-    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, num_rows: dict[str, int]
+    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, structure: Structure
 ) -> None:
+    findings = [found for found in validate(dataset) if found not in structure.findings]
+    raise_errors(dataset, findings)
     tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    run = runner_for(sum(num_rows.values()), in_tasks)
-    check = task_of(cross_findings).remote(dataset, num_rows, run)
     to_text_rows = partial(text_rows, tokenize=tokenizer)
-    parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder, num_rows)]
+    parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder)]
     if edges:
         keys = ["table", "key", "anchor_id"]
-        parts.append(_run(dataset, edges, edge_rows, keys, folder, num_rows))
-    findings = ray.get(check)
-    raise_errors(dataset, findings)
+        parts.append(_run(dataset, edges, edge_rows, keys, folder))
     join = task_of(join_parts)
-    ray.get(join.remote(pa.concat_tables(parts), folder, num_rows, tokenizer.vocab_size))
+    rows = structure.num_rows
+    ray.get(join.remote(pa.concat_tables(parts), folder, rows, tokenizer.vocab_size))
     for aside in (PARTS, ATTEMPTS):
         shutil.rmtree(folder / aside)
     statistics = task_of(dataset_statistics)
     for table in ID_TABLES:
-        if dataset.has(table):
-            batches = table_batches(dataset, table)
-            raise_errors(dataset, row_findings(table, batches, num_rows))
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
         "name": dataset.name,
@@ -124,9 +117,8 @@ def _run(
     to_rows: Callable[[str, pa.Table], pa.Table],
     sort_keys: list[str],
     folder: Path,
-    num_rows: dict[str, int],
 ) -> pa.Table:
-    """Stream ``tables`` through read, check, ``to_rows``, sort and write; returns a list of parts.
+    """Stream ``tables`` through read, ``to_rows``, sort and write; returns a list of parts.
 
     The unit of reading is a parquet row group of any table. So one execution serves all tables,
     which matters because starting one takes seconds.
@@ -140,8 +132,8 @@ def _run(
     num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
     ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
     rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
-        _read_checked,
-        fn_args=(str(dataset.path), to_rows, num_rows, folder / ATTEMPTS),
+        _read,
+        fn_args=(str(dataset.path), to_rows, folder / ATTEMPTS),
         batch_format="pyarrow",
         batch_size=1,
     )
@@ -155,21 +147,18 @@ def _run(
     return pa.Table.from_pylist(parts.take_all(), schema=PART_SCHEMA)
 
 
-def _read_checked(
-    group: pa.Table,
-    dataset: str,
-    to_rows: Callable[[str, pa.Table], pa.Table],
-    num_rows: dict[str, int],
-    attempts: Path,
+def _read(
+    group: pa.Table, dataset: str, to_rows: Callable[[str, pa.Table], pa.Table], attempts: Path
 ) -> Iterator[pa.Table]:
     (item,) = group.to_pylist()
     table, file, row_group = item["table"], item["file"], item["row_group"]
-    opened = Dataset(dataset)
-    columns = opened.schema(table).names
-    with limited_attempts(attempts, f"{file}, row group {row_group}"):
-        for batch in read_batches(opened, Path(file), columns, row_group):
-            raise_errors(opened, row_findings(table, [batch], num_rows))
-            yield to_rows(table, pa.Table.from_batches([batch.rows]))
+    columns = Dataset(dataset).schema(table).names
+    with (
+        limited_attempts(attempts, f"{file}, row group {row_group}"),
+        open_parquet(file) as parquet,
+    ):
+        for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=[row_group], columns=columns):
+            yield to_rows(table, pa.Table.from_batches([rows.select(columns)]))
 
 
 def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
@@ -31,7 +32,6 @@ from ramen_ray.data.tables.anchor_sets import (
 )
 from ramen_ray.data.tables.text_edges import DistinctTexts, Neighbours, write_text_edges
 from ramen_ray.data.tasks import RunTasks, runner_for
-from ramen_ray.data.validation import check
 from ramen_ray.method.graph.similar import (
     SimilarSettings,
     load_similarity_encoder,
@@ -85,7 +85,7 @@ def add_similar(
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
-    check(dataset, in_tasks)
+    check(dataset)
     run = runner_for(dataset.total_rows, in_tasks)
     with (
         folder_beside(dataset, name) as folder,

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
+from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.model.pretrained import load_config
 from ramen_ray.method.model.texts import TextTokenizer

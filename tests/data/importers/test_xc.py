@@ -18,13 +18,13 @@ from support import node_edges, query_table, text_table
 
 from jobs import export, ingest
 from ramen_ray.command_line import run_job
+from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.importers.xc import lines
 from ramen_ray.data.importers.xc.exporting import export_xc
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.importers.xc.matrices import read_matrix, write_matrix
 from ramen_ray.data.importers.xc.texts import TextFile
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.validation.structure import check_structure
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
 HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)

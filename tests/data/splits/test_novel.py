@@ -16,12 +16,12 @@ from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query
 
 from jobs import ingest
 from ramen_ray.command_line import run_job
+from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.predictions import write_predictions
-from ramen_ray.data.validation import validate
-from ramen_ray.data.validation.structure import check_structure
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import KS, Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder

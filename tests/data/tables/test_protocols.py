@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
+from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
 from ramen_ray.data.tables.sessions import add_co_session
-from ramen_ray.data.validation import validate
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.preparation.similar import add_similar
 

@@ -20,9 +20,10 @@ from support import import_in_process, text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.importers.tables.settings import UserTables
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.tables.importing import import_tables
+from ramen_ray.data.tables.settings import UserTables
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration import search as searching
@@ -30,7 +31,6 @@ from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.preparation.tables import import_tables
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards

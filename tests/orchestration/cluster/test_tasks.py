@@ -7,24 +7,12 @@ from pathlib import Path
 import pytest
 from support import NUM_CPUS
 
-from ramen_ray.data import tasks as running
-from ramen_ray.data import validation
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.validation import validate
 from ramen_ray.orchestration.cluster.tasks import TASKS_PER_CPU, in_tasks
 
 
 def test_results_come_in_the_order_of_the_tasks(cluster: None) -> None:
     assert in_tasks([partial(pow, 2, n) for n in range(12)]) == [2**n for n in range(12)]
-
-
-def test_the_checks_of_a_large_dataset_run_on_the_cluster(
-    cluster: None, dataset_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = validate(Dataset(dataset_path))
-    monkeypatch.setattr(running, "ROWS_HERE", 0)
-    monkeypatch.setattr(validation, "row_findings", None)  # of this process, not of those tasks
-    assert validate(Dataset(dataset_path), in_tasks) == expected
 
 
 def test_after_an_error_only_tasks_that_were_sent_before_run(cluster: None, tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ramen_ray.data.checks.reading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.dataset import Dataset, optional_tables, required_tables
+from ramen_ray.data.store.parquet_files import refused_columns
 from ramen_ray.data.store.schemas import ZERO_SHOT, optional_fields, schema_of
-from ramen_ray.data.validation.batches import READ_ERRORS, unreadable
 from ramen_ray.naming import naming_fault
 
 _NEEDED_BY = {
@@ -79,10 +80,10 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
     for path in dataset.files(table):
         file = str(path.relative_to(dataset.path))
         try:
-            parquet = pq.ParquetFile(path)
-            schemas[file] = parquet.schema_arrow
-            count += parquet.metadata.num_rows
-        except READ_ERRORS as error:
+            with pq.ParquetFile(path) as parquet:
+                schemas[file] = parquet.schema_arrow
+                count += parquet.metadata.num_rows
+        except Exception as error:  # code of other libraries reads the parameters of their types
             findings.append(unreadable(file, error))
     present = {name for schema in schemas.values() for name in schema.names}
     optional = [field for field in optional_fields(table) if field.name in present]
@@ -109,6 +110,10 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
 
 def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> list[Finding]:
     findings = []
+    for name, kind in refused_columns(found).items():
+        message = f"the column is of the type {kind}, whose values may run code"
+        advice = "leave it out, or write it as plain values"
+        findings.append(Finding("error", file, message, advice, column=name))
     for field in expected:
         types = [column.type for column in found if column.name == field.name]
         if not types:

@@ -1,11 +1,9 @@
-"""Describe a dataset directory: compute its figures, write the page, log both in MLflow."""
+"""Describe a dataset directory: compute its figures, and log them with their page in MLflow."""
 
 import logging
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from ramen_ray.config import DEFAULT_EXPERIMENT
+from ramen_ray.data.checks import check
 from ramen_ray.data.description.content import Description, TokenLengths
 from ramen_ray.data.description.degrees import count_clicks, count_edges
 from ramen_ray.data.description.distribution import Distribution
@@ -20,12 +18,9 @@ from ramen_ray.data.description.graph_signal import graph_signals
 from ramen_ray.data.description.samples import sample_queries, sample_texts
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tasks import runner_for
-from ramen_ray.data.validation import check
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, count_tokens
-from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SEED = 0
@@ -38,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
-    """Compute the description of ``dataset``, a large one's in tasks; texts are read as a stream.
+    """Compute the description of ``dataset``, whose tables are read as streams.
 
     Args:
         dataset: the dataset directory.
@@ -50,29 +45,17 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         EncoderError: there is no such encoder.
     """
     logger.info("checking %s", dataset.path)
-    check(dataset, in_tasks)
+    check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
     logger.info("counting clicks, edges and tokens of %s", dataset.path)
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+    groups = popularity_groups(clicks["train"].per_ad)
     tables = [
         *(f"queries/{split}" for split in dataset.splits),
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
-    run = runner_for(dataset.total_rows, in_tasks)
-    description, *tokens = run(
-        [
-            partial(_all_but_tokens, dataset, encoder, max_length),
-            *(partial(_count_tokens, dataset, table, tokenizer) for table in tables),
-        ]
-    )
-    return replace(description, tokens=dict(zip(tables, tokens, strict=True)))
-
-
-def _all_but_tokens(dataset: Dataset, encoder: str, max_length: int) -> Description:
-    """Compute all of a description but the tokens' counts."""
-    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-    groups = popularity_groups(clicks["train"].per_ad)
     return Description(
         metadata=dataset.metadata,
         statistics=dataset_statistics(dataset, clicks),
@@ -81,7 +64,7 @@ def _all_but_tokens(dataset: Dataset, encoder: str, max_length: int) -> Descript
         shares=node_shares(clicks, edges),
         groups={name: popularity_group(member, clicks) for name, member in groups.items()},
         hubs={name: largest_hubs(dataset, name, ends, NUM_HUBS) for name, ends in edges.items()},
-        tokens={},
+        tokens={table: _count_tokens(dataset, table, tokenizer) for table in tables},
         max_length=max_length,
         tokenizer=encoder,
         samples=sample_queries(dataset, NUM_SAMPLES, SEED),
@@ -95,14 +78,14 @@ def _count_tokens(dataset: Dataset, table: str, tokenizer: TextTokenizer) -> Tok
     return TokenLengths(dataset.num_rows(table), lengths)
 
 
-def log_description(description: Description, page: Path, output: Path) -> Run:
-    """Log the numbers and the page as a run of their own, and return it.
+def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:
+    """Log the numbers and the page as a run of its own in ``experiment``, and return it.
 
     Raises:
         TrackingError: the MLflow store cannot be used.
     """
     name = str(description.metadata["name"])
-    run = open_run(tracking_uri(output), DEFAULT_EXPERIMENT, f"describe-{name}", output)
+    run = open_run(tracking_uri(output), experiment, f"describe-{name}", output)
     with run.closing():
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
         run.log_parameters(settings, {"dataset": name})

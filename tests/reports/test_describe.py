@@ -20,14 +20,13 @@ from transformers import AutoTokenizer
 
 from jobs import describe as job
 from ramen_ray.command_line import run_job
-from ramen_ray.data import tasks
 from ramen_ray.data.description.content import Description
 from ramen_ray.data.description.samples import sample_rows
 from ramen_ray.data.description.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.preparation import description as describing
-from ramen_ray.orchestration.preparation.description import describe
+from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset import dataset_note, dataset_tables
+from ramen_ray.reports.description import describe
 from ramen_ray.reports.page import write_page
 from ramen_ray.tracking.runs import TrackingError
 
@@ -219,22 +218,6 @@ def test_numbers_of_any_tiny_dataset_equal_loops(
     expected = _metrics_by_loops(dataset, encoder_path, MAX_LENGTH)
     assert _counted(described) == pytest.approx(expected)
     write_page(folder / "page.html", "tiny", "", dataset_tables(described))
-
-
-def test_a_large_dataset_is_described_in_tasks(
-    cluster: None,
-    description: Description,
-    dataset_path: Path,
-    encoder_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tasks, "ROWS_HERE", 0)
-    monkeypatch.setattr(describing, "graph_signals", None)  # of this process, not of those tasks
-    described = describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
-    assert described.metrics == description.metrics
-    assert [t.rows for t in dataset_tables(described)] == [
-        t.rows for t in dataset_tables(description)
-    ]
 
 
 def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Malformed dataset directories, each with the exact finding that it must give."""
 
 import json
-import pickle
 import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,15 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 
-from ramen_ray.data import tasks as running
+from ramen_ray.data.checks import reading, validate
+from ramen_ray.data.checks.reading import RowBatch
+from ramen_ray.data.checks.rows import RowChecks
+from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.tasks import Task
-from ramen_ray.data.validation import batches, validate
-from ramen_ray.data.validation.batches import RowBatch
-from ramen_ray.data.validation.cross_checks import cross_findings
-from ramen_ray.data.validation.row_checks import row_findings
-from ramen_ray.data.validation.structure import check_structure
 
 Change = Callable[[Path], Any]
 
@@ -379,14 +375,14 @@ CASES: dict[str, tuple[Change, list[str]]] = {
             "error: ads.parquet: it has 39 rows, but dataset.json says 40",
             "error: queries/validation.parquet, row 3, column 'ad_ids': id outside 0..38: 39",
             "error: queries/test.parquet, row 9, column 'ad_ids': id outside 0..38: 39",
+            "error: filters/zero_shot.parquet, row 1, column 'ad_id': id outside 0..38: 39",
+            "error: queries/zero_shot.parquet, row 2, column 'ad_ids': id outside 0..38: 39",
+            "error: novel_ads.parquet, row 3, column 'ad_id': id outside 0..38: 39",
             (
                 "error: edges/links/ad.parquet, row 80, column 'ad_id': id outside 0..38: 39, 39 "
                 "(row 81), 39 (row 82) and 1 more"
             ),
             "error: edges/topics/ad.parquet, row 35, column 'ad_id': id outside 0..38: 39",
-            "error: filters/zero_shot.parquet, row 1, column 'ad_id': id outside 0..38: 39",
-            "error: queries/zero_shot.parquet, row 2, column 'ad_ids': id outside 0..38: 39",
-            "error: novel_ads.parquet, row 3, column 'ad_id': id outside 0..38: 39",
             (
                 "warning: ads.parquet, row 38, column 'text': text that an earlier ad has (1 of "
                 "39, 2.6%): 'lathe rasp anvil small'"
@@ -652,12 +648,12 @@ CASES: dict[str, tuple[Change, list[str]]] = {
                 "click (60 of 60, 100.0%): 0, 1 (row 1), 2 (row 2) and 57 more"
             ),
             (
-                "warning: queries/train.parquet, row 59, column 'query_id': train query without a "
-                "click or an edge (1 of 60, 1.7%): 59"
-            ),
-            (
                 "warning: ads.parquet, row 0, column 'ad_id': ad without a train click (36 of 40, "
                 "90.0%): 0, 1 (row 1), 2 (row 2) and 33 more"
+            ),
+            (
+                "warning: queries/train.parquet, row 59, column 'query_id': train query without a "
+                "click or an edge (1 of 60, 1.7%): 59"
             ),
         ],
     ),
@@ -798,7 +794,7 @@ CASES: dict[str, tuple[Change, list[str]]] = {
         [
             (
                 "warning: filters/zero_shot.parquet, row 2, column 'ad_id': pair that an earlier "
-                "row has: query_id 1 ad_id 39"
+                "row has (1 of 3, 33.3%): query_id 1 ad_id 39"
             )
         ],
     ),
@@ -884,7 +880,9 @@ def test_all_that_is_wrong_is_reported_together(copied: Path):
 @given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
 def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
     rows = pa.record_batch({"ad_id": ids, "text": ["a"] * len(ids)})
-    found = row_findings("ads", [RowBatch(Path("ads.parquet"), 100, rows)], {"ads": 40})
+    checks = RowChecks("ads", ["ad_id", "text"], {"ads": 40}, ("error",))
+    assert len(list(checks.apply([RowBatch(Path("ads.parquet"), 100, rows)]))) == 1
+    found = checks.findings()
     outside = [(100 + row, number) for row, number in enumerate(ids) if not 0 <= number < 40]
     assert [finding.message for finding in found] == _expected("id outside 0..39", outside)
     assert [finding.row for finding in found] == [row for row, _ in outside[:1]]
@@ -943,9 +941,10 @@ def test_cross_table_findings_are_those_of_plain_loops(
             {"query_id": [q for q, _ in filters], "ad_id": [ad for _, ad in filters]}
         ),
     }
-    with tempfile.TemporaryDirectory() as folder, patch.object(batches, "ROWS_PER_BATCH", batch):
+    with tempfile.TemporaryDirectory() as folder, patch.object(reading, "ROWS_PER_BATCH", batch):
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
-        found = [f.message for f in cross_findings(dataset, check_structure(dataset))]
+        of_rows = ("id outside", "no ads for query_id")
+        found = [f.message for f in validate(dataset) if not f.message.startswith(of_rows)]
 
     def plain(text):
         return " ".join(text.lower().split())
@@ -964,15 +963,14 @@ def test_cross_table_findings_are_those_of_plain_loops(
     clicked = {ad for _, ad_ids in train for ad in ad_ids}
     trained = {plain(text) for text, _ in train}
     answers = {(query, ad) for query, (_, ad_ids) in enumerate(test) for ad in ad_ids}
-    known_edges = [pair if pair[0] < 12 else None for pair in edges]
-    known_filters = [q < len(test) and ad < 12 for q, ad in filters]
     expected = _expected(
         "pair that an earlier row has",
-        [(r, f"ad_id {p[0]} anchor_id {p[1]}") for r, p in again(known_edges) if p],
+        [(r, f"ad_id {ad} anchor_id {anchor}") for r, (ad, anchor) in again(edges)],
     )
     expected += _expected(
         "pair that an earlier row has",
-        [(r, f"query_id {q} ad_id {ad}") for r, (q, ad) in again(filters) if known_filters[r]],
+        [(r, f"query_id {q} ad_id {ad}") for r, (q, ad) in again(filters)],
+        len(filters),
     )
     expected += _expected(
         "text that an earlier ad has", [(r, repr(text)) for r, text in again(ads)], 12
@@ -1005,7 +1003,11 @@ def test_cross_table_findings_are_those_of_plain_loops(
         if ad < 12 and anchor < 15 and (plain(ads[ad]), plain(anchors[anchor])) in either
     ]
     expected += _expected("edge that joins a held-out query to its answer", leaks, len(edges))
-    clicks = [(r, text, ad) for r, (text, ad_ids) in enumerate(train) for ad in sorted(ad_ids)]
+    clicks = [
+        (r, text, ad)
+        for r, (text, ad_ids) in enumerate(train)
+        for ad in sorted(ad_ids, key=ads.__getitem__)
+    ]
     turned = [
         (r, f"query {text!r} ad {ads[ad]!r}")
         for r, text, ad in clicks
@@ -1113,24 +1115,6 @@ def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_o
         prepared.mkdir()
         with nullcontext() if usable else pytest.raises(DatasetError):
             prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)
-
-
-def test_checks_of_a_large_dataset_run_in_tasks(copied: Path, monkeypatch: pytest.MonkeyPatch):
-    def elsewhere(tasks: Sequence[Task]) -> list[Any]:
-        """Run tasks as other processes do, the last one first."""
-        counts.append(len(tasks))
-        return [pickle.loads(pickle.dumps(task))() for task in reversed(tasks)][::-1]
-
-    counts: list[int] = []
-    for case in ("null text", "filter pair twice", "damaged pages"):
-        CASES[case][0](copied)
-    found = validate(Dataset(copied), elsewhere)
-    assert not counts
-    monkeypatch.setattr(running, "ROWS_HERE", 0)
-    assert validate(Dataset(copied), elsewhere) == found
-    assert {finding.severity for finding in found} == {"error", "warning"}
-    assert counts[0] == len(Dataset(copied).tables)
-    assert counts[1] > counts[0]
 
 
 @settings(max_examples=60)

@@ -1,0 +1,105 @@
+"""A dataset's parquet files as a stream of batches that know their file and row numbers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.findings import Finding
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.utf8 import is_utf8
+
+ROWS_PER_BATCH = 65_536
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+class UnreadableFileError(DatasetError):
+    """A parquet file of a dataset directory is damaged; ``finding`` says which."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Some rows of a file.
+
+    Attributes:
+        file: the parquet file, relative to the dataset directory.
+        first_row: the number of the first row within the file, from 0.
+        rows: the rows.
+    """
+
+    file: Path
+    first_row: int
+    rows: pa.RecordBatch
+
+    @cached_property
+    def not_utf8(self) -> dict[str, Booleans]:
+        """By column of texts: flags (n,) those whose bytes are not UTF-8, as parquet may have."""
+        fields = filter(lambda field: pa.types.is_string(field.type), self.rows.schema)
+        return {field.name: _not_utf8(self.rows[field.name]) for field in fields}
+
+    def texts(self, column: str) -> pa.Array:
+        """Return texts (n,) with null in place of those whose bytes are not UTF-8."""
+        broken = self.not_utf8[column]
+        if not broken.any():
+            return self.rows[column]
+        return pc.if_else(pa.array(broken), pa.scalar(None, pa.string()), self.rows[column])
+
+
+def read_batches(dataset: Dataset, table: str) -> Iterator[RowBatch]:
+    """Stream the columns of a table that the format defines, file by file.
+
+    Raises:
+        UnreadableFileError: a file is not parquet, or damaged.
+    """
+    columns = dataset.schema(table).names
+    for path in dataset.files(table):
+        file = path.relative_to(dataset.path)
+        row = 0
+        try:
+            with open_parquet(path) as parquet:
+                for rows in parquet.iter_batches(ROWS_PER_BATCH, columns=columns):
+                    yield RowBatch(file, row, rows.select(columns))
+                    row += len(rows)
+                expected = parquet.metadata.num_rows
+        except (*READ_ERRORS, DatasetError) as error:
+            raise UnreadableFileError(unreadable(file, error)) from error
+        if row != expected:
+            why = "its number of rows differs from its footer"
+            raise UnreadableFileError(unreadable(file, why))
+
+
+def unreadable(file: str | Path, why: object) -> Finding:
+    """Return the finding that ``file`` cannot be read."""
+    return Finding(
+        "error",
+        str(file),
+        f"not a readable parquet file: {' '.join(str(why).split())}",
+        "it is damaged or incomplete; copy or write it again",
+    )
+
+
+def positions(flags: Any) -> Int64s:
+    """Return where ``flags`` (n,), a mask of Arrow or numpy, is true; null is false."""
+    if isinstance(flags, pa.Array):
+        flags = pc.fill_null(flags, False)
+    return np.flatnonzero(np.asarray(flags))
+
+
+def _not_utf8(texts: pa.Array) -> Booleans:
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        contents = texts.cast(pa.binary()).to_pylist()
+        return np.array([not is_utf8(content or b"") for content in contents])
+    return np.zeros(len(texts), dtype=np.bool_)

@@ -1,0 +1,274 @@
+"""Rules that a row breaks by itself, looked for batch by batch."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.checks.reading import RowBatch, positions
+from ramen_ray.data.findings import Finding, Severity, Tally
+from ramen_ray.data.store.lists import list_entries
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+
+Hits = tuple[Int64s, pa.Array]
+"""Row numbers within the batch (n,), and the bad values (n,) of these rows."""
+Find = Callable[[RowBatch], Hits]
+Severities = tuple[Severity, ...]
+
+TRAIN = "queries/train"
+NULLABLE = ("source_id", "of")
+TEXTS = ("text", "source_id", "name", "of")
+_INVISIBLE = r"^[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*$"  # zero-width and other formatting characters
+_DAMAGE = (
+    r"\x{FFFD}|\x{FEFF}"  # replacement character, byte order mark
+    r"|[ÃÂ][\x{80}-\x{BF}ŒœŠšŸŽžƒ]|â€"  # UTF-8 that was read as Latin-1 or Windows-1252
+    r"|[\x00-\x08\x0E-\x1F\x7F-\x{9F}]"  # control characters
+)
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """What is wrong with some rows of a table, and how to find them in a batch."""
+
+    severity: Severity
+    column: str
+    message: str
+    advice: str
+    find: Find
+
+
+class RowChecks:
+    """Applies the rules of one table to its batches as they pass.
+
+    Attributes:
+        ascends: whether every row's key, an id or the ids of an edge, was above the one before.
+    """
+
+    def __init__(
+        self, table: str, columns: list[str], num_rows: dict[str, int], severities: Severities
+    ) -> None:
+        """Choose the rules.
+
+        Args:
+            table: the table's name in the dataset directory.
+            columns: those that it has.
+            num_rows: row counts of tables; ids must be below them.
+            severities: those of the rules.
+        """
+        self.ascends = True
+        rules = row_rules(table, columns, num_rows)
+        self._rules = [rule for rule in rules if rule.severity in severities]
+        self._tallies: dict[RowRule, Tally] = {}
+        self._num_rows = 0
+        self._keys = columns[: 2 if table.startswith(("edges/", "filters/")) else 1]
+        self._last = [np.empty(0, np.int64) for _ in self._keys]
+
+    def apply(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """Yield the batches, each after a look at its rows."""
+        for batch in batches:
+            for rule in self._rules:
+                rows, values = rule.find(batch)
+                if len(rows):
+                    empty = Tally(rule.severity, rule.message, rule.advice, rule.column)
+                    tally = self._tallies.setdefault(rule, empty)
+                    tally.add(batch.file, batch.first_row + rows, values)
+            self._num_rows += len(batch.rows)
+            self.ascends = self.ascends and self._follow(batch.rows)
+            yield batch
+
+    def findings(self) -> list[Finding]:
+        """Return one finding for each broken rule; warnings show the share of such rows."""
+        return [
+            finding
+            for tally in self._tallies.values()
+            for finding in tally.findings(self._num_rows if tally.severity == "warning" else None)
+        ]
+
+    def _follow(self, rows: pa.RecordBatch) -> bool:
+        """Say whether the keys of a batch ascend, and begin above the last one before it."""
+        keys = [rows[name] for name in self._keys]
+        if any(key.null_count or not pa.types.is_int64(key.type) for key in keys):
+            return False
+        columns = [np.concatenate(pair) for pair in zip(self._last, keys, strict=True)]
+        self._last = [column[-1:] for column in columns]
+        higher: Any = False
+        for column in reversed(columns):
+            before, after = column[:-1], column[1:]
+            higher = (after > before) | ((after == before) & higher)
+        return bool(np.all(higher))
+
+
+def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[RowRule]:
+    """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
+    own_id = columns[0] if table.split("/")[0] in ("queries", "ads", "anchors") else None
+    rules = [
+        RowRule("error", name, "no value", "give every row one, or leave the row out", _nulls(name))
+        for name in columns
+        if name not in NULLABLE
+    ]
+    for column, limit in id_limits(table, num_rows).items():
+        if column in columns:
+            advice = "drop it, or add what it names"
+            if column == own_id:
+                advice = "number the rows from 0 without gaps"
+            outside = f"id outside 0..{limit - 1}"
+            rules.append(RowRule("error", column, outside, advice, _outside(column, limit)))
+    rules += [
+        RowRule("error", name, "bytes that are not UTF-8", "convert the source", _broken(name))
+        for name in columns
+        if name in TEXTS
+    ]
+    if table.startswith("queries/"):
+        rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
+    return rules + [rule for rule in _RULES if rule.column in columns]
+
+
+def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
+    """Return the limits that the ids in a table's columns must be below, where these are known."""
+    numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
+    match table.split("/"):
+        case ["queries" | "filters", split]:
+            numbered["query_id"] = f"queries/{split}"
+        case ["anchors" | "edges", name, *side]:
+            numbered["anchor_id"] = f"anchors/{name}"
+            for split, held_out in HELD_OUT_SIDES.items():
+                if side == [held_out]:
+                    numbered["query_id"] = f"queries/{split}"
+    return {column: num_rows[name] for column, name in numbered.items() if num_rows.get(name)}
+
+
+def _nulls(column: str) -> Find:
+    def find(batch: RowBatch) -> Hits:
+        values = batch.rows[column]
+        found = positions(values.is_null())
+        if pa.types.is_list(values.type):
+            parents, entries = list_entries(values)
+            found = np.union1d(found, parents[positions(entries.is_null())])
+        return found, values.take(pa.array(found))
+
+    return find
+
+
+def _outside(column: str, limit: int) -> Find:
+    def find(batch: RowBatch) -> Hits:
+        values = batch.rows[column]
+        parents = np.arange(len(values))
+        if pa.types.is_list(values.type):
+            parents, values = list_entries(values)
+        found = positions(pc.or_(pc.less(values, 0), pc.greater_equal(values, limit)))
+        return parents[found], values.take(pa.array(found))
+
+    return find
+
+
+def _broken(column: str) -> Find:
+    def find(batch: RowBatch) -> Hits:
+        found = positions(batch.not_utf8[column])
+        return found, batch.rows[column].cast(pa.binary()).take(pa.array(found))
+
+    return find
+
+
+def _matching(column: str, is_bad: Callable[[pa.Array], pa.Array]) -> Find:
+    """Find values that are bad in themselves."""
+
+    def find(batch: RowBatch) -> Hits:
+        values = batch.texts(column) if column in batch.not_utf8 else batch.rows[column]
+        found = positions(is_bad(values))
+        return found, values.take(pa.array(found))
+
+    return find
+
+
+def _is_blank(texts: pa.Array) -> pa.Array:
+    return pc.equal(pc.binary_length(pc.utf8_trim_whitespace(texts)), 0)
+
+
+def _is_not_positive(weights: pa.Array) -> pa.Array:
+    return pc.invert(pc.and_(pc.is_finite(weights), pc.greater(weights, 0)))
+
+
+def _without_ads(batch: RowBatch) -> Hits:
+    found = positions(pc.equal(pc.list_value_length(batch.rows["ad_ids"]), 0))
+    return found, batch.rows["query_id"].take(pa.array(found))
+
+
+def _ads_twice(batch: RowBatch) -> Hits:
+    parents, entries = list_entries(batch.rows["ad_ids"])
+    ad_ids = np.asarray(pc.fill_null(entries, -1))
+    order = np.lexsort((ad_ids, parents))
+    twice = (np.diff(parents[order]) == 0) & (np.diff(ad_ids[order]) == 0)
+    found = order[1:][twice & (ad_ids[order][1:] >= 0)]
+    return parents[found], pa.array(ad_ids[found])
+
+
+def _bad_click_weights(batch: RowBatch) -> Hits:
+    parents, weights = list_entries(batch.rows["weights"])
+    found = positions(_is_not_positive(weights))
+    return parents[found], weights.take(pa.array(found))
+
+
+def _unpaired_click_weights(batch: RowBatch) -> Hits:
+    counts = pc.list_value_length(batch.rows["weights"])
+    found = positions(pc.not_equal(counts, pc.list_value_length(batch.rows["ad_ids"])))
+    return found, counts.take(pa.array(found))
+
+
+_NOT_POSITIVE = (
+    "weight that is not a positive number",
+    "give it a positive number, or leave it out",
+)
+_UNANSWERED = RowRule(
+    "error", "ad_ids", "no ads for query_id", "leave these queries out", _without_ads
+)
+_UNCLICKED = RowRule(
+    "warning",
+    "ad_ids",
+    "train query without a click",
+    "batches leave it out; it takes part in the graph by its edges",
+    _without_ads,
+)
+_RULES = [
+    RowRule(
+        "error",
+        "text",
+        "empty text",
+        "give it a text, or leave it out",
+        _matching("text", _is_blank),
+    ),
+    RowRule("error", "ad_ids", "one ad twice", "name each ad once", _ads_twice),
+    RowRule("error", "weight", *_NOT_POSITIVE, _matching("weight", _is_not_positive)),
+    RowRule("error", "weights", *_NOT_POSITIVE, _bad_click_weights),
+    RowRule(
+        "error",
+        "weights",
+        "other number of weights than of ad_ids",
+        "give each ad one",
+        _unpaired_click_weights,
+    ),
+    RowRule(
+        "warning",
+        "text",
+        "text that looks damaged by a wrong encoding",
+        "look at how the source was decoded; it may be Latin-1, or UTF-8 decoded twice",
+        _matching("text", lambda texts: pc.match_substring_regex(texts, _DAMAGE)),
+    ),
+    RowRule(
+        "warning",
+        "text",
+        "text without a visible character",
+        "give it a text, or leave it out",
+        _matching("text", lambda texts: pc.match_substring_regex(texts, _INVISIBLE)),
+    ),
+    RowRule(
+        "warning",
+        "source_id",
+        "no source_id",
+        "predictions cannot name these rows; give each its own",
+        _nulls("source_id"),
+    ),
+]

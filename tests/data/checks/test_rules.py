@@ -1,0 +1,169 @@
+"""Rules against plain loops, tables in any order, and columns that must not be touched."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import query_table, text_table
+
+from ramen_ray.data.checks import check, reading, validate
+from ramen_ray.data.findings import Finding
+from ramen_ray.data.store import parquet_files
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+
+NUM_NODES, NUM_ANCHORS = 40, 25
+
+
+def _dataset(path: Path, pairs: np.ndarray) -> Dataset:
+    """Train queries with the edges ``pairs`` (edges, 2)."""
+    words = [f"word{number}" for number in range(NUM_NODES)]
+    tables = {
+        "ads": text_table("ad_id", words),
+        "anchors/links": text_table("anchor_id", words[:NUM_ANCHORS]),
+        "edges/links/query": pa.table(
+            {"query_id": pairs[:, 0], "anchor_id": pairs[:, 1], "weight": np.ones(len(pairs))}
+        ),
+    }
+    for split in ("train", "validation", "test"):
+        queries = [f"{split} {word}" for word in words]
+        tables[f"queries/{split}"] = query_table(queries, [[n] for n in range(NUM_NODES)])
+    return write_dataset(path, tables, name="repeats")
+
+
+def _repeats(dataset: Dataset) -> list[Finding]:
+    return [found for found in validate(dataset) if "that an earlier row has" in found.message]
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 16, 1 << 16])
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_repeated_edges_are_found_in_any_order(
+    rows_per_batch: int, is_sorted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ROWS_PER_BATCH", rows_per_batch)
+    draw = np.random.default_rng(0)
+    pairs = np.stack([draw.integers(0, NUM_NODES, 150), draw.integers(0, NUM_ANCHORS, 150)], axis=1)
+    if is_sorted:
+        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    counts = Counter(map(tuple, pairs.tolist()))
+    again = [row for row, pair in enumerate(pairs) if (pairs[:row] == pair).all(axis=1).any()]
+    (finding,) = _repeats(_dataset(tmp_path / "repeats", pairs))
+    assert len(again) == sum(count - 1 for count in counts.values())
+    assert finding.row == again[0]
+    assert finding.message.endswith(f" and {len(again) - 3} more")
+
+
+@pytest.mark.parametrize("at", [15, 16, 31])
+def test_a_repeat_at_the_edge_of_a_batch_is_found(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 16)
+    pairs = np.stack([np.arange(NUM_NODES), np.arange(NUM_NODES) % NUM_ANCHORS], axis=1)
+    assert _repeats(_dataset(tmp_path / "none", pairs)) == []
+    pairs = np.insert(pairs, at, pairs[at], axis=0)
+    (finding,) = _repeats(_dataset(tmp_path / "one", pairs))
+    assert finding.row == at + 1
+
+
+def test_rows_keep_their_numbers_in_large_tables_of_several_files(tmp_path: Path) -> None:
+    """Row numbers are those of the engine, whose threads must not change them."""
+    size, again = 400_000, [123_456, 300_001, 399_999]
+    ids = np.arange(size)
+    ids[again] = [7, 8, 9]
+    rows = pa.table({"ad_id": ids, "text": [f"ad {number}" for number in range(size)]})
+    pairs = np.stack([np.arange(NUM_NODES), np.arange(NUM_NODES) % NUM_ANCHORS], axis=1)
+    path = _dataset(tmp_path / "large", pairs).path
+    (path / "ads.parquet").unlink()
+    (path / "ads.parquet").mkdir()
+    pq.write_table(rows[:300_000], path / "ads.parquet" / "0.parquet", row_group_size=1000)
+    pq.write_table(rows[300_000:], path / "ads.parquet" / "1.parquet")
+    (finding,) = _repeats(Dataset(path))
+    assert (finding.file, finding.row) == ("ads.parquet/0.parquet", again[0])
+    assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
+
+
+def _with_ads(dataset_path: Path, folder: Path, texts: list[str]) -> list[Finding]:
+    """Validate a copy of the dataset with other ads."""
+    shutil.copytree(dataset_path, folder)
+    pq.write_table(text_table("ad_id", texts), folder / "ads.parquet")
+    return [found for found in validate(Dataset(folder)) if found.column == "text"]
+
+
+def test_texts_without_a_visible_character_are_found(dataset_path: Path, tmp_path: Path) -> None:
+    texts = ["a", "\u200b", " \u200d\ufeff ", "\u200bb", "\u00ad\u2060", " "]
+    found = _with_ads(dataset_path, tmp_path / "set", texts)
+    (finding,) = [one for one in found if "visible" in one.message]
+    assert (finding.severity, finding.row) == ("warning", 1)
+    assert "text without a visible character (3 of 6" in finding.message
+    assert "(row 2)" in finding.message
+    assert "(row 4)" in finding.message
+
+
+def test_ads_that_differ_in_case_are_found_and_equal_ones_are_not(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    texts = ["Red shoes", "boots", "red shoes", "boots", "RED  SHOES", "red shoes", "Boots\u00a0"]
+    found = _with_ads(dataset_path, tmp_path / "set", texts)
+    (finding,) = [one for one in found if "up to case" in one.message and one.file == "ads.parquet"]
+    assert finding.row == 2
+    assert "(3 of 7" in finding.message
+    found = _with_ads(dataset_path, tmp_path / "other", ["a", "b", "a"])
+    assert not [one for one in found if "up to case" in one.message and one.file == "ads.parquet"]
+
+
+def test_ids_of_users_that_are_not_utf8_are_found(dataset_path: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(dataset_path, tmp_path / "mine")
+    rows = pq.read_table(path / "anchors" / "links.parquet")
+    own = pa.array([b"na\xefve"] * len(rows), pa.binary()).view(pa.string())
+    pq.write_table(rows.append_column("source_id", own), path / "anchors" / "links.parquet")
+    with pytest.raises(DatasetError, match=r"links\.parquet, row 0, column 'source_id': bytes"):
+        check(Dataset(path))
+
+
+def test_columns_that_may_run_code_are_named_and_not_read(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(dataset_path, tmp_path / "mine")
+    rows = pq.read_table(path / "ads.parquet")
+    kind = pa.struct(
+        [
+            pa.field(
+                "inner",
+                pa.binary(),
+                metadata={parquet_files.NAME_KEY: b"ray.data.arrow_pickled_object"},
+            )
+        ]
+    )
+    cells = pa.array([{"inner": b"cos\nsystem\n"}] * len(rows), kind)
+    pq.write_table(rows.append_column(pa.field("code", kind), cells), path / "ads.parquet")
+    (error,) = [found for found in validate(Dataset(path)) if found.severity == "error"]
+    assert str(error).startswith(
+        "ads.parquet, column 'code.inner': the column is of the type ray.data.arrow_pickled_object"
+    )
+
+
+def test_each_table_is_opened_once_for_its_rows(
+    dataset_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    open_parquet = reading.open_parquet
+
+    def counted(path: Path) -> pq.ParquetFile:
+        opened.append(path)
+        return open_parquet(path)
+
+    monkeypatch.setattr(reading, "open_parquet", counted)
+    dataset = Dataset(dataset_path)
+    validate(dataset)
+    assert sorted(opened) == sorted(file for t in dataset.tables for file in dataset.files(t))
+
+
+def test_nothing_is_written_into_the_dataset_directory(dataset_path: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(dataset_path, tmp_path / "mine")
+    folders = [path, *(folder for folder in path.rglob("*") if folder.is_dir())]
+    before = {folder: folder.stat().st_mtime_ns for folder in folders}
+    validate(Dataset(path))
+    assert {folder: folder.stat().st_mtime_ns for folder in folders} == before
