@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import time
@@ -220,3 +221,29 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
         return import_tables(tables, output), findings
     finally:
         logger.removeHandler(handler)
+
+
+class RunsCode:
+    """An object that, once unpickled, makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+def table_with_code(file: Path, nested: str) -> pa.Table:
+    """Make a table with a cell that runs code where its type is registered."""
+    cell = pickle.dumps(RunsCode(file))
+    inner = pa.field("inner", pa.large_binary(), metadata=CODE_TYPE)
+    fields = {
+        "plainly": (inner.with_name("code"), cell),
+        "struct": (pa.field("code", pa.struct([inner])), {"inner": cell}),
+        "list": (pa.field("code", pa.list_(inner)), [cell]),
+        "map": (pa.field("code", pa.map_(pa.string(), inner)), [("key", cell)]),
+    }
+    field, value = fields[nested]
+    return pa.table(
+        [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
+    )

@@ -177,7 +177,7 @@ def test_edges_of_the_users_own(
             "session_id,time,query,ad_id\n,1.7e9,old robin,\n",
             "Found: 1 rows without a session",
         ),
-        ('session_id,time,query,ad_id\ns1,1.7e9,"old robin,\n', "a quote is not closed"),
+        ('session_id,time,query,ad_id\ns1,1.7e9,"old robin,\n', "Found: 1 unreadable lines"),
     ],
 )
 def test_a_log_without_edges_is_one_clear_error(

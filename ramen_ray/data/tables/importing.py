@@ -70,15 +70,25 @@ def import_tables(
     with new_dataset(output, **metadata) as writer:
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
-        written = Dataset(writer.folder, metadata)
-        with engine(writer.folder, memory) as connection:
-            for key, edge_list in tables.edge_lists.items():
-                found = write_edge_list(connection, written, edge_list, key, writer)
-                _log(f"anchor set {key}", found.num_rows | found.counts)
+        if tables.edge_lists:
+            with engine(writer.folder, memory) as connection:
+                _write_edges(connection, tables, Dataset(writer.folder, metadata), writer)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
     return dataset
+
+
+def _write_edges(
+    connection: duckdb.DuckDBPyConnection,
+    tables: UserTables,
+    written: Dataset,
+    writer: DatasetWriter,
+) -> None:
+    """Write the anchor sets, whose edges name the queries and ads that have been written."""
+    for name, edge_list in tables.edge_lists.items():
+        found = write_edge_list(connection, written, edge_list, name, writer)
+        _log(f"anchor set {name}", found.num_rows | found.counts)
 
 
 def open_tables(tables: UserTables) -> dict[str, UserTable]:

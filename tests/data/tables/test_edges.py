@@ -261,14 +261,14 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
         f"  - {anchors}, row 4, column 'text': 1 cells are empty: ''; {CORRECT}",
         f"  - {anchors}, row 3, column 'anchor_id': "
         f"1 rows repeat the anchor of an earlier row: 'felt'; {CORRECT}",
+        f"  - {query_edges}, row 8: 1 lines have 4 cells instead of 3: 'blue hat,felt,1,2'; "
+        "quote cells that hold the delimiter",
         f"  - {query_edges}, row 4, column 'query': 1 cells are empty: ''; {CORRECT}",
         f"  - {query_edges}, row 5, column 'anchor': 1 cells are empty: ''; {CORRECT}",
         f"  - {query_edges}, row 6, column 'w': "
         f"2 cells are not positive numbers up to 1e+30: 'none', '-1'; {CORRECT}",
         f"  - {query_edges}, row 3, column 'query': "
         f"1 rows name queries that the dataset does not have: 'silk ties'; {CORRECT}",
-        f"  - {query_edges}, row 8: 4 cells instead of 3: 'blue hat,felt,1,2'; "
-        "quote cells that hold the delimiter",
         f"  - {ad_edges}, row 2, column 'w': "
         f"1 cells are not positive numbers up to 1e+30: 'inf'; {CORRECT}",
         f"  - {ad_edges}, row 4, column 'ad_id': "
@@ -338,7 +338,7 @@ def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
         _add(path, query_edges=held_out)
     broken = tmp_path / "broken.csv"
     broken.write_text("query,anchor\nred shoes\n")
-    with pytest.raises(DatasetError, match="row 2: 1 cells instead of 2"):
+    with pytest.raises(DatasetError, match="row 2: 1 lines have 1 cells instead of 2"):
         _add(path, query_edges=str(broken))
     header_only = _write(LINKS[:0], tmp_path / "empty.csv")
     with pytest.raises(DatasetError, match=r"empty.csv has no rows that can be used"):

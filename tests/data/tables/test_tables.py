@@ -481,7 +481,7 @@ def test_bad_edges_leave_no_dataset(tmp_path: Path) -> None:
         import_tables(UserTables(str(tmp_path / "clicks.csv"), query_edges=edges), tmp_path / "out")
     (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
     unread = {"links": str(tmp_path / "open.csv")}
-    with pytest.raises(DatasetError, match=r"open.csv, row 2: a quote is not closed"):
+    with pytest.raises(DatasetError, match=r"open.csv, row 2: 1 lines begin a record with a quote"):
         import_tables(
             UserTables(str(tmp_path / "clicks.csv"), query_edges=unread), tmp_path / "out"
         )
