@@ -18,9 +18,9 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import command_with_edges, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.data.tables.edges import EdgeList, add_edge_list
-from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.sessions import add_co_session
+from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.graphs.sessions import add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.preparation.similar import add_similar
 

@@ -41,8 +41,8 @@ from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.importing import import_tables
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import UserTables
 
 
 class Import(Section):

@@ -34,9 +34,9 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
 )
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables import loading
-from ramen_ray.data.tables.importing import import_tables
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.reading import loading
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16

@@ -90,8 +90,8 @@ def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
 
 def clicks(folder: Path) -> Stage:
     """Import queries, ads and clicks."""
-    from ramen_ray.data.tables.importing import import_tables
-    from ramen_ray.data.tables.settings import UserTables
+    from ramen_ray.data.tables.clicks.importing import import_tables
+    from ramen_ray.data.tables.clicks.settings import UserTables
 
     source = folder / "source"
     tables = UserTables(str(source / "clicks"), str(source / "query"), str(source / "ad"))
@@ -106,7 +106,7 @@ def clicks(folder: Path) -> Stage:
 
 def edges(folder: Path) -> Stage:
     """Import both sides' edges."""
-    from ramen_ray.data.tables.edges import EdgeColumns, EdgeList, add_edge_list
+    from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
 
     source = folder / "source"
     given = EdgeList(
@@ -206,8 +206,8 @@ def _call(pruning: Callable[[Path, Path], Any], folder: Path) -> None:
 
 def sessions(folder: Path) -> Stage:
     """Make co-session graphs, which come into the dataset directory; the rows are events."""
-    from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
-    from ramen_ray.data.tables.sessions import add_co_session
+    from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+    from ramen_ray.data.tables.graphs.sessions import add_co_session
 
     dataset = Dataset(folder / "dataset")
     num_queries = sum(dataset.num_rows(f"queries/{split}") for split in dataset.splits)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import import_in_process
 
 from jobs import train, validate
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 
 QUICK, THOROUGH = 25, 500

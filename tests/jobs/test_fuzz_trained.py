@@ -16,7 +16,7 @@ from support import MAX_LENGTH, import_in_process, prepare_in_process
 
 from jobs import predict
 from ramen_ray.config import overlay
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps

@@ -8,9 +8,9 @@ from ramen_ray.data.names.matching import NameList, hash_phrases
 from ramen_ray.data.prepared.hashing import hash_strings, mix
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import fold
-from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.files import find_files
-from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
 
 COLUMNS = ["kind", "name"]
 ALIAS_COLUMN = "same_as"

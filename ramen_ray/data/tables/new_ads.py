@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.columns import id_column, text_column
-from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.reading.columns import id_column, text_column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 
 def read_new_ads(

@@ -20,7 +20,7 @@ from pyarrow.fs import FileSystem
 
 from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.files import find_files
+from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,

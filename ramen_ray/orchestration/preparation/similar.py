@@ -24,13 +24,13 @@ from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.file_arrays import map_array
 from ramen_ray.data.store.mapped_files import map_new_array
-from ramen_ray.data.tables.anchor_sets import (
+from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
     nodes_without_edges,
     put_in_place,
 )
-from ramen_ray.data.tables.text_edges import DistinctTexts, Neighbours, write_text_edges
+from ramen_ray.data.tables.graphs.text_edges import DistinctTexts, Neighbours, write_text_edges
 from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.method.graph.similar import (
     SimilarSettings,

@@ -13,8 +13,8 @@ from support import errors_in, import_in_process
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.importing import import_tables
-from ramen_ray.data.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 QUERIES = ["red shoes", "Red  Shoes", "boots", "hat", "HAT", "socks", "gloves", "wool hat"]
 ADS = ["RED shoes", "boots", "a hat shop", "Socks", "hat"]
@@ -133,7 +133,7 @@ SHOP = Shop(
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     tables = SHOP.write(tmp_path, own_table=True)
     tables = UserTables(**{**vars(tables), "min_ads_per_query": 0, "drop_own_text": True})
     import_in_process(tables, tmp_path / "out")

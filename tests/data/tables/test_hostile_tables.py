@@ -15,12 +15,12 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
-from ramen_ray.data.tables.cells import as_strings
-from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.faults import Faults
-from ramen_ray.data.tables.files import find_files
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.reading import Rows, read_file
+from ramen_ray.data.tables.reading.batches import Rows, read_file
+from ramen_ray.data.tables.reading.cells import as_strings
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.faults import Faults
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
 
 GOOD = b'{"query": "a"}\n' * 40
 DEEP = 50_000

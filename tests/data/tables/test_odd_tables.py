@@ -17,7 +17,7 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 CLICKS = [(f"query {n}", f"ad {n % 7}") for n in range(300)]
 LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
@@ -73,7 +73,7 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> Non
 
 
 def test_a_cell_with_line_breaks_may_cross_any_block(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ramen_ray.data.tables.lines.BYTES_PER_BLOCK", 200)
+    monkeypatch.setattr("ramen_ray.data.tables.reading.lines.BYTES_PER_BLOCK", 200)
     text = "line\n" * 500
     dataset, found = _import(
         tmp_path, "a.csv", f'query,ad\n{LINES}"{text}",long\n' + "a,b,c\n" * 2, skip_bad_rows=True
@@ -294,7 +294,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
 
 def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Impressions, other months and a bot are left out, and texts are of two columns."""
-    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     ads = pd.DataFrame({"ad_id": range(7), "title": [f"ad {n}" for n in range(7)]})
     ads["description"] = ["", None, *(f" cheap {n} " for n in range(2, 7))]
     ads.to_csv(tmp_path / "ads.csv", index=False)

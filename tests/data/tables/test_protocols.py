@@ -13,9 +13,9 @@ from support import query_table, text_table
 
 from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.data.tables.edges import EdgeList, add_edge_list
-from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.sessions import add_co_session
+from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.graphs.sessions import add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.preparation.similar import add_similar
 

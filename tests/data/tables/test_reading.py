@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables import lines
-from ramen_ray.data.tables.cells import as_numbers, as_seconds, as_strings
-from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.faults import Faults
-from ramen_ray.data.tables.files import find_files
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.reading import Rows, read_file
+from ramen_ray.data.tables.reading import lines
+from ramen_ray.data.tables.reading.batches import Rows, read_file
+from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.faults import Faults
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
 
 CELLS = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12

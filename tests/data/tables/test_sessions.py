@@ -16,10 +16,10 @@ from support import query_table, text_table
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.tables.session_events import create_events
-from ramen_ray.data.tables.session_pairs import create_edges
-from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.sessions import open_log
+from ramen_ray.data.tables.graphs.session_events import create_events
+from ramen_ray.data.tables.graphs.session_pairs import create_edges
+from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.graphs.sessions import open_log
 
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
 ADS = ["shoe shop", "hat shop", "coat shop", "shoe shop"]

@@ -27,9 +27,9 @@ from support import (
 from jobs import ingest
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables import lines
-from ramen_ray.data.tables.importing import import_tables
-from ramen_ray.data.tables.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
 
@@ -404,7 +404,7 @@ def test_bad_rows_are_named_or_left_out(case: str, tmp_path: Path) -> None:
 
 
 def test_bad_rows_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ramen_ray.data.tables.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     bad = "".join(lines for lines, _ in BAD_CLICKS.values())
     (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + bad)

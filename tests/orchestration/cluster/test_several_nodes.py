@@ -22,8 +22,8 @@ from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.data.tables.importing import import_tables
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration import search as searching

@@ -13,7 +13,7 @@ import torch
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.tables import text_edges
+from ramen_ray.data.tables.graphs import text_edges
 from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer

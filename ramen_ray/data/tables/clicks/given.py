@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.cells import as_strings
-from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.numbering import Kind, numbered
-from ramen_ray.data.tables.splits import TRAIN
+from ramen_ray.data.tables.clicks.numbering import Kind, numbered
+from ramen_ray.data.tables.clicks.splits import TRAIN
+from ramen_ray.data.tables.reading.cells import as_strings
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 PAIR: dict[Kind, str] = {"query": "query", "ad": "ad"}
 

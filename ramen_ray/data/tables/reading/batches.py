@@ -14,11 +14,11 @@ from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.tables.cells import cell_bytes
-from ramen_ray.data.tables.faults import EXAMPLES, Kind
-from ramen_ray.data.tables.formats import TableFile
-from ramen_ray.data.tables.json_lines import parse_objects
-from ramen_ray.data.tables.lines import Block, Found, parse_options, read_blocks
+from ramen_ray.data.tables.reading.cells import cell_bytes
+from ramen_ray.data.tables.reading.faults import EXAMPLES, Kind
+from ramen_ray.data.tables.reading.formats import TableFile
+from ramen_ray.data.tables.reading.json_lines import parse_objects
+from ramen_ray.data.tables.reading.lines import Block, Found, parse_options, read_blocks
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536

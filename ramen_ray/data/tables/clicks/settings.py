@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.anchor_sets import check_spelling
-from ramen_ray.data.tables.cells import TimeUnit, as_seconds
-from ramen_ray.data.tables.columns import NullWords
-from ramen_ray.data.tables.edges import EdgeColumns, EdgeList
+from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
+from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
+from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds
+from ramen_ray.data.tables.reading.columns import NullWords
 
 
 @dataclass(frozen=True)

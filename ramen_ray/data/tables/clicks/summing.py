@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.numbering import Kind, numbered
+from ramen_ray.data.tables.clicks.numbering import Kind, numbered
+from ramen_ray.data.tables.reading.loading import UserTable
 
 LARGEST_EXACT = 1 << 40
 """Whole weights up to this can be summed as integers."""

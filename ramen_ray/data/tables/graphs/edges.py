@@ -13,23 +13,23 @@ from ramen_ray.data.engine import count, engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.tables.anchor_sets import (
+from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
     nodes_without_edges,
     put_in_place,
 )
-from ramen_ray.data.tables.columns import NullWords, text_column, weight_column
-from ramen_ray.data.tables.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.faults import ADVICE, EXAMPLES
-from ramen_ray.data.tables.loading import UserTable, refuse_no_rows
-from ramen_ray.data.tables.nodes import (
+from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
+from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
     create_names,
     named,
     node_names,
 )
+from ramen_ray.data.tables.reading.columns import NullWords, text_column, weight_column
+from ramen_ray.data.tables.reading.faults import ADVICE, EXAMPLES
+from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 
 SIDES = ("query", "ad")
 NODES = {"query": "queries", "ad": "ads"}

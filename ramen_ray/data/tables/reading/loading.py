@@ -15,10 +15,10 @@ from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import run
 from ramen_ray.data.findings import Finding, error_at, raise_errors
 from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.tables.columns import Column
-from ramen_ray.data.tables.faults import EXAMPLES, Faults, Kind
-from ramen_ray.data.tables.files import find_files
-from ramen_ray.data.tables.reading import Rows, read_file
+from ramen_ray.data.tables.reading.batches import Rows, read_file
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.faults import EXAMPLES, Faults, Kind
+from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_FILE = 1 << 40

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.tables.cells import (
+from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
     as_numbers,
     as_seconds,
@@ -19,7 +19,7 @@ from ramen_ray.data.tables.cells import (
     is_null_word,
     is_scientific,
 )
-from ramen_ray.data.tables.faults import ADVICE, FEW, Kind
+from ramen_ray.data.tables.reading.faults import ADVICE, FEW, Kind
 
 NULL_ADVICE = (
     "empty these cells; or leave the rows out, or keep them as texts, with"

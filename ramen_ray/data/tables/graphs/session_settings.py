@@ -5,8 +5,8 @@ from typing import Literal
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.cells import TimeUnit
-from ramen_ray.data.tables.columns import NullWords
+from ramen_ray.data.tables.reading.cells import TimeUnit
+from ramen_ray.data.tables.reading.columns import NullWords
 
 Weight = Literal["cosine", "pmi"]
 

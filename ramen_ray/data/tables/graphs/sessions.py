@@ -12,20 +12,20 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.tables.anchor_sets import (
+from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
     nodes_without_edges,
     put_in_place,
     remove_anchor_set,
 )
-from ramen_ray.data.tables.columns import Column, time_column
-from ramen_ray.data.tables.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.nodes import node_names
-from ramen_ray.data.tables.session_events import create_events
-from ramen_ray.data.tables.session_pairs import create_edges
-from ramen_ray.data.tables.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
+from ramen_ray.data.tables.graphs.nodes import node_names
+from ramen_ray.data.tables.graphs.session_events import create_events
+from ramen_ray.data.tables.graphs.session_pairs import create_edges
+from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.reading.columns import Column, time_column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 
 def add_co_session(

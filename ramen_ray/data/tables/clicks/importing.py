@@ -20,8 +20,11 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables import clicks, edges, given, numbering, splits, writing
-from ramen_ray.data.tables.columns import (
+from ramen_ray.data.tables.clicks import given, numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.graphs import edges
+from ramen_ray.data.tables.graphs.edges import made_by, write_edge_list
+from ramen_ray.data.tables.reading.columns import (
     Column,
     Filter,
     id_column,
@@ -29,9 +32,7 @@ from ramen_ray.data.tables.columns import (
     time_column,
     weight_column,
 )
-from ramen_ray.data.tables.edges import made_by, write_edge_list
-from ramen_ray.data.tables.loading import UserTable, refuse_no_rows
-from ramen_ray.data.tables.settings import UserTables
+from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
@@ -160,17 +161,17 @@ class _Import:
                 numbering.load_nodes(connection, kind, self.opened[kind])
                 self._finish(kind)
         if unlisted:
-            table.load(connection, "click_rows", clicks.rows_sql(table.columns, bounds))
+            table.load(connection, "click_rows", summing.rows_sql(table.columns, bounds))
             self._finish("clicks")
         for kind in KINDS:
             self._number(kind)
         if unlisted:
-            clicks.number_click_rows(connection)
+            summing.number_click_rows(connection)
         else:
-            clicks.number_clicks(connection, table, bounds)
+            summing.number_clicks(connection, table, bounds)
             self._finish("clicks")
         self._report_unknown("clicks", "clicks", KINDS)
-        clicks.sum_clicks(connection)
+        summing.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
             raise DatasetError(
@@ -221,11 +222,11 @@ class _Import:
         """Leave out clicks that are not wanted."""
         tables, counts = self.tables, dict[str, int]()
         if tables.max_clicks_per_query is not None:
-            counts |= clicks.drop_busy_queries(self.connection, tables.max_clicks_per_query)
+            counts |= summing.drop_busy_queries(self.connection, tables.max_clicks_per_query)
         if tables.min_click_weight:
-            counts |= clicks.drop_light_pairs(self.connection, tables.min_click_weight)
+            counts |= summing.drop_light_pairs(self.connection, tables.min_click_weight)
         if tables.drop_own_text:
-            counts |= clicks.drop_own_pairs(self.connection)
+            counts |= summing.drop_own_pairs(self.connection)
         if counts:
             _log("clicks", counts)
 

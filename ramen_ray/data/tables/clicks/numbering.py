@@ -17,8 +17,8 @@ from typing import Literal
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.tables.faults import EXAMPLES, FEW
-from ramen_ray.data.tables.loading import UserTable
+from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW
+from ramen_ray.data.tables.reading.loading import UserTable
 
 Kind = Literal["query", "ad"]
 PLURAL: dict[Kind, str] = {"query": "queries", "ad": "ads"}

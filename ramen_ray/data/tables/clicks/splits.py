@@ -16,7 +16,7 @@ from ramen_ray.data.engine import count, run
 from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.settings import Splits
+from ramen_ray.data.tables.clicks.settings import Splits
 
 TRAIN, VALIDATION, TEST = range(3)
 _KEY = 1

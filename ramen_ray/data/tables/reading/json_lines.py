@@ -11,8 +11,8 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.limits import TooLargeError, check_nesting
-from ramen_ray.data.tables.cells import is_number
-from ramen_ray.data.tables.lines import Block
+from ramen_ray.data.tables.reading.cells import is_number
+from ramen_ray.data.tables.reading.lines import Block
 from ramen_ray.errors import first_line_of
 
 BYTES_PER_SAMPLE = 1 << 20

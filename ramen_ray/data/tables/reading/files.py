@@ -12,8 +12,8 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, PyFile
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.tables.formats import COMPRESSIONS, FORMATS, TableFile
-from ramen_ray.data.tables.lines import read_header
+from ramen_ray.data.tables.reading.formats import COMPRESSIONS, FORMATS, TableFile
+from ramen_ray.data.tables.reading.lines import read_header
 from ramen_ray.errors import first_line_of
 
 LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}

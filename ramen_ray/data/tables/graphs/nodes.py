@@ -15,7 +15,7 @@ from ramen_ray.data.leaks import HELD_OUT, NODE_TABLES
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.columns import Column, NullWords, text_column
+from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
 
 HELD_OUT_NODE = -1
 LEFT_OUT_NODE = -2

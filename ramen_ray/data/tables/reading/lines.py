@@ -12,9 +12,9 @@ from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.limits import TooLargeError
 from ramen_ray.data.store.utf8 import decoded, whole_lines, without_marks
-from ramen_ray.data.tables.faults import EXAMPLES, FEW, Kind
-from ramen_ray.data.tables.formats import DELIMITERS, TableFile
-from ramen_ray.data.tables.quotes import Records, split_records
+from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW, Kind
+from ramen_ray.data.tables.reading.formats import DELIMITERS, TableFile
+from ramen_ray.data.tables.reading.quotes import Records, split_records
 
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20

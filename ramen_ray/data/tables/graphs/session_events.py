@@ -4,8 +4,7 @@ from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.loading import UserTable
-from ramen_ray.data.tables.nodes import (
+from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
     create_ids,
@@ -13,6 +12,7 @@ from ramen_ray.data.tables.nodes import (
     has_ids,
     number_of,
 )
+from ramen_ray.data.tables.reading.loading import UserTable
 
 WHOLE = "session IS NOT NULL AND time IS NOT NULL AND query IS NOT NULL"
 

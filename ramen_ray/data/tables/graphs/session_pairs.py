@@ -7,7 +7,7 @@ broken in one way with any number of threads.
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import run
-from ramen_ray.data.tables.session_settings import SessionSettings
+from ramen_ray.data.tables.graphs.session_settings import SessionSettings
 
 STRENGTHS = {
     "cosine": "sessions / sqrt(node_sessions::DOUBLE * anchor_sessions)",
@@ -19,7 +19,7 @@ STRENGTHS = {
 def create_edges(
     connection: DuckDBPyConnection, side: str, settings: SessionSettings, num_sessions: int
 ) -> None:
-    """Create ``{side}_edges`` (see :mod:`~ramen_ray.data.tables.edge_tables`) from ``events``.
+    """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.edge_tables`.
 
     Nodes are the train queries or the ads; nodes of equal text have equal edges. Anchors are items.
 

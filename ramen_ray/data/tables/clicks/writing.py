@@ -12,7 +12,7 @@ import pyarrow as pa
 from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.numbering import PLURAL, Kind
+from ramen_ray.data.tables.clicks.numbering import PLURAL, Kind
 
 ROWS_PER_GROUP = 1 << 20
 QUERIES_AT_ONCE = 1 << 20

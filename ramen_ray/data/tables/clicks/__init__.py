@@ -1,0 +1,1 @@
+"""The import of clicks: queries and ads numbered, clicks summed, splits decided, tables written."""
