@@ -154,6 +154,8 @@ class UserTable:
         connection.register(
             "source", pa.RecordBatchReader.from_batches(schema, self._batches(schema))
         )
+        # a stream has no size, so DuckDB would gather all of it before it joins it to anything
+        connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
         try:
             run(connection, f"reading {self.source}", f"CREATE TABLE {table} AS {query}")
         except duckdb.Error:
@@ -161,6 +163,7 @@ class UserTable:
                 raise
             raise self._stopped from None
         finally:
+            connection.execute("RESET disabled_optimizers")
             connection.unregister("source")
 
     def report(

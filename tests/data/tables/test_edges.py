@@ -185,6 +185,17 @@ def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path)
     assert written[0] == written[1]
 
 
+def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -> None:
+    rows = pa.table({"query": TRAIN[:2] * 400_000, "anchor": [f"an anchor {'x' * 90}"] * 800_000})
+    pq.write_table(rows, tmp_path / "links.parquet")
+    edge_list = EdgeList(query_edges=str(tmp_path / "links.parquet"), protocol="as-published")
+    with engine(tmp_path, "60MB") as connection:
+        connection.execute("SET threads = 1")
+        write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(tmp_path))
+    weights = pq.read_table(tmp_path / "edges" / "mine" / "query.parquet")["weight"]
+    assert weights.to_pylist() == [400_000.0] * 3
+
+
 def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
     links = _write(LINKS, tmp_path / "links.csv")
     ads = _write(pd.DataFrame({"ad_id": ["hat shop"], "anchor": ["felt"]}), tmp_path / "ads.csv")
