@@ -153,7 +153,7 @@ def write_edge_list(
     _create_anchors(connection, tables, sides)
     left_out = Counter[str]()
     for side in sides:
-        left_out += _unknown(connection, tables[side], side, edge_list.anchors)
+        left_out += _unknown(connection, tables[side], side, edge_list.anchors is not None)
         _create_edges(connection, side)
     _check(tables, edge_list, name)
     for table in tables.values():
@@ -244,20 +244,19 @@ def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
 
 
 def _unknown(
-    connection: DuckDBPyConnection, table: UserTable, side: str, anchors: str | None
+    connection: DuckDBPyConnection, table: UserTable, side: str, are_listed: bool
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
     message = f"rows name {NODES[side]} that the dataset does not have"
     _report(connection, table, "name", message, unknown)
-    if anchors:
+    if are_listed:
         unknown = f"""
             SELECT DISTINCT place, anchor FROM {side}_rows AS one
             ANTI JOIN anchors ON anchors.name = one.anchor
         """
-        _report(
-            connection, table, "anchor", f"rows name anchors that {anchors} does not have", unknown
-        )
+        message = "rows name anchors that the table of anchors does not have"
+        _report(connection, table, "anchor", message, unknown)
     of_kind = {
         f"{side} edges of validation and test queries": HELD_OUT_NODE,
         f"{side} edges of {NODES[side]} that the import left out": LEFT_OUT_NODE,

@@ -51,33 +51,39 @@ def create_ids(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> N
     A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE.
     """
     nothing = "SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"
-    nodes = [f"{NODE_TABLES[side]} {schema_of(NODE_TABLES[side]).names[0]}"]
-    nodes += [f"{table} {HELD_OUT_NODE}" for table in _held_out(dataset, side)]
+    of_tables = {NODE_TABLES[side]: schema_of(NODE_TABLES[side]).names[0]}
+    of_tables |= dict.fromkeys(_held_out(dataset, side), str(HELD_OUT_NODE))
     own = [
         f"SELECT trimmed(source_id), {node} FROM {files_of(dataset, table)}"
-        for table, node in map(str.split, nodes)
+        for table, node in of_tables.items()
         if _has_ids(dataset, table)
     ]
-    aliases = f"aliases/{side}"
-    others = []
-    if dataset.has(aliases):
-        others = [
-            f"""
-            SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
-            FROM {files_of(dataset, aliases)} AS alias
-            LEFT JOIN own ON own.name = trimmed(alias.of)
-            """
-        ]
     run(
         connection,
         f"reading the ids of {side} nodes",
         f"""
         CREATE TABLE IF NOT EXISTS {side}_ids AS
         WITH own AS ({" UNION ALL ".join([nothing, *own])})
-        SELECT name, min(node) AS node FROM ({" UNION ALL ".join(["FROM own", *others])})
+        SELECT name, min(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
         WHERE name IS NOT NULL GROUP BY name
         """,
     )
+
+
+def _with_aliases(dataset: Dataset, side: str) -> str:
+    """Return the SQL that adds aliases, and their nodes, to ``own``, the names that have a row.
+
+    It is empty if there are none.
+    """
+    table = f"aliases/{side}"
+    if not dataset.has(table):
+        return ""
+    return f"""
+        UNION ALL
+        SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
+        FROM {files_of(dataset, table)} AS alias
+        LEFT JOIN own ON own.name = trimmed(alias.of)
+    """
 
 
 def create_texts(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:

@@ -77,6 +77,8 @@ class UserTable:
         """
         rows = pa.RecordBatchReader.from_batches(self._schema, self._batches())
         connection.register("source", rows)
+        # a stream has no size: else DuckDB might gather all of it before it joins it to anything
+        connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
         try:
             run(connection, f"reading {self.source}", f"CREATE TABLE {table} AS {query}")
         except duckdb.Error:
@@ -84,6 +86,7 @@ class UserTable:
                 raise
             raise self._stopped from None
         finally:
+            connection.execute("RESET disabled_optimizers")
             connection.unregister("source")
 
     def read(self) -> pa.Table:
