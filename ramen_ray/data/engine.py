@@ -4,6 +4,7 @@ It never fetches or loads an extension, so it reads nothing but this machine's f
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,9 +107,9 @@ def text_literal(text: str) -> str:
 
 
 def name_literal(name: str) -> str:
-    """Write the name of a table or a column as SQL does."""
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'
+    """Write a table's name as SQL does; names that differ in case only stay apart."""
+    marked = re.sub("[A-Z^]", r"^\g<0>", name).replace('"', '""')
+    return f'"{marked}"'
 
 
 def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
