@@ -15,12 +15,14 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
 from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import printable
 
 
 class ValidateSettings(Section):
@@ -37,10 +39,10 @@ def main() -> int:
     settings = parse_settings(ValidateSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with Console(stderr=True).status("reading") as status:
-        findings = validate(dataset, lambda table: status.update(f"checking {table}"))
+        findings = validate(dataset, lambda table: status.update(_text(f"checking {table}")))
     counts = Table("table", Column("rows", justify="right"))
     for table, rows in inspect_structure(dataset).num_rows.items():
-        counts.add_row(table, f"{rows:,}")
+        counts.add_row(_text(table), f"{rows:,}")
     Console().print(counts)
     for finding in findings:
         print(f"{finding.severity}: {finding}")
@@ -49,6 +51,10 @@ def main() -> int:
     if settings.json_file is not None:
         write_json(settings.json_file, [asdict(finding) for finding in findings])
     return 1 if errors else 0
+
+
+def _text(name: str) -> Text:
+    return Text(printable(name))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import UserError, redacted
+from ramen_ray.errors import UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
 from ramen_ray.presets import PRESETS
 
@@ -73,7 +73,8 @@ def run_job(job: Callable[[], int | None]) -> int:
         message = _what_to_do_about(error)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)  # noqa: T201
+        shown = "\n".join(map(printable, message.split("\n")))
+        print(f"error: {shown}", file=sys.stderr)  # noqa: T201
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return _ending_soon(128 + ended_by[-1])

@@ -1,9 +1,13 @@
-"""Errors that a user can correct: jobs show them as one message, without a traceback."""
+"""Errors that a user can correct, shown as one message without a traceback, and what is shown."""
 
 import re
 
 _PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
 _SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
+_ACTS_ON_TERMINALS = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, line separators, marks that turn the direction of text, half characters."""
 
 
 class UserError(ValueError):
@@ -18,3 +22,8 @@ def first_line_of(error: Exception) -> str:
 def redacted(text: str) -> str:
     """Return ``text`` without the passwords in its addresses, fit to be shown or stored."""
     return _PASSWORD.sub(r"\1:***@", _SECRET.sub(r"\1***", text))
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would act on instead of showing it, line breaks too."""
+    return _ACTS_ON_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text)

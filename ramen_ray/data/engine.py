@@ -5,6 +5,7 @@ It never fetches or loads an extension, so it reads nothing but this machine's f
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,9 +114,9 @@ def text_literal(text: str) -> str:
 
 
 def name_literal(name: str) -> str:
-    """Write the name of a table or a column as SQL does."""
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'
+    """Write a table's name as SQL does; names that differ in case only stay apart."""
+    marked = re.sub("[A-Z^]", r"^\g<0>", name).replace('"', '""')
+    return f'"{marked}"'
 
 
 def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.errors import printable
 
 MAX_EXAMPLES = 3
 MAX_LISTED = 20
@@ -48,7 +49,7 @@ class Finding:
         if self.column is not None:
             place.append(f"column {self.column!r}")
         advice = f"; {self.advice}" if self.advice else ""
-        return f"{', '.join(place)}: {self.message}{advice}"
+        return printable(f"{', '.join(place)}: {self.message}{advice}")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.errors import printable
 from ramen_ray.tracking.runs import TrackingError
 
 TEMPLATE = """\
@@ -123,7 +124,7 @@ def terminal_table(report: ReportTable) -> Table:
         is_text = place < report.text_columns
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     for row in report.rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

@@ -9,7 +9,9 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from rich.table import Table
+from rich.text import Text
 
+from ramen_ray.errors import printable
 from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
@@ -88,7 +90,7 @@ def bad_match_table(metrics: Metrics) -> Table:
     table = Table("kind of names", "queries with one", *BAD_MATCHES[1:])
     for kind in kinds:
         values = (metrics[f"{kind}/{name}" if kind else name] for name in BAD_MATCHES)
-        table.add_row(kind or "all", *(f"{100 * value:.2f}" for value in values))
+        table.add_row(Text(printable(kind or "all")), *(f"{100 * value:.2f}" for value in values))
     return table
 
 

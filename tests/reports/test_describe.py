@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from support import node_edges, query_table, text_table
 from transformers import AutoTokenizer
 
 from jobs import describe as job
+from jobs import validate as validating
 from ramen_ray.command_line import run_job
 from ramen_ray.data.description.content import Description
 from ramen_ray.data.description.samples import sample_rows
@@ -320,6 +322,29 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
     page = PageReader(file.read_text(encoding="utf-8"))
     assert page.rows[-1] == [text, "x"]
     assert page.tags["script"] == page.tags["b"] == 0
+
+
+def test_a_terminal_shows_control_characters_and_does_not_act_on_them(
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "\x1b[2J\x1b]0;title\x07 caf\u00e9 \u202egnp.exe \x9b31m \u97b4"
+    queries = query_table([text], [[0]])
+    tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
+    path = write_dataset(tmp_path / "hostile", tables, name="hostile").path
+    pq.write_table(pa.table({"a": [1]}), path / "\x1b[31mred.parquet")
+    flags = ["--encoder", str(encoder_path), "--output", str(tmp_path / "o")]
+    assert _run_job(monkeypatch, str(path), *flags) == 0
+    monkeypatch.setattr(sys, "argv", ["validate.py", str(path)])
+    assert run_job(validating.main) == 0
+    assert _run_job(monkeypatch, str(tmp_path / "no\x1bwhere")) == 2
+    printed = "".join(capsys.readouterr())
+    assert not set("\x1b\x07\x9b\u202e") & set(printed)
+    assert "\\x1b[2J\\x1b]0;title\\x07 caf\u00e9 \\u202egnp.exe" in printed
+    assert "\u97b4" in printed
+    assert "no\\x1bwhere" in printed
 
 
 def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_path: Path) -> None:

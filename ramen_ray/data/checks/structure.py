@@ -93,7 +93,7 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
     if findings:
         return findings, None
     file = f"{table}.parquet"
-    if not count and not table.startswith("filters/"):
+    if not count and not table.startswith(("filters/", "aliases/")):
         advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
         findings.append(_finding(file, f"table {table!r} is empty", advice))
     stated = _stated_counts(dataset).get(table, count)

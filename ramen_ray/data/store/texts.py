@@ -5,6 +5,9 @@ import unicodedata
 import pyarrow as pa
 import pyarrow.compute as pc
 
+NULL_WORDS = ("NULL", "null", "None", "\\N", "N/A", "n/a", "NaN", "nan")
+"""What programs write for no text."""
+
 
 def normalized(texts: pa.Array) -> pa.Array:
     """Normalise texts (n,) to Unicode NFKC, trim them, and replace white space by single spaces."""

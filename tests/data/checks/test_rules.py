@@ -167,3 +167,14 @@ def test_nothing_is_written_into_the_dataset_directory(dataset_path: Path, tmp_p
     before = {folder: folder.stat().st_mtime_ns for folder in folders}
     validate(Dataset(path))
     assert {folder: folder.stat().st_mtime_ns for folder in folders} == before
+
+
+def test_anchor_sets_whose_names_differ_in_case_are_two(dataset_path: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(dataset_path, tmp_path / "mine")
+    before = len(validate(Dataset(path)))
+    shutil.copy(path / "anchors" / "links.parquet", path / "anchors" / "Links.parquet")
+    shutil.copytree(path / "edges" / "links", path / "edges" / "Links")
+    check(Dataset(path))
+    leaks = [found for found in validate(Dataset(path)) if "joins a held-out" in found.message]
+    assert [found.file for found in leaks] == ["edges/Links/ad.parquet", "edges/links/ad.parquet"]
+    assert len(validate(Dataset(path))) == before + 1

@@ -19,6 +19,7 @@ from support import node_edges, query_table, text_table
 from jobs import export, ingest
 from ramen_ray.command_line import run_job
 from ramen_ray.data.checks.structure import check_structure
+from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.xc import lines
 from ramen_ray.data.importers.xc.exporting import export_xc
 from ramen_ray.data.importers.xc.importing import import_xc
@@ -246,6 +247,16 @@ def test_json(world: World, tmp_path: Path, suffix: str) -> None:
     assert "weights" not in dataset.schema("queries/train").names
 
 
+def test_marks_before_json_objects_are_left_out(tmp_path: Path) -> None:
+    file = TextFile(tmp_path / "lbl.json")
+    file.path.write_text('\ufeff{"uid": "a", "title": "x"}\n\ufeff{"uid": "b", "title": "y"}\n')
+    (rows,) = file.batches()
+    assert rows.to_pylist() == [
+        {"text": "x", "source_id": "a"},
+        {"text": "y", "source_id": "b"},
+    ]
+
+
 def test_text_of_json_is_the_title_where_the_name_says_titles(world: World, tmp_path: Path) -> None:
     _put_json(tmp_path / "xc", world, "")
     for number, (name, text, first) in enumerate(
@@ -342,20 +353,65 @@ def test_validation_queries_share_no_text_with_train(tmp_path: Path) -> None:
     assert found[0][0] == found[0][1] != found[1][0]
 
 
-def test_latin_1_is_read_and_reported(
+def _label_texts(world: World, folder: Path, content: bytes) -> Path:
+    """Write the files of the world, with other texts of ads."""
+    _put_raw(folder, world, "oak", ".txt")
+    (folder / "raw_data" / "label.raw.txt").write_bytes(content)
+    return folder
+
+
+def _warnings(caplog: pytest.LogCaptureFixture, fragment: str) -> list[Finding]:
+    records = [record.msg for record in caplog.records if record.levelno == logging.WARNING]
+    return [one for one in records if isinstance(one, Finding) and fragment in one.message]
+
+
+def test_a_few_bytes_of_windows_1252_are_read_and_reported(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _put_raw(tmp_path / "xc", world, "oak", ".txt")
-    (tmp_path / "xc" / "raw_data" / "label.raw.txt").write_bytes(
-        b"".join(f"\xe4d {n}\r\n".encode("latin-1" if n in (3, 5) else "utf-8") for n in range(25))
-    )
-    dataset = import_xc(tmp_path / "xc", tmp_path / "out", validation_fraction=0.3)
-    assert _texts(dataset, "ads") == [f"äd {n}" for n in range(25)]
-    found = [
-        r.msg for r in caplog.records if r.levelno == logging.WARNING and "as latin-1" in str(r.msg)
-    ]
-    assert [(f.row, Path(f.file).name) for f in found] == [(4, "label.raw.txt")]
-    assert "2 lines in all" in found[0].message
+    lines = [f"Zürich “{n}” ".encode() for n in range(25)]
+    for row in (3, 5):
+        lines[row] += "“noir” 5 €".encode("cp1252")
+    folder = _label_texts(world, tmp_path / "xc", b"\r\n".join(lines) + b"\r\n")
+    dataset = import_xc(folder, tmp_path / "out", validation_fraction=0.3)
+    texts = _texts(dataset, "ads")
+    assert texts[4] == "Zürich “4” "
+    assert [texts[row] for row in (3, 5)] == [f"Zürich “{row}” “noir” 5 €" for row in (3, 5)]
+    (found,) = _warnings(caplog, "Windows-1252")
+    assert (found.row, Path(found.file).name) == (4, "label.raw.txt")
+    assert "2 of 25 lines" in found.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["größe".encode("cp1252")] * 25, "25 of 25 lines are not UTF-8, too many"),
+        (["红色的鞋子".encode("gbk"), *[b"shoes"] * 24], "1 of 25 lines .* not look like Windows"),
+        ([b"shoes", "красные туфли".encode("cp1251"), *[b"hat"] * 23], "row 2: 1 of 25 .* not lo"),
+    ],
+)
+def test_texts_in_another_encoding_are_refused(
+    world: World, tmp_path: Path, lines: list[bytes], message: str
+) -> None:
+    folder = _label_texts(world, tmp_path / "xc", b"\n".join(lines) + b"\n")
+    with pytest.raises(DatasetError, match=rf"label\.raw\.txt.*{message}.*iconv"):
+        import_xc(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_marks_of_joined_files_and_words_for_no_text_are_reported(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ["NULL", "None", "\\N", " N/A", "Nonesuch"]
+    texts = [f"ad {n}" for n in range(20)] + words
+    content = [("\ufeff" if n in (0, 7, 11) else "") + text for n, text in enumerate(texts)]
+    folder = _label_texts(world, tmp_path / "xc", "\n".join([*content, ""]).encode())
+    dataset = import_xc(folder, tmp_path / "out", validation_fraction=0.3)
+    assert _texts(dataset, "ads") == texts
+    (marks,) = _warnings(caplog, "byte order mark")
+    assert (marks.row, marks.message[:2]) == (8, "2 ")
+    (found,) = _warnings(caplog, "stand for none")
+    assert found.row == 21
+    assert "(4 of 25, 16.0%): 'NULL', 'None' (row 22)" in found.message
 
 
 def test_absent_rows_comments_and_empty_filters(
@@ -365,14 +421,32 @@ def test_absent_rows_comments_and_empty_filters(
     _put_raw(folder, world, "oak", ".txt")
     matrix = (folder / "tst_X_Y.txt").read_text().split("\n")
     matrix[1] += " # the first"
-    (folder / "tst_X_Y.txt").write_text("\n".join(matrix[:16]))
+    (folder / "tst_X_Y.txt").write_text("\n".join([*matrix[:20], ""]))
     (folder / "filter_labels_test.txt").write_bytes(b"")
     (folder / "filter_labels_train.txt").unlink()
     dataset = import_xc(folder, tmp_path / "out", validation_fraction=0.3)
-    shortened = world.test_clicks[:15]
+    shortened = world.test_clicks[:19]
     assert _clicks(dataset, "test") == _entries(shortened, world.test, world.ads)
-    assert "tst_X_Y.txt, row 17: the last 5 of 20 rows are absent" in caplog.text
+    assert "tst_X_Y.txt, row 21: the last 1 of 20 rows are absent" in caplog.text
     assert not dataset.has("filters/validation")
+
+
+@pytest.mark.parametrize(
+    ("kept", "end", "message"),
+    [
+        (16, "\n", "row 16: it ends after 15 of the 20 rows of its header; it was cut off"),
+        (20, "", "row 20: it ends after 19 of the 20 rows .* its last line has no end; it was cut"),
+    ],
+)
+def test_a_matrix_that_was_cut_off_is_refused(
+    world: World, tmp_path: Path, kept: int, end: str, message: str
+) -> None:
+    folder = tmp_path / "xc"
+    _put_raw(folder, world, "oak", ".txt")
+    matrix = (folder / "tst_X_Y.txt").read_text().split("\n")
+    (folder / "tst_X_Y.txt").write_text("\n".join(matrix[:kept]) + end)
+    with pytest.raises(DatasetError, match=rf"tst_X_Y\.txt, {message}"):
+        import_xc(folder, tmp_path / "out")
 
 
 def test_nodes_without_text_are_left_out_with_their_pairs(
@@ -757,7 +831,9 @@ def test_jobs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _put_raw(tmp_path / "xc", world, "oak", ".txt")
-    (tmp_path / "xc" / "raw_data" / "label.raw.txt").write_bytes(b"\xff\n" * NUM_ADS)
+    (tmp_path / "xc" / "raw_data" / "label.raw.txt").write_bytes(
+        b"\xff\n" + b"hat\n" * (NUM_ADS - 1)
+    )
 
     def run(job: Callable[[], None], *arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
@@ -767,7 +843,7 @@ def test_jobs(
     imported, exported = tmp_path / "a", tmp_path / "b"
     code, printed = run(ingest.main, "xc", "--source", tmp_path / "xc", "--output", imported)
     assert (code, printed) == (0, f"wrote xc to {imported}\n")
-    assert "label.raw.txt, row 1: the line is not UTF-8" in caplog.text
+    assert "label.raw.txt, row 1: 1 of 25 lines are not UTF-8" in caplog.text
     code, printed = run(export.main, imported, "--output", exported)
     assert (code, printed) == (0, f"wrote {exported}\n")
     _same(Dataset(imported), import_xc(exported, tmp_path / "c"))

@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from ramen_ray.data.findings import error_at
+from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.store.limits import TooLargeError
-from ramen_ray.data.store.utf8 import decoded, is_utf8, whole_lines
+from ramen_ray.data.store.utf8 import BadBytes, decoded, whole_lines, without_marks
 
 BLOCK_BYTES = 1 << 23
+MAX_DAMAGED_LINES = 10
+MAX_DAMAGED_SHARE = 0.01
 
 _NEWLINE = ord("\n")
 _ONE_TOKEN_A_LINE = bytes.maketrans(b" \t\r", b"\n\n\n")
@@ -37,23 +39,46 @@ def line_blocks(stream: BinaryIO) -> Iterator[bytes]:
 def read_texts(file: Path) -> Iterator[pa.Array]:
     r"""Read one text per line; only ``\n`` and ``\r\n`` end a line.
 
-    Lines that are not UTF-8 are read as latin-1, the encoding of some published files.
+    Bytes that are not UTF-8 are read as Windows-1252; byte order marks before a text are left out.
     """
     with file.open("rb") as stream:
         for block in line_blocks(stream):
-            yield _split_lines(decoded(block.replace(b"\r\n", b"\n")).data)
+            content, _ = without_marks(decoded(block.replace(b"\r\n", b"\n")).data)
+            yield _split_lines(content)
 
 
-def lines_not_utf8(file: Path) -> list[int]:
-    """List the numbers (from 1) of the lines that are not UTF-8."""
-    found, first = [], 1
+def encoding_findings(file: Path) -> list[Finding]:
+    """Say which bytes of a text file are not UTF-8, and where files with marks were joined."""
+    first, damaged, marked, bad_bytes = 1, list[int](), list[int](), BadBytes()
     with file.open("rb") as stream:
         for block in line_blocks(stream):
-            if not is_utf8(block):
-                lines = enumerate(block[:-1].split(b"\n"), start=first)
-                found += [number for number, line in lines if not is_utf8(line)]
+            found, (_, with_marks) = decoded(block), without_marks(block)
+            damaged += [first + line for line in found.damaged_lines]
+            marked += [first + line for line in with_marks if first + line > 1]
+            bad_bytes += found.bad_bytes
             first += block.count(b"\n")
-    return found
+    findings = [_bad_bytes_finding(file, damaged, bad_bytes, first - 1)] if damaged else []
+    if marked:
+        message = f"{len(marked)} lines begin with a byte order mark, which is left out"
+        advice = "check that whole files were joined, in the right order"
+        findings.append(Finding("warning", str(file), message, advice, marked[0]))
+    return findings
+
+
+def _bad_bytes_finding(
+    file: Path, damaged: list[int], bad_bytes: BadBytes, num_lines: int
+) -> Finding:
+    place = f"{len(damaged)} of {num_lines} lines are not UTF-8"
+    if not bad_bytes.are_windows_1252:
+        message = f"{place}, and do not look like Windows-1252 (western European) either"
+        advice = "convert the file from its encoding: iconv -f ENCODING -t UTF-8"
+        return Finding("error", str(file), message, advice, damaged[0])
+    if len(damaged) > max(MAX_DAMAGED_LINES, MAX_DAMAGED_SHARE * num_lines):
+        message = f"{place}, too many to be a few damaged ones"
+        advice = "convert the file from its encoding: iconv -f WINDOWS-1252 -t UTF-8"
+        return Finding("error", str(file), message, advice, damaged[0])
+    message = f"{place}; what is not is read as Windows-1252"
+    return Finding("warning", str(file), message, "convert the file to UTF-8", damaged[0])
 
 
 class LineBreakError(ValueError):

@@ -1,13 +1,14 @@
 """Sparse matrices as the extreme classification repository writes them: text, or scipy's npz.
 
 The text form has a first line ``rows columns``, then for each row a line ``index:value index:value
-...``, indices ascending from 0. ``#`` starts a comment; empty rows at the end may be absent.
+...``, indices ascending from 0. ``#`` starts a comment; a few empty rows at the end may be absent.
 """
 
 import logging
 import re
+from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 _ENTRIES = pa.schema([("index", pa.int64()), ("value", pa.float32())])
 _MAX_HEADER_BYTES = 1000
 _ROWS_AT_ONCE = 65536
+MAX_ABSENT_SHARE = 0.05
 
 
 def read_shape(file: Path) -> tuple[int, int]:
@@ -137,6 +139,7 @@ def _read_text(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
     tables = [_ENTRIES.empty_table()]
     line = 2
     with file.open("rb") as stream:
+        is_whole = _ends_in_line_break(stream)
         stream.readline()
         for block in line_blocks(stream):
             if b"#" in block:
@@ -145,24 +148,46 @@ def _read_text(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
             lengths.append(counts)
             tables.append(parsed)
             line += len(counts)
-    row_lengths = _fit(file, np.concatenate(lengths), shape[0])
+    row_lengths = _fit(file, np.concatenate(lengths), shape[0], is_whole)
     table = pa.concat_tables(tables)
     entries = row_lengths, table["index"].to_numpy(), table["value"].to_numpy()
     return build_matrix(file, entries, shape, first_row=2)
 
 
-def _fit(file: Path, lengths: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Pad the lengths of the rows with zeros to the number of rows in the header."""
+def _fit(
+    file: Path, lengths: NDArray[np.int64], num_rows: int, is_whole: bool
+) -> NDArray[np.int64]:
+    """Pad the lengths of the rows with zeros to the number of rows in the header.
+
+    Rows can only be absent if they are few and the last one ``is_whole``.
+    """
     surplus = np.flatnonzero(lengths[num_rows:])
     if len(surplus):
         row = int(surplus[0]) + num_rows + 2
         raise error_at(file, f"there are more rows than the {num_rows} of the header", row=row)
     missing = num_rows - len(lengths)
+    if missing > 0 and (not is_whole or missing > MAX_ABSENT_SHARE * num_rows):
+        within = "" if is_whole else ", and its last line has no end"
+        raise error_at(
+            file,
+            f"it ends after {len(lengths)} of the {num_rows} rows of its header{within}",
+            advice="it was cut off: copy it again; if the other rows are empty, add an empty line "
+            "for each",
+            row=len(lengths) + 1,
+        )
     if missing > 0:
         message = f"the last {missing} of {num_rows} rows are absent and count as empty"
         log.warning(Finding("warning", str(file), message, row=len(lengths) + 2))
         return np.pad(lengths, (0, missing))
     return lengths[:num_rows]
+
+
+def _ends_in_line_break(stream: BinaryIO) -> bool:
+    """Look at the last byte of a file that is not empty, and go back to the first."""
+    stream.seek(-1, SEEK_END)
+    last = stream.read(1)
+    stream.seek(0)
+    return last == b"\n"
 
 
 def _load_npz(file: Path) -> Any:

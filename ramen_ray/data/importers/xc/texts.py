@@ -17,13 +17,14 @@ from pyarrow import json as arrow_json
 from scipy import sparse
 
 from ramen_ray.data.arrays import UInt64s
-from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.importers.xc.lines import line_blocks, lines_not_utf8, read_texts
+from ramen_ray.data.findings import Finding, Tally, error_at, raise_errors
+from ramen_ray.data.importers.xc.lines import encoding_findings, line_blocks, read_texts
 from ramen_ray.data.importers.xc.matrices import build_matrix
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.limits import TooLargeError, check_nesting
-from ramen_ray.data.store.texts import fold
+from ramen_ray.data.store.texts import NULL_WORDS, fold
+from ramen_ray.data.store.utf8 import without_marks
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ _TYPES_OF = {
 }
 _DAMAGE = (OSError, EOFError, zlib.error)
 _ROWS_AT_ONCE = 8192
+_NULL_ADVICE = "if these lines have no text, make them empty, so that they are left out"
 
 
 @dataclass(frozen=True)
@@ -134,27 +136,31 @@ class Scan:
 
 
 def scan(file: TextFile) -> Scan:
-    """Read a text file once; warn about lines that are not UTF-8.
+    """Read a text file; warn about a few lines that are not UTF-8, and words for no text.
 
     Raises:
-        DatasetError: the file is damaged or malformed; names the line.
+        DatasetError: the file is damaged, malformed or in another encoding; names the line.
     """
     if not file.is_json:
-        _report_encoding(file.path)
+        _report(file.path, encoding_findings(file.path))
     is_empty, hashes = [np.empty(0, dtype=np.bool_)], [np.empty(0, dtype=np.uint64)]
+    null_words = Tally("warning", "text that may stand for none", _NULL_ADVICE, "text")
+    num_lines = 0
     for batch in file.batches():
         texts = pc.utf8_trim_whitespace(batch["text"].combine_chunks())
         is_empty.append(pc.equal(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False))
         hashes.append(hash_strings(fold(texts)))
+        found = np.flatnonzero(pc.is_in(texts, pa.array(NULL_WORDS)))
+        null_words.add(file.path, 1 + num_lines + found, texts.take(pa.array(found)))
+        num_lines += len(texts)
+    _report(file.path, null_words.findings(num_lines))
     return Scan(np.concatenate(is_empty), np.concatenate(hashes))
 
 
-def _report_encoding(path: Path) -> None:
-    lines = lines_not_utf8(path)
-    if lines:
-        rest = f" ({len(lines)} lines in all)" if len(lines) > 1 else ""
-        message = f"the line is not UTF-8 and is read as latin-1{rest}"
-        log.warning(Finding("warning", str(path), message, "convert it to UTF-8", lines[0]))
+def _report(path: Path, findings: list[Finding]) -> None:
+    raise_errors(path, findings)
+    for finding in findings:
+        log.warning(finding)
 
 
 def _even_batches(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
@@ -243,7 +249,7 @@ def _lists_fit(table: pa.Table) -> bool:
 def _blocks(path: Path) -> Iterator[bytes]:
     try:
         with _open(path) as stream:
-            yield from line_blocks(stream)
+            yield from (without_marks(block)[0] for block in line_blocks(stream))
     except _DAMAGE as error:
         raise error_at(path, f"the file is damaged or cut off: {error}") from error
 
