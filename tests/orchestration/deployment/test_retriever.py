@@ -199,7 +199,7 @@ def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
         (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
         (1_000_000, "robin", 9, "has 1000000 queries"),
         (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
-        (501, "x" * 10_000, 1, "the queries have 5010000 characters; send at most 5000000"),
+        (201, "x" * 10_000, 1, "the queries have 2010000 characters; send at most 2000000"),
     ],
 )
 def test_a_request_for_too_much_is_refused(
