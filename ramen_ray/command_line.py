@@ -18,10 +18,11 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, read_config
+from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
+from ramen_ray.orchestration.runs.run_directory import read_run_config
 from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "rdocs"
@@ -196,7 +197,7 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
         case ["--config"]:
             raise ConfigError("--config needs a file")
         case ["--config", file, *rest]:
-            config = read_config(Path(file))
+            config = read_run_config(Path(file))
         case [name, *rest] if name in PRESETS:
             config = PRESETS[name]()
         case [name, *_] if not name.startswith("-"):

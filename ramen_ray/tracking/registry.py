@@ -1,6 +1,7 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
 import hashlib
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
+from ramen_ray.tracking.moved_store import find_artifacts_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
 from ramen_ray.tracking.runs import TrackingError, cannot_use, metric_name
 
@@ -29,6 +31,7 @@ ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 NO_SETS = str(())
+A_QUERY = "a query"
 
 
 def not_served(run: str) -> str:
@@ -91,8 +94,9 @@ class Registry:
         mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:
+            find_artifacts_beside(uri)
             self._client = MlflowClient(tracking_uri=uri)
-        except (MlflowException, ImportError, OSError) as error:
+        except (MlflowException, ImportError, OSError, sqlite3.Error) as error:
             raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
 
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
@@ -204,7 +208,7 @@ class Registry:
         """Give ``alias`` back to the version that had it before; returns (from, to) versions.
 
         Raises:
-            RegistryError: no version has the alias, or no earlier one is known.
+            RegistryError: no version has the alias, no earlier one is known, or it does not answer.
         """
         present = self.chosen(name, alias)
         if present is None:
@@ -215,6 +219,7 @@ class Registry:
                 f"no version of {name!r} is known to have had the alias {alias!r} before "
                 f"version {number}"
             )
+        ask_once(self.load(f"models:/{name}/{known[-1]}"))
         self._give(name, alias, known)
         return number, known[-1]
 
@@ -286,6 +291,21 @@ class Registry:
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns the path of its own folder."""
         return own_folder(self.copy(model_uri, folder))
+
+
+def ask_once(retriever: PyFuncModel) -> None:
+    """Ask a retriever a query before it is promoted.
+
+    Raises:
+        RegistryError: it does not answer.
+    """
+    try:
+        (row,) = retriever.predict([A_QUERY], params={"top_k": 1}).to_dict("records")
+        fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
+    except Exception as error:  # of any library that it runs
+        fault = first_line_of(error)
+    if fault:
+        raise RegistryError(f"the retriever does not answer, and is not promoted: {fault}")
 
 
 def own_folder(copied: Path) -> Path:

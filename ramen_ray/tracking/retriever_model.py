@@ -8,15 +8,18 @@ transformer that was not compiled.
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import faiss
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
@@ -26,13 +29,25 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 DEFAULT_TOP_K = 10
+QUERY_COLUMNS = ("query", "text")
 MAX_CHARACTERS = 10_000
-MAX_QUERIES = 10_000  # of one request, which is answered whole and in memory
-MAX_ANSWERS = 10_000_000
+# of one request, which is answered whole and in memory
+MAX_QUERIES = 10_000
+MAX_QUERY_CHARACTERS = 2_000_000
+MAX_ANSWERS = 200_000
+MAX_ANSWER_BYTES = 16_000_000
+MAX_SECONDS = 30
+BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
+QUERIES_PER_BLOCK = 256
+JSON_NAMES = {"dict": "an object", "list": "a list"}
+SURROGATE = re.compile("[\ud800-\udfff]")
 TEXTS_PER_PASS = 64
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Answer = tuple[list[Any], ...]
+"""Ids, texts and scores of a query's best ads."""
 TokenIds = list[list[int]]
 TokenMatrix = NDArray[np.int64]
 StatesOf = Callable[[TokenMatrix, TokenMatrix], Embeddings]
@@ -52,6 +67,10 @@ class Retriever(PythonModel):
         self.ad_ids, self.ad_texts = (
             ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
         )
+        self.ad_bytes = np.asarray(pc.binary_length(self.ad_ids)) + BYTES_BESIDE_TEXTS
+        self.ad_bytes += np.asarray(pc.binary_length(self.ad_texts))
+        # MLflow makes a table of each request; Arrow's strings cannot hold half a surrogate pair
+        pd.set_option("mode.string_storage", "python")
         self.load_encoder(folder, context.model_config or {})
 
     def load_encoder(self, folder: Path, config: dict[str, Any]) -> None:
@@ -71,14 +90,18 @@ class Retriever(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> pd.DataFrame:
-        """Answer every query (the first column) with its ``top_k`` best ads.
+        """Answer every query with its ``top_k`` best ads.
+
+        Of a table with names, MLflow hands on the first column, which must be ``query`` or
+        ``text``.
 
         Returns:
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
             length with the best first, and ``error``: None, or why this query has no answer.
 
         Raises:
-            MlflowException: the request asks for too much, which a server answers with status 400.
+            MlflowException: the request asks for too much or has other columns, which a server
+                answers with status 400.
         """
         top_k = (params or {}).get("top_k")
         if top_k is None:
@@ -88,17 +111,32 @@ class Retriever(PythonModel):
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
                 f"it must be from 1 to {len(self.ad_ids)}"
             )
-        _check_size(len(model_input), top_k)
-        queries = model_input.iloc[:, 0].tolist()
+        queries = _queries_of(model_input)
         errors = [find_error(query) for query in queries]
         answered = [row for row, error in enumerate(errors) if error is None]
-        answers: list[tuple[list[Any], ...]] = [([], [], []) for _ in queries]
-        if answered:
-            embeddings = self.encode([queries[row] for row in answered])
-            for row, answer in zip(answered, self.search(embeddings, top_k), strict=True):
-                answers[row] = answer
+        texts = [queries[row] for row in answered]
+        _check_size(len(queries), sum(map(len, texts)), top_k)
+        answers: list[Answer] = [([], [], []) for _ in queries]
+        for row, answer in zip(answered, self._within_limits(texts, top_k), strict=True):
+            answers[row] = answer
         found = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
         return found.assign(error=pd.Series(errors, dtype=object))
+
+    def _within_limits(self, texts: list[str], top_k: int) -> Iterator[Answer]:
+        """Answer texts block by block, unless this takes too long or the answers grow too large."""
+        started, num_bytes = time.monotonic(), 0
+        for start in range(0, len(texts), QUERIES_PER_BLOCK):
+            embeddings = self.encode(texts[start : start + QUERIES_PER_BLOCK])
+            scores, rows = self._nearest(embeddings, top_k)
+            num_bytes += int(self.ad_bytes[rows[rows >= 0]].sum())
+            if num_bytes > MAX_ANSWER_BYTES:
+                _refuse(
+                    f"the answers have more than {MAX_ANSWER_BYTES // 1_000_000} MB; send fewer "
+                    f"queries at once, or lower top_k"
+                )
+            yield from self._spell_out(scores, rows)
+            if time.monotonic() > started + MAX_SECONDS:
+                _refuse(f"the request takes more than {MAX_SECONDS} s; send fewer queries at once")
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors for search (texts, D)."""
@@ -116,32 +154,59 @@ class Retriever(PythonModel):
         vectors[by_length] = sorted_vectors
         return vectors
 
-    def search(self, embeddings: Embeddings, top_k: int) -> list[tuple[list[Any], ...]]:
+    def search(self, embeddings: Embeddings, top_k: int) -> list[Answer]:
         """Return the ids, texts and scores of each query's best ads."""
+        return self._spell_out(*self._nearest(embeddings, top_k))
+
+    def _nearest(self, embeddings: Embeddings, top_k: int) -> tuple[Embeddings, Rows]:
         faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
         scores, rows = self.index.search(embeddings, top_k)
+        return scores, rows
+
+    def _spell_out(self, scores: Embeddings, rows: Rows) -> list[Answer]:
         found = rows >= 0  # an approximate index may find fewer
         ends = found.sum(axis=1).cumsum()[:-1]
+        shown, places = np.unique(rows[found], return_inverse=True)  # an ad's texts are made once
         columns = [
-            self.ad_ids.take(pa.array(rows[found])).to_numpy(zero_copy_only=False),
-            self.ad_texts.take(pa.array(rows[found])).to_numpy(zero_copy_only=False),
+            self.ad_ids.take(pa.array(shown)).to_numpy(zero_copy_only=False)[places],
+            self.ad_texts.take(pa.array(shown)).to_numpy(zero_copy_only=False)[places],
             scores[found],
         ]
         split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
         return list(zip(*split, strict=True))
 
 
-def _check_size(num_queries: int, top_k: int) -> None:
-    problem = None
+def _queries_of(table: pd.DataFrame) -> list[Any]:
+    """Return the queries of a request, which a list has in a column that has a number for a name.
+
+    MLflow drops all columns but the first, so whether there were others cannot be told.
+    """
+    name = table.columns[0]
+    if isinstance(name, str) and name not in QUERY_COLUMNS:
+        _refuse(
+            f"the first column is {name!r}; put the queries first, in a column named "
+            f"{' or '.join(QUERY_COLUMNS)}"
+        )
+    return list(table.iloc[:, 0])
+
+
+def _check_size(num_queries: int, num_characters: int, top_k: int) -> None:
     if num_queries > MAX_QUERIES:
-        problem = f"the request has {num_queries} queries; send at most {MAX_QUERIES} at once"
-    elif num_queries * top_k > MAX_ANSWERS:
-        problem = (
+        _refuse(f"the request has {num_queries} queries; send at most {MAX_QUERIES} at once")
+    if num_characters > MAX_QUERY_CHARACTERS:
+        _refuse(
+            f"the queries have {num_characters} characters; send at most {MAX_QUERY_CHARACTERS} at "
+            f"once"
+        )
+    if num_queries * top_k > MAX_ANSWERS:
+        _refuse(
             f"the request asks for {num_queries} times {top_k} ads; send at most "
             f"{MAX_ANSWERS // top_k} queries at once, or lower top_k"
         )
-    if problem is not None:
-        raise MlflowException.invalid_parameter_value(problem)
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise MlflowException.invalid_parameter_value(problem)
 
 
 def find_error(query: object) -> str | None:
@@ -149,11 +214,14 @@ def find_error(query: object) -> str | None:
     if query is None or (isinstance(query, float) and math.isnan(query)):  # pandas' null
         return "the query is missing"
     if not isinstance(query, str):
-        return f"the query is {type(query).__name__}, not a text"
+        name = type(query).__name__
+        return f"the query is {JSON_NAMES.get(name, name)}, not a text"
     if not query.strip():
         return "the query is empty"
     if len(query) > MAX_CHARACTERS:
         return f"the query has {len(query)} characters; at most {MAX_CHARACTERS} are allowed"
+    if SURROGATE.search(query):
+        return "the query has half of a surrogate pair, which is no character"
     return None
 
 

@@ -7,6 +7,7 @@ that only pass a run on, such as Ray Train's controller.
 import logging
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.full_disk import is_disk_full
+from ramen_ray.tracking.moved_store import ARTIFACTS, find_artifacts_beside
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -27,6 +29,7 @@ SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
+NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
@@ -195,6 +198,7 @@ def open_run(
     from mlflow.exceptions import MlflowException
 
     try:
+        find_artifacts_beside(uri)
         client = _client(uri)
         with few_retries():
             known = client.get_experiment_by_name(experiment)
@@ -202,7 +206,7 @@ def open_run(
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
         is_database = uri.startswith(DATABASES)
-        artifacts = (output.absolute() / "mlartifacts").as_uri() if is_database else None
+        artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
         experiment_id = (
             known.experiment_id
             if known is not None
@@ -211,7 +215,7 @@ def open_run(
         tags = {} if parent is None else {PARENT_TAG: parent.id}
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
-    except (MlflowException, OSError, ImportError) as error:
+    except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         raise TrackingError(cannot_use(uri, error)) from None  # the cause may contain a password
 
 
@@ -231,6 +235,7 @@ def _client(uri: str) -> "MlflowClient":
     from mlflow.tracking import MlflowClient
 
     os.environ.setdefault(*RETRIES)
+    os.environ[NO_ADDRESSES] = "true"
     for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's level
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # raises what it logs

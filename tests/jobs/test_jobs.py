@@ -78,7 +78,8 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --with-base --name submitted {flags}"
-    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=mlflow_server)
+    with_password = mlflow_server.replace("http://", "http://ann:s3cret@")
+    client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=with_password)
     wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
     logs = client.get_job_logs(job)
     assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
@@ -95,6 +96,9 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
     assert len(ours) < 90, logs
+    written = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in written if b"s3cret" in file.read_bytes()]
+    assert "s3cret" not in logs
     shown = re.search(r"test\s+│ RAMEN\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)

@@ -1,6 +1,7 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and folders for what is made on the way."""
 
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,20 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that is removed again; what a killed process left in it goes first.
+
+    Whoever uses it has locked what it belongs to.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def unused_name(path: Path, within: Path | None = None) -> Path:

@@ -1,10 +1,10 @@
 """The retriever of a combiner: that of its run, with combined vectors in the index."""
 
-import tempfile
 from pathlib import Path
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER
 from ramen_ray.method.novel_ads.retriever import use_combiner
@@ -28,8 +28,8 @@ def log_combined_retriever(
         folder: where the combiner's training wrote its result.
         run: the MLflow run of the combiner.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".retriever-") as aside:
-        copied = registry.download(finished.retriever.uri, Path(aside))
+    with scratch_folder(folder / ".retriever") as aside:
+        copied = registry.download(finished.retriever.uri, aside)
         kind = finished.retriever.metadata["index"]
         use_combiner(copied, folder / COMBINER_FOLDER, embedded.all_ads(), kind)
         metadata = {**finished.retriever.metadata, "combiner": True}

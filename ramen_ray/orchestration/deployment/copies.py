@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -53,12 +53,13 @@ def take_place(
         The copy's URI.
 
     Raises:
-        RegistryError: the alias was moved to another version meanwhile.
+        RegistryError: the copy does not answer, or the alias was moved meanwhile.
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:
         return copy.uri
     name, alias = named.groups()
+    ask_once(registry.load(copy.uri))
     version = registry.register(name, copy.run_id, copy.model_id)
     made = f"models:/{name}/{version.version}"
     if alias:

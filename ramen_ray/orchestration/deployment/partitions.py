@@ -24,6 +24,7 @@ ANSWERS = pa.schema(
     ]
 )
 QUERIES_PER_BATCH = 4096
+BYTES_PER_READ = 16 << 20
 BYTES_BEYOND = 100
 """How far beyond a column Arrow may read, for files of old writers that give its size too small."""
 
@@ -62,15 +63,15 @@ class RowGroup:
         """
         try:
             with self.filesystem.open_input_file(self.path) as stream:
-                read = _Read(stream, self.footer, self.number)
+                content, start, data = _read(stream, self.footer, self.number, keep=True)
         except OSError as error:
             raise DatasetError(f"{self.path} cannot be read: {first_line_of(error)}") from error
-        if read.content != self.content:
+        if content != self.content:
             raise DatasetError(
                 f"{self.path} has changed since this call began; run it again, with another folder "
                 f"for the answers"
             )
-        return pq.ParquetFile(_Excerpt(read.data, read.start), metadata=self.footer)
+        return pq.ParquetFile(_Excerpt(data, start), metadata=self.footer)
 
 
 def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
@@ -82,39 +83,45 @@ def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
     try:
         with filesystem.open_input_file(path) as stream:
             footer = open_parquet(path, opened=stream).metadata
+            numbers = range(footer.num_row_groups)
+            contents = [_read(stream, footer, number, keep=False)[0] for number in numbers]
             return [
-                RowGroup(filesystem, path, footer, number, _Read(stream, footer, number).content)
-                for number in range(footer.num_row_groups)
+                RowGroup(filesystem, path, footer, number, content)
+                for number, content in zip(numbers, contents, strict=True)
             ]
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {first_line_of(error)}") from error
 
 
-class _Read:
-    """The bytes of a row group, its first byte in the file, and a hash of them and the footer."""
+def _read(
+    stream: BinaryIO, footer: pq.FileMetaData, number: int, keep: bool
+) -> tuple[str, int, bytearray]:
+    """Return a hash of a row group and the footer, the row group's first byte, and its bytes.
 
-    def __init__(self, stream: BinaryIO, footer: pq.FileMetaData, number: int) -> None:
-        group = footer.row_group(number)
-        columns = [group.column(column) for column in range(group.num_columns)]
-        starts = [
-            min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0)
-            for column in columns
-        ]
-        lengths = [column.total_compressed_size for column in columns]
-        size, self.start = stream.seek(0, io.SEEK_END), max(min(starts), 0)
-        stop = min(max(map(sum, zip(starts, lengths, strict=True))) + BYTES_BEYOND, size)
-        stream.seek(self.start)
-        self.data = stream.read(max(stop - self.start, 0))
-        stream.seek(size - footer.serialized_size - 8)  # after it are its length and the magic
-        digest = hashlib.blake2b(stream.read(), digest_size=16)
-        digest.update(self.data)
-        self.content = digest.hexdigest()
+    The bytes are none unless ``keep`` is set.
+    """
+    group = footer.row_group(number)
+    columns = [group.column(column) for column in range(group.num_columns)]
+    pages = ((column.dictionary_page_offset, column.data_page_offset) for column in columns)
+    starts = [min(filter(None, offsets), default=0) for offsets in pages]
+    ends = [at + column.total_compressed_size for at, column in zip(starts, columns, strict=True)]
+    size, start = stream.seek(0, io.SEEK_END), max(min(starts), 0)
+    stream.seek(size - footer.serialized_size - 8)  # after it are its length and the magic
+    digest, kept = hashlib.blake2b(stream.read(), digest_size=16), bytearray()
+    stream.seek(start)
+    left = min(max(ends) + BYTES_BEYOND, size) - start
+    while left > 0 and (block := stream.read(min(left, BYTES_PER_READ))):
+        digest.update(block)
+        left -= len(block)
+        if keep:
+            kept += block
+    return digest.hexdigest(), start, kept
 
 
 class _Excerpt(io.RawIOBase):
     """A file of which only the bytes ``data`` from ``start`` on are at hand; none are after it."""
 
-    def __init__(self, data: bytes, start: int) -> None:
+    def __init__(self, data: bytearray, start: int) -> None:
         self._data, self._start, self._at = memoryview(data), start, 0
 
     def readable(self) -> bool:
@@ -188,10 +195,13 @@ class Partition:
 
     def _read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         first = 0
-        for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.number]):
-            begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
-            if begin < end:
-                yield rows.slice(begin, end - begin)
-            first += len(rows)
-            if first >= self.stop:
-                return
+        try:
+            for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.number]):
+                begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
+                if begin < end:
+                    yield rows.slice(begin, end - begin)
+                first += len(rows)
+                if first >= self.stop:
+                    return
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DatasetError(f"{self.name}: cannot be read: {first_line_of(error)}") from error

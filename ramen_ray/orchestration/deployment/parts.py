@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from ramen_ray.data.store.checksums import (
     size_and_checksum,
     with_checksum,
 )
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import scratch_folder, whole_file
 
 PLAN_FILE, LOCK_FILE = "_predictions.json", ".lock"  # readers of parquet folders ignore such names
 PART = "part-{:06d}.parquet"
@@ -125,13 +124,8 @@ def locked(output: Path) -> Iterator[Path]:
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
-    with held:
-        shutil.rmtree(output / ASIDE, ignore_errors=True)  # left by a killed call
-        try:
-            (output / ASIDE).mkdir()
-            yield output / ASIDE
-        finally:
-            shutil.rmtree(output / ASIDE, ignore_errors=True)
+    with held, scratch_folder(output / ASIDE) as aside:
+        yield aside
 
 
 def claim(output: Path, plan: Mapping[str, Any]) -> Parts:

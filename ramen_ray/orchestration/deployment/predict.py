@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import ray
 import ray.data
@@ -247,7 +246,10 @@ class _Answerer:
     """An actor that holds the retriever and answers one partition after another."""
 
     def __init__(self, uri: str, work: Work) -> None:
-        self.model: Any = Registry(uri).load(str(work.retriever))
+        from ramen_ray.tracking.retriever_model import find_error
+
+        loaded: Any = Registry(uri).load(str(work.retriever))
+        self.retriever, self.find_error = loaded.unwrap_python_model(), find_error
         self.work = work
 
     def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -259,6 +261,17 @@ class _Answerer:
         return {"partition": np.array([number])}
 
     def _answer(self, texts: pa.Array) -> pa.Table:
-        queries = pd.Series(texts.to_pylist(), dtype=object)
-        found = self.model.predict(queries, params={"top_k": self.work.top_k})
-        return pa.table({field.name: pa.array(found[field.name], field.type) for field in ANSWERS})
+        """Answer as the retriever's ``predict`` does, which refuses more than a server may take."""
+        queries = texts.to_pylist()
+        errors = [self.find_error(query) for query in queries]
+        asked = [query for query, error in zip(queries, errors, strict=True) if error is None]
+        found = (
+            self.retriever.search(self.retriever.encode(asked), self.work.top_k) if asked else []
+        )
+        answers = iter(found)
+        rows = [next(answers) if error is None else ([], [], []) for error in errors]
+        columns = [*zip(*rows, strict=True), errors]
+        return pa.Table.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, ANSWERS, strict=True)],
+            schema=ANSWERS,
+        )

@@ -11,7 +11,7 @@ from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, uri_of
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"
@@ -87,7 +87,7 @@ def promote(
 
     Raises:
         RegistryError: ``name`` or ``alias`` is not a valid name, there is no such metric or no
-            retriever, or it is the champion already.
+            retriever, it is the champion already, or it does not answer.
         IncomparableError: the champion is not a retriever, or was trained on another version of the
             dataset, and ``force`` is not given.
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
@@ -100,15 +100,15 @@ def promote(
     source, model_id = registry.find_logged(run_id, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
+    if champion is not None and champion.source == uri_of(model_id):
+        raise RegistryError(f"this retriever is the champion already: version {champion.version}")
     compared: dict[str, Any] = {}
+    model = registry.load(uri_of(model_id))
+    ask_once(model)
     if champion is not None:
-        if champion.source == uri_of(model_id):
-            raise RegistryError(
-                f"this retriever is the champion already: version {champion.version}"
-            )
         ours = registry.look_up(uri_of(model_id))
         try:
-            compared = _compare(registry, ours, f"models:/{name}/{champion.version}")
+            compared = _compare(registry, ours, model, f"models:/{name}/{champion.version}")
         except (RegistryError, TrackingError, DatasetError) as error:
             if not force:
                 raise IncomparableError(
@@ -139,8 +139,10 @@ def _mlflow_run_id(run: str) -> str:
     return str(found)
 
 
-def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> dict[str, Any]:
-    """Evaluate both on the test split."""
+def _compare(
+    registry: Registry, ours: LoggedRetriever, model: Any, champion_uri: str
+) -> dict[str, Any]:
+    """Evaluate both on the test split; ``model`` is ours, loaded."""
     base = registry.look_up(champion_uri)
     if ours.metadata["dataset_fingerprint"] != base.metadata["dataset_fingerprint"]:
         raise RegistryError(
@@ -149,7 +151,7 @@ def _compare(registry: Registry, ours: LoggedRetriever, champion_uri: str) -> di
         )
     queries = open_test_queries(registry, ours)
     candidate, champion = (
-        queries.measure(retrieve(registry.load(one.uri), queries)) for one in (ours, base)
+        queries.measure(retrieve(one, queries)) for one in (model, registry.load(base.uri))
     )
     return {
         "candidate": ratios(candidate),

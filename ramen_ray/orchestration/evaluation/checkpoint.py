@@ -13,7 +13,7 @@ import ray
 import ray.data
 
 from ramen_ray.bases.combination import Part
-from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, read_config
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
 from ramen_ray.data.prepared.folder import Prepared
@@ -37,7 +37,12 @@ from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
+from ramen_ray.orchestration.runs.run_directory import (
+    CONFIG_FILE,
+    RUN_FILE,
+    RunDirectory,
+    read_run_config,
+)
 from ramen_ray.orchestration.search import ShardResources, search_shards
 from ramen_ray.orchestration.training.linking import write_links
 
@@ -189,7 +194,7 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
     if checksum_files(checkpoint):
         check_intact(checkpoint)
     try:
-        return read_config(checkpoint / CONFIG_FILE)
+        return read_run_config(checkpoint / CONFIG_FILE)
     except ConfigError as error:
         raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
 

@@ -24,6 +24,7 @@ from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
 WHERE_IT_RUNS = {"dataset", "name", "output", "local_folder", "experiment", "workers"}
+RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 RUN_COPY = ".run.json"
@@ -42,7 +43,7 @@ class RunDirectory:
     @classmethod
     def of(cls, output: str, name: str) -> "RunDirectory":
         """Return the folder of the run ``name``, which need not exist yet."""
-        return cls(Path(output).absolute() / "runs" / name)
+        return cls(Path(output).absolute() / RUNS / name)
 
     @property
     def name(self) -> str:
@@ -91,6 +92,19 @@ class RunDirectory:
         for name in (RUN_COPY, RUN_FILE):
             with whole_file(self.path / name) as aside:
                 aside.write_text(content)
+
+
+def read_run_config(file: Path) -> RunConfig:
+    """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
+
+    Raises:
+        ConfigError: the file is missing or does not hold a valid configuration.
+    """
+    config = read_config(file)
+    for folder in file.absolute().parents:
+        if folder.parent.name == RUNS and (folder / RUN_FILE).is_file():
+            return config.model_copy(update={"output": str(folder.parent.parent)})
+    return config
 
 
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:

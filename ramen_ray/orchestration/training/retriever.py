@@ -1,6 +1,5 @@
 """Build the retriever of a finished run, and log it."""
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,12 @@ from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
-from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.retriever import NAME, log_retriever
 from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
@@ -43,8 +43,8 @@ def log_run_retriever(
         The model's id, and figures of its index.
     """
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
-    with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
-        folder = Path(aside)
+    with scratch_folder(best[0].parent / ".retriever") as aside:  # in the run's folder
+        folder = aside / NAME
         settings = RetrieverSettings(kind, config.encoder.max_length, config.workers.gb_per_shard)
         write = partial(_write_retriever, folder, best, dataset, data, settings)
         is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu

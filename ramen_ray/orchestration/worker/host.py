@@ -125,8 +125,10 @@ class OwnProcess:
         assert folder is not None, "the only worker has a checkpoint"
         aside = self._run / ".checkpoint"
         shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
-        shutil.copytree(folder, aside)
-        aside.chmod(0o755)
+        aside.mkdir()
+        mode = aside.stat().st_mode  # not that of a temporary folder, which is copied too
+        shutil.copytree(folder, aside, dirs_exist_ok=True)
+        aside.chmod(mode)
         aside.rename(self._run / name)
         *earlier, last = self.reported()
         best = max([*earlier, last], key=lambda one: (one.metrics[SCORE], one.folder.name))

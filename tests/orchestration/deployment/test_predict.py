@@ -32,7 +32,7 @@ from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.deployment import sharded
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
-from ramen_ray.orchestration.deployment.partitions import row_groups
+from ramen_ray.orchestration.deployment.partitions import Partition, row_groups
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
@@ -307,6 +307,20 @@ def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path: Path) ->
     groups = row_groups(LocalFileSystem(), str(file))
     read = [group.open().read_row_group(group.number) for group in groups]
     assert pa.concat_tables(read).equals(table.cast(read[0].schema))
+
+
+def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"text": ["robin"] * 9}), file, compression="zstd", row_group_size=5)
+    at = pq.read_metadata(file).row_group(1).column(0).data_page_offset
+    content = bytearray(file.read_bytes())
+    content[at : at + 30] = bytes(30)
+    file.write_bytes(content)
+    _, group = row_groups(LocalFileSystem(), str(file))
+    with pytest.raises(
+        DatasetError, match=r"queries\.parquet, row group 1, rows from 0: cannot be"
+    ):
+        list(Partition(group, 0, 4).batches())
 
 
 def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 KINDS = ["transformer", "bag"]
+NOT_TEXTS = ["an object", "a list"]
 WRONG = ["empty", "missing", "int, not a text"]
 
 
@@ -178,6 +179,10 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(
     assert answers["ad_ids"][7] == expected
     assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
     assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    odd = model.predict(pd.Series([{"a": 1}, ["robin"], "\ud800 robin", queries[1]], dtype=object))
+    assert odd["error"].tolist()[:2] == [f"the query is {one}, not a text" for one in NOT_TEXTS]
+    assert odd["error"][2] == "the query has half of a surrogate pair, which is no character"
+    assert odd["ad_ids"][3] == expected
     nothing = model.predict(pd.DataFrame({"query": []}))
     assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
 
@@ -189,16 +194,56 @@ def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_queries", "top_k", "message"),
-    [(10_001, 1, "has 10001 queries; send at most 10000"), (1_000_000, 9, "has 1000000 queries")],
+    ("num_queries", "query", "top_k", "message"),
+    [
+        (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
+        (1_000_000, "robin", 9, "has 1000000 queries"),
+        (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
+        (201, "x" * 10_000, 1, "the queries have 2010000 characters; send at most 2000000"),
+    ],
 )
 def test_a_request_for_too_much_is_refused(
-    num_queries: int, top_k: int, message: str, logged: Logged
+    num_queries: int, query: str, top_k: int, message: str, logged: Logged
 ) -> None:
-    request = pd.DataFrame({"query": ["robin"] * num_queries})
+    request = pd.DataFrame({"query": [query] * num_queries})
     with pytest.raises(MlflowException, match=message) as refused:
         logged.model.predict(request, params={"top_k": top_k})
     assert refused.value.get_http_status_code() == 400
+
+
+def test_an_answer_may_be_neither_too_large_nor_too_late(
+    logged: Logged, queries: list[str]
+) -> None:
+    model = logged.model
+    retriever = model.unwrap_python_model()
+    asked = [queries[0]] * 300
+    whole = len(json.dumps(model.predict(asked).to_dict("records")))
+    limits = retriever.search.__globals__  # of the file that MLflow keeps
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(limits, "MAX_ANSWER_BYTES", whole)
+        assert len(model.predict(asked)) == 300
+        patched.setitem(limits, "MAX_ANSWER_BYTES", whole // 2)
+        with pytest.raises(MlflowException, match="the answers have more than 0 MB; send fewer"):
+            model.predict(asked)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(limits, "MAX_SECONDS", -1)
+        with pytest.raises(MlflowException, match="takes more than -1 s; send fewer") as refused:
+            model.predict(asked)
+    assert refused.value.get_http_status_code() == 400
+
+
+def test_of_a_table_only_a_column_of_queries_is_answered(
+    logged: Logged, queries: list[str]
+) -> None:
+    model, ids = logged.model, [f"id-{row}" for row in range(2)]
+    expected = model.predict(queries[:2])["ad_ids"].tolist()
+    for name in ("query", "text"):
+        table = pd.DataFrame({name: queries[:2], "id": ids})
+        assert model.predict(table)["ad_ids"].tolist() == expected
+    for table in (pd.DataFrame({"id": ids, "query": queries[:2]}), pd.DataFrame({"id": ids})):
+        with pytest.raises(MlflowException, match="the first column is 'id'; put the") as refused:
+            model.predict(table)
+        assert refused.value.get_http_status_code() == 400
 
 
 def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
@@ -257,6 +302,9 @@ def test_serving_answers_over_http_without_ray_and_the_library(
             assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
             assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
         assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
+        broken, whole = _post(port, {"inputs": ["\ud800", queries[0]]})["predictions"]
+        assert broken["error"] == "the query has half of a surrogate pair, which is no character"
+        assert whole["ad_ids"] == rows[0]["ad_ids"]
         with pytest.raises(urllib.error.HTTPError) as refused:
             _post(port, {**request, "params": {"top_k": 1000}})
         assert refused.value.code == 400

@@ -1,7 +1,9 @@
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.runs.run_directory import (
@@ -36,6 +38,19 @@ def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset
         first.note(finished=True)
     with open_run_directory(config, dataset) as second:
         assert second.name == f"{first.name}-2"
+
+
+def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    config = overlay(config, {"output": str(tmp_path / "outputs")})
+    with open_run_directory(config, dataset) as run:
+        run.note(finished=True)
+    (tmp_path / "outputs").rename(tmp_path / "elsewhere")
+    saved = tmp_path / "elsewhere" / "runs" / run.name / "config.json"
+    assert parse_run_config("a job", ["--config", str(saved)]).output == str(tmp_path / "elsewhere")
+    copied = shutil.copy(saved, tmp_path / "config.json")
+    assert parse_run_config("a job", ["--config", str(copied)]) == config
 
 
 def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:

@@ -1,0 +1,39 @@
+"""Files and folders that appear whole."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ramen_ray.data.store.dataset import new_folder
+from ramen_ray.data.store.whole_files import scratch_folder, whole_file
+
+
+@pytest.fixture(params=[0o002, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_files_and_folders_have_the_permissions_that_the_umask_says(
+    umask: int, tmp_path: Path
+) -> None:
+    with whole_file(tmp_path / "file") as aside:
+        aside.write_text("whole")
+    with new_folder(tmp_path / "folder") as aside:
+        (aside / "within").write_text("whole")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    files, folders = 0o666 & ~umask, 0o777 & ~umask
+    assert modes == {"file": files, "folder": folders, "within": files}
+
+
+def test_what_a_killed_process_left_goes_first(tmp_path: Path) -> None:
+    (tmp_path / "aside" / "deep").mkdir(parents=True)
+    (tmp_path / "aside" / "deep" / "half").write_text("hal")
+    with pytest.raises(ValueError, match="fails"), scratch_folder(tmp_path / "aside") as aside:
+        assert list(aside.iterdir()) == []
+        (aside / "file").write_text("made")
+        raise ValueError("fails")
+    assert list(tmp_path.iterdir()) == []

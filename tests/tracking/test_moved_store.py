@@ -1,0 +1,102 @@
+"""Stores that were moved or copied with their artifacts."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import mlflow
+import pytest
+from conftest import RunHere
+from stores import Store
+
+from jobs import promote
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+from ramen_ray.tracking.runs import open_run
+
+CHAMPION = "models:/shop@champion"
+
+
+@pytest.fixture
+def store(
+    empty_store: Path, prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
+) -> Iterator[Store]:
+    output = tmp_path / "outputs"
+    output.mkdir()
+    shutil.copy(empty_store, output)
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+def _location(registry: Registry, store: Store) -> Path:
+    model = store.client.get_logged_model(registry.look_up(CHAMPION).model_id)
+    return Path(unquote(model.artifact_location.removeprefix("file://")))
+
+
+@pytest.mark.parametrize("how", ["moved", "moved, and others are where it was", "copied"])
+def test_retrievers_are_found_beside_their_store(
+    how: str, store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    run_id = store.run(0.0, dataset_path)
+    code, printed = run_here(promote, run_id, "--name", "shop", "--output", store.output)
+    assert code == 0, printed
+    before, now = store.output, tmp_path / "else where"
+    if how == "copied":
+        shutil.copytree(before, now)
+    else:
+        before.rename(now)
+    if how == "moved, and others are where it was":
+        (before / "mlartifacts").mkdir(parents=True)
+        shutil.copy(now / "mlflow.db", before)
+    seen = sorted(before.rglob("*"))
+    there = Store(f"sqlite:///{now}/mlflow.db", now, store.data, store.encoder_path)
+
+    run = open_run(there.uri, "tests", "later", now)
+    (tmp_path / "note.txt").write_text("kept")
+    run.log_artifacts(tmp_path / "note.txt")
+    assert len(list((now / "mlartifacts").rglob("note.txt"))) == 1
+    registry = Registry(there.uri)
+    assert now in _location(registry, there).parents
+    (answer,) = registry.load(CHAMPION).predict(["robin"])["ads"]
+    assert len(answer) == 10
+    assert sorted(before.rglob("*")) == seen
+    if how == "copied":
+        registry = Registry(store.uri)
+        assert before in _location(registry, store).parents
+
+
+def test_artifacts_that_are_elsewhere_on_purpose_stay_there(
+    store: Store, dataset_path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    apart = Store(store.uri, other, store.data, store.encoder_path)
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(apart.run(0.0, dataset_path), None)
+    registry.choose(registry.register("shop", run_id, model_id), "champion")
+    (store.output / "mlartifacts").mkdir()
+    assert other in _location(Registry(store.uri), store).parents
+
+
+def test_only_a_retriever_that_answers_is_promoted(
+    store: Store, dataset_path: Path, run_here: RunHere
+) -> None:
+    run_id = store.run(0.0, dataset_path)
+    registry = Registry(store.uri)
+    model_id = registry.find_logged(run_id, None)[1]
+    (store.output / "mlartifacts" / "models" / model_id).rename(store.output / "gone")
+    code, printed = run_here(promote, run_id, "--name", "shop", "--force", "--output", store.output)
+    assert code == 2, printed
+    assert printed.startswith("error: "), printed
+    assert store.client.search_registered_models() == []
+    (store.output / "gone").rename(store.output / "mlartifacts" / "models" / model_id)
+    first, second = (registry.register("shop", run_id, model_id) for _ in range(2))
+    assert first.version == second.version
+    registry.choose(first, "champion")
+    later = store.client.create_model_version("shop", uri_of(model_id), run_id, model_id=model_id)
+    registry.choose(later, "champion")
+    index = next((store.output / "mlartifacts" / "models" / model_id).rglob("index.faiss"))
+    index.write_bytes(b"")
+    with pytest.raises(RegistryError, match="cannot be loaded"):
+        registry.restore("shop", "champion")
+    assert registry.chosen("shop", "champion").version == later.version
