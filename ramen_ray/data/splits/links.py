@@ -10,7 +10,13 @@ import pyarrow as pa
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import (
+    WHILE_READ,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    new_dataset,
+)
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import text_hashes
@@ -42,6 +48,7 @@ def make_link_dataset(
         DatasetError: the dataset is not usable, has no such set, or too few queries with edges.
     """
     parent = Dataset(dataset)
+    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     check(parent)
     for name in anchor_sets:
         if not parent.has(f"edges/{name}/query"):
@@ -54,13 +61,12 @@ def make_link_dataset(
     for split, part in splits.items():
         if not part.chosen.any():
             raise DatasetError(f"{parent.path} has too few queries with edges for a {split} split")
-    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
     anchors = np.concatenate([text_hashes(parent, f"anchors/{name}") for name in anchor_sets])
     rows, found = edges.gather(np.arange(edges.num_rows))
     links_own_text = bool((text_hashes(parent, TRAIN)[rows] == anchors[found]).any())
-    with new_dataset(output, **named, **kept) as writer:
+    with new_dataset(output, **named, **kept) as writer, parent.unchanged(WHILE_READ):
         writer.write("ads", _ads(parent, anchor_sets))
         for split, part in splits.items():
             writer.write(f"queries/{split}", _queries(parent, part))

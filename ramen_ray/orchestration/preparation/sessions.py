@@ -83,6 +83,10 @@ def add_co_session(
     with ExitStack() as stack:
         staging = tempfile.TemporaryDirectory(prefix=".sessions-", dir=dataset.path)
         aside = Path(stack.enter_context(staging))
+        folders = {
+            name: stack.enter_context(folder_beside(dataset, name))  # before anything is read
+            for name in (settings.query_set, settings.ad_set)
+        }
         index = partial(KnownNodes.in_files, dataset, settings.protocol, aside / "known")
         (known,) = in_tasks([index])
         num_pairs = _count(_Work(pieces, log, known, aside), settings)
@@ -95,19 +99,18 @@ def add_co_session(
         ):
             stage_node_texts(dataset, side, nodes, aside)
             weighing = Weighing(side, nodes, num_sessions, settings, known.leaks, aside)
-            folder = stack.enter_context(folder_beside(dataset, name))
-            joined, left_out = _write_set(weighing, name, num_pairs, DatasetWriter(folder))
+            joined, left_out = _write_set(weighing, name, num_pairs, DatasetWriter(folders[name]))
             summary |= {**left_out, f"edges/{name}/{side}": joined.edges[side]}
             if joined.num_rows:
                 summary |= joined.num_rows | nodes_without_edges(dataset, joined.nodes)
-                written[name] = folder, joined.num_rows
+                written[name] = joined.num_rows
         if not written:
             found = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
             raise DatasetError(
                 f"{log.sessions} gives no edges; lower min_support? Found: {found or 'nothing'}"
             )
-        for name, (folder, num_rows) in written.items():
-            put_in_place(folder, dataset, name, made, num_rows, replace)
+        for name, num_rows in written.items():
+            put_in_place(folders[name], dataset, name, made, num_rows, replace)
     if replace:
         for name in {settings.query_set, settings.ad_set}.difference(written):
             remove_anchor_set(dataset.path, name)

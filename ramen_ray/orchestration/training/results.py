@@ -12,7 +12,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.runs.run_directory import finished_run
+from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.runs.run_directory import Identity, finished_run, is_finished
 from ramen_ray.orchestration.runs.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
@@ -35,13 +36,21 @@ class TrainResult:
     run: Run
 
 
-def finished_result(config: RunConfig) -> TrainResult | None:
+def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
     """Return the results of the run of this name, or None if it is not finished.
 
+    Args:
+        config: the run's.
+        expected: what the run must be made from, to be compared with others.
+
     Raises:
-        RunError: it has another configuration or other data.
+        RunError: it has another configuration or other data, or something has changed meanwhile.
     """
-    directory = finished_run(config, Dataset(config.dataset))
+    if not is_finished(config):
+        return None
+    made_from = identity_of(config, Dataset(config.dataset))
+    check_meanwhile(expected, made_from)
+    directory = finished_run(config, made_from)
     if directory is None:
         return None
     notes = directory.notes

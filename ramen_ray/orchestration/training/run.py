@@ -17,8 +17,10 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,
+    Identity,
     RunDirectory,
     open_run_directory,
 )
@@ -49,6 +51,7 @@ def fit(
     parent: Run | None = None,
     callbacks: Sequence[UserCallback] = (),
     on_report: OnReport | None = None,
+    expected: Identity | None = None,
 ) -> TrainResult:
     """Train a run, or resume one that was interrupted, and evaluate its best encoder.
 
@@ -58,6 +61,7 @@ def fit(
         callbacks: Ray Train callbacks, called at every report.
         on_report: given by a process that holds what the only worker needs, to train in it without
             Ray Train; called at every report.
+        expected: what the run must be made from, to be compared with others.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -67,9 +71,11 @@ def fit(
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    check_meanwhile(expected or made_from, made_from)
     tokenizer = check_config(config, dataset)
     output = Path(config.output)
-    with open_run_directory(config, dataset) as directory:
+    with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
         known = directory.notes.get("mlflow_run_id")
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
@@ -90,7 +96,7 @@ def fit(
             check_clicks(config, data)
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
-            _log_inputs(run, config, data)
+            _log_inputs(run, config, data, made_from)
             if config.oak.anchor_sets:
                 with _timed(seconds, "links"):
                     run.log_metrics(write_links(config, dataset, directory.path))
@@ -100,6 +106,7 @@ def fit(
                 str(edges),
                 str(directory.path),
                 run,
+                made_from,
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
@@ -201,7 +208,8 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
-def _log_inputs(run: Run, config: RunConfig, data: Prepared) -> None:
+def _log_inputs(run: Run, config: RunConfig, data: Prepared, made_from: Identity) -> None:
     statistics = data.metadata["statistics"]
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
-    run.log_parameters(parameters, {"dataset": data.metadata["name"]})
+    tags = {f"made_from.{name}": value for name, value in made_from.items()}
+    run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})
