@@ -9,6 +9,7 @@ from pathlib import Path
 from ray.train import CheckpointConfig
 
 from ramen_ray.config import flatten
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.naming import joined_name
@@ -28,7 +29,7 @@ from ramen_ray.orchestration.combining.task import (
     combine_loop_per_worker,
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.runs.identity import software
 from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.training.trainer import run_in_workers
@@ -60,15 +61,16 @@ def combine(settings: CombineSettings) -> CombineResult:
     """Train a combiner, or resume one that was interrupted, evaluate it, and log a retriever.
 
     Raises:
-        RunError, CombinerError, DatasetError, ClusterError, RegistryError, TrackingError: the run,
-            its data, the store or the cluster is not usable.
+        RunError, CombinerError, DatasetError, DamagedError, ClusterError, RegistryError,
+        TrackingError: the run, its data, the store or the cluster is not usable.
     """
     output = settings.output.absolute()
     registry = Registry(tracking_uri(output))
     finished = open_finished_run(registry, settings.run, output)
     config, dataset = finished.config, finished.dataset
     siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
-    tokenizer = encoder_tokenizer(config.encoder)
+    check_intact(finished.model)
+    tokenizer = trained_tokenizer(finished.model, config.encoder)
     start_ray(for_ray_train=True)
     check_resources(settings.workers)
     data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]

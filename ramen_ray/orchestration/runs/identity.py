@@ -1,8 +1,10 @@
 """What a run is made from besides its settings: the content of its data and encoder, the code."""
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import ramen_ray
 from ramen_ray.config import RunConfig
@@ -46,12 +48,12 @@ def software() -> Identity:
     return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
 
 
-def check_meanwhile(expected: Identity, now: Identity) -> None:
-    """Check that runs which are compared are made from the same.
+def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that what has been used is what was expected, or a later run's what an earlier one's.
 
     Args:
-        expected: what was noted when the first of them began, or a part of it.
-        now: what the next one is made from.
+        expected: what a run is made from, or a part of it, when it or the first of several began.
+        now: what has been used, or will be.
 
     Raises:
         RunError: something has changed meanwhile.
@@ -59,8 +61,8 @@ def check_meanwhile(expected: Identity, now: Identity) -> None:
     changed = differences(expected, {key: now.get(key) for key in expected})
     if changed:
         raise RunError(
-            f"what the runs are made from has changed since the first began: {changed}; put it "
-            f"back, and run the same command again"
+            f"what is trained on has changed meanwhile: {changed}; put it back, and run the same "
+            f"command again"
         )
 
 

@@ -18,6 +18,8 @@ from ramen_ray.orchestration.runs.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 
+SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
+
 
 @dataclass(frozen=True)
 class TrainResult:
@@ -76,19 +78,30 @@ def log_results(
         dataset: the dataset it was trained on.
         data: the same dataset, prepared.
         is_worker: whether this process holds what a worker needs.
+
+    Raises:
+        DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
     # imported here, so that training does not wait for what only its end needs
-    from ramen_ray.orchestration.training.retriever import log_run_retriever
+    from ramen_ray.orchestration.training.retriever import RunRetriever, write_run_retriever
     from ramen_ray.reports.run import write_plots
 
     run, metrics = result.run, result.metrics
     StepLogger(run, result.run_directory).send_unsent()
     best = result.encoder.parent, trained.evaluation.part
     model_id: str | None = None
-    named: dict[str, float] = {}
-    if not config.oak.anchor_sets:  # OAK is not served
-        model_id, named = log_run_retriever(config, dataset, data, best, run, is_worker)
-    named |= {
+    retriever: RunRetriever | None = None
+    with tempfile.TemporaryDirectory(dir=config.output, prefix=".retriever-") as aside:
+        with dataset.unchanged(SINCE_IT_BEGAN):
+            sample = _sample_predictions(dataset, trained.evaluation.sample)
+            if not config.oak.anchor_sets:  # OAK is not served
+                retriever = write_run_retriever(
+                    Path(aside), config, dataset, data, best, is_worker
+                )
+        if retriever is not None:
+            model_id = retriever.log(run)
+    named = {
+        **(retriever.figures if retriever else {}),
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
@@ -101,7 +114,7 @@ def log_results(
         for split, values in metrics[part].items():
             named |= _prefixed(f"{part}/{split}/", values)
     run.log_metrics(named, model_id=model_id)
-    run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
+    run.log_predictions(sample)
     with tempfile.TemporaryDirectory() as folder:
         plots = Path(folder)
         write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])

@@ -11,6 +11,7 @@ from ray.train import CheckpointConfig, UserCallback
 
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -81,8 +82,7 @@ def fit(
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         keep_intact_checkpoints(directory.path)
-        nested = parent is not None
-        with run.closing(nested):
+        with run.closing(nested := parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
@@ -99,7 +99,7 @@ def fit(
             _log_inputs(run, config, data, made_from)
             if config.oak.anchor_sets:
                 with _timed(seconds, "links"):
-                    run.log_metrics(write_links(config, dataset, directory.path))
+                    run.log_metrics(write_links(config, dataset, directory.path, made_from))
             task = WorkerTask(
                 config,
                 str(data.path),
@@ -111,8 +111,10 @@ def fit(
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
                 trained = _train(task, directory, parent, callbacks, on_report)
-            seconds["workers"] = trained.entered_at - called
-            seconds["first_step"] = trained.first_step_at - trained.entered_at
+            seconds |= {
+                "workers": trained.entered_at - called,
+                "first_step": trained.first_step_at - trained.entered_at,
+            }
             result = TrainResult(
                 trained.evaluation.metrics,
                 Path(trained.evaluation.best_checkpoint) / ENCODER_FOLDER,
@@ -128,6 +130,7 @@ def fit(
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=result.metrics,
+            **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
     return result
 

@@ -38,7 +38,8 @@ from ramen_ray.orchestration.runs.components import (
     build_state,
     held_classifiers,
 )
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, IDENTITY_FILE, RunError
+from ramen_ray.orchestration.runs.identity import check_meanwhile
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, IDENTITY_FILE
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.worker.final_evaluation import (
     NOT_VALIDATED,
@@ -133,12 +134,8 @@ def _untrained_model(setup: Setup) -> DualEncoder:
         RunError: the encoder is not the one that the run began with.
     """
     model = build_model(setup.config).to(setup.device)
-    name = setup.config.encoder.pretrained
-    if content_of(name) != setup.made_from["encoder"]:
-        raise RunError(
-            f"the encoder {name} has changed since the run began; put it back, and run the same "
-            f"command again"
-        )
+    expected = {"encoder": setup.made_from["encoder"]}
+    check_meanwhile(expected, {"encoder": content_of(setup.config.encoder.pretrained)})
     return add_free_vectors(setup.config, model, setup.data)
 
 
