@@ -256,7 +256,7 @@ def test_what_cannot_be_propagated_is_one_clear_line(
 
 
 def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
-    star = Dataset(_star(tmp_path / "star", 3, 3))
+    star = _star(tmp_path / "star", 3, 3)
     tables = {t: star.read(t) for t in star.tables if t.startswith(("queries", "ads"))}
     bare = write_dataset(tmp_path / "bare", tables, name="bare")
     with pytest.raises(DatasetError, match="has no anchor sets"):
@@ -265,9 +265,10 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
 
 def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
     star = _star(tmp_path / "star", 3, 3)
-    shutil.copy(star / "edges" / "hub" / "query.parquet", star / "edges" / "hub" / "banner.parquet")
-    made = propagate_clicks(star, tmp_path / "made", PropagationSettings())
-    assert made.tables == [table for table in Dataset(star).tables if table != "edges/hub/banner"]
+    hub = star.path / "edges" / "hub"
+    shutil.copy(hub / "query.parquet", hub / "banner.parquet")
+    made = propagate_clicks(Dataset(star.path), tmp_path / "made", PropagationSettings())
+    assert made.tables == [table for table in star.tables if table != "edges/hub/banner"]
 
 
 def test_the_job_writes_a_sound_dataset(

@@ -161,7 +161,7 @@ def test_a_run_and_its_base_are_trained_on_the_same(
 def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: RunConfig) -> None:
     first = fit_beside_base(overlay(config, {"name": f"{config.name}-first"}))
     _retrain_encoder(config.encoder.pretrained)
-    with pytest.raises(RunError, match="is made from has changed: encoder .*--allow-changed"):
+    with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
         fit_beside_base(config)
     again = fit_beside_base(overlay(config, {"allow_changed": True}))
     assert again.base.run == first.base.run
