@@ -30,6 +30,7 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.runs.identity import check_meanwhile
 from ramen_ray.orchestration.runs.run_directory import Identity, RunError
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
@@ -144,6 +145,7 @@ def train_in_trial(
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
     started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
     if not prepared_folder(dataset, cache, tokenizer).is_dir():
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
