@@ -95,9 +95,7 @@ def log_results(
         with dataset.unchanged(SINCE_IT_BEGAN):
             sample = _sample_predictions(dataset, trained.evaluation.sample)
             if not config.oak.anchor_sets:  # OAK is not served
-                retriever = write_run_retriever(
-                    Path(aside), config, dataset, data, best, is_worker
-                )
+                retriever = write_run_retriever(Path(aside), config, dataset, data, best, is_worker)
         if retriever is not None:
             model_id = retriever.log(run)
     named = {

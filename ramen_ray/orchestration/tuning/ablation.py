@@ -95,18 +95,10 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         else:
             prepare(propagated, output / "prepared", tokenizer)
         seeds = range(config.seed, config.seed + ablation.seeds)
+        named = overlay(config, {"name": name})
         runs = {
-            variant_name: [
-                _run_config(
-                    config,
-                    variant,
-                    seed,
-                    joined_name(name, variant_name, f"seed{seed}"),
-                    propagated,
-                )
-                for seed in seeds
-            ]
-            for variant_name, variant in variants.items()
+            of: [_run_config(named, of, variant, seed, propagated) for seed in seeds]
+            for of, variant in variants.items()
         }
         expected = {
             str(one.path): {**made_from, "dataset": one.fingerprint}
@@ -128,10 +120,8 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             write_ablation_report(report, figures)
             run.log_artifacts(report)
             for variant_name, of_variant in figures.items():
-                named = {
-                    f"{variant_name}/{name}": value for name, value in of_variant.logged.items()
-                }
-                run.log_metrics(named)
+                logged = of_variant.logged.items()
+                run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
         return AblationResult(figures, report, run)
 
 
@@ -155,10 +145,12 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, variant: Variant, seed: int, name: str, propagated: Dataset | None
+    config: RunConfig, name: str, variant: Variant, seed: int, propagated: Dataset | None
 ) -> RunConfig:
+    """Return the configuration of a variant's run in the ablation that ``config`` names."""
     where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
-    return overlay(config, {**variant.changes, **where, "seed": seed, "name": name})
+    own = joined_name(str(config.name), name, f"seed{seed}")
+    return overlay(config, {**variant.changes, **where, "seed": seed, "name": own})
 
 
 def _missing(
