@@ -40,9 +40,9 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
 
 
 def software() -> Identity:
-    """Return the versions of the project, its source, and libraries; of a build, as for GPUs, not.
+    """Return the versions of the project with its source, and of libraries, whatever their build.
 
-    Which machine computes is no part of a run.
+    Builds such as those for GPUs belong to the machine, which is no part of a run.
     """
     versions = {name: version(name).partition("+")[0] for name in CHANGE_NUMBERS}
     return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
