@@ -128,7 +128,7 @@ class RunDirectory:
 
         Args:
             made_from: what it would be made from now.
-            allow_changed: say so and go on, if it is not.
+            allow_changed: say so and go on, if it is not; but never on another dataset.
 
         Raises:
             RunError: it is not.
@@ -136,10 +136,11 @@ class RunDirectory:
         notes = self.notes
         before = notes.get("made_from", {}) if notes else made_from
         changed = differences(before, made_from)
-        if changed and not allow_changed:
+        is_same_data = before.get("dataset", made_from["dataset"]) == made_from["dataset"]
+        if changed and not (allow_changed and is_same_data):
+            allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
             raise RunError(
-                f"what {self.path} is made from has changed: {changed}; choose another name, or "
-                f"give --allow-changed to go on all the same"
+                f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
             )
         if changed:
             _say_once(f"warning: goes on, although what it is made from has changed: {changed}")

@@ -84,6 +84,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
     with directory.held():
+        directory.refuse_changed(made_from, config.allow_changed)
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
         data = prepare(dataset, output / "prepared", tokenizer)
@@ -108,7 +109,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         missing = _missing(runs, expected)
         known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
-        directory.note(mlflow_run_id=run.id)
+        directory.note(mlflow_run_id=run.id, made_from=made_from)
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
         with run.closing():
