@@ -164,8 +164,9 @@ class Dataset:
         return self.content_of(self.tables)
 
     def content_of(self, tables: Iterable[str]) -> str:
-        """Hash the content of some tables as it is now."""
-        return content_digest((table, file) for table in tables for file in self.files(table))
+        """Hash the content of some tables as it is now; checks refuse what is no regular file."""
+        files = ((table, file) for table in tables for file in self.files(table))
+        return content_digest((table, file) for table, file in files if file.is_file())
 
     @contextmanager
     def unchanged(self, since: str) -> Iterator[None]:
