@@ -169,9 +169,10 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
 ) -> None:
     names = ["stopped", "next", "last"]
 
-    def train(params: dict[str, Any], config: RunConfig, parent: Run, folder: Path) -> None:
+    def train(
+        params: dict[str, Any], config: RunConfig, parent: Run, folder: Path, expected: Identity
+    ) -> None:
         (folder / params["name"]).write_text(f"{os.getpid()} {threading.active_count()}")
-        expected = _expected(config)[config.dataset]
         train_in_trial(overlay(config, params), parent, expected, METRIC)
 
     runnable = trainable(
@@ -181,6 +182,7 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
         config=config,
         parent=parent,
         folder=tmp_path,
+        expected=_expected(config)[config.dataset],
     )
     assert is_ready(config)
     with running_tune():
