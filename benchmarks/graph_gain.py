@@ -210,7 +210,7 @@ def propagated(config: RunConfig) -> Path:
     sets = tuple(sorted(name for name, weight in weights.items() if weight))
     folder = CACHE / f"auggt_{Path(config.dataset).name}"
     if not folder.exists():
-        propagate_clicks(Path(config.dataset), folder, PropagationSettings(anchor_sets=sets))
+        propagate_clicks(Dataset(config.dataset), folder, PropagationSettings(anchor_sets=sets))
     return folder
 
 

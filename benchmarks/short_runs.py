@@ -18,7 +18,9 @@ from statistics import median
 
 from benchmarks.common import ENVIRONMENT, finish
 from ramen_ray.config import RunConfig, overlay, with_absolute_paths
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import start_ray
+from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.orchestration.training.run import fit, make_ready
 from ramen_ray.orchestration.tuning.trials import run_trials
@@ -35,10 +37,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         start_ray(show_workers=False)
         trials, alone = (_configs(folder, side, num_runs) for side in ("trial", "alone"))
-        make_ready(next(iter(trials.values())))
+        first = next(iter(trials.values()))
+        make_ready(first)
+        expected = {first.dataset: identity_of(first, Dataset(first.dataset))}
         output = Path(folder)
         parent = open_run(tracking_uri(output), "short runs", "trials", output)
-        errors = run_trials(trials, parent, output)
+        errors = run_trials(trials, parent, output, expected)
         assert not errors, errors
         for config in alone.values():
             fit(config)

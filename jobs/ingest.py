@@ -142,7 +142,7 @@ class Propagate(Import):
 
     def run(self) -> Dataset:
         """Add the clicks."""
-        return propagate_clicks(self.dataset, self.output, self.settings)
+        return propagate_clicks(Dataset(self.dataset), self.output, self.settings)
 
 
 class Foldoc(Import):

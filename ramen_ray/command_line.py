@@ -244,7 +244,7 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     words = []
     for key, value in {**after, **gone}.items():
         is_same_path = key == "output" and Path(before[key]).absolute() == Path(value)
-        if key == "dataset" or is_same_path or before.get(key) == value:
+        if key in {"dataset", "allow_changed"} or is_same_path or before.get(key) == value:
             continue
         *sections, leaf = key.replace("_", "-").split(".")
         if isinstance(value, bool):

@@ -347,6 +347,9 @@ class RunConfig(Section):
     started again under its name."""
     experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
+    allow_changed: bool = False
+    """Go on with what another encoder, linker, or version of ramen_ray or its libraries has begun.
+    It is not saved with a run."""
     encoder: EncoderConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
@@ -417,8 +420,9 @@ def flatten(config: Section) -> dict[str, Any]:
 
 
 def write_config(config: RunConfig, file: Path) -> None:
-    """Write ``config`` as JSON."""
-    file.write_text(json.dumps(config.model_dump(), indent=2) + "\n")
+    """Write ``config`` as JSON, all but what holds for one call only."""
+    tree = config.model_dump(exclude={"allow_changed"})
+    file.write_text(json.dumps(tree, indent=2) + "\n")
 
 
 def read_config(file: Path) -> RunConfig:

@@ -230,7 +230,8 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
         if experiment_hash(other, "data") == known:
             same.add(key)
     workers = {key for key in flatten(config) if key.startswith("workers.")}
-    assert same == {"dataset", "name", "output", "local_folder", "experiment", *workers}
+    how = {"dataset", "name", "output", "local_folder", "experiment", "allow_changed"}
+    assert same == {*how, *workers}
 
 
 def _parse(*arguments: str) -> RunConfig:

@@ -10,6 +10,7 @@ from support import prepare_in_process
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
+from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.task import WorkerTask
 from ramen_ray.orchestration.worker.host import OwnProcess
 from ramen_ray.orchestration.worker.loop import run_worker
@@ -55,7 +56,9 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         tracked = open_run(tracking_uri(output), config.experiment, name, output)
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        task = WorkerTask(config, str(data.path), str(data.path / "edges"), str(folder), tracked)
+        made_from = identity_of(config, Dataset(config.dataset))
+        edges = data.path / "edges"
+        task = WorkerTask(config, str(data.path), str(edges), str(folder), tracked, made_from)
         return run_worker(task, _OnGpu(folder, on_report)).evaluation.metrics
 
     devices = set[torch.device]()

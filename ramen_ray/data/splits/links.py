@@ -11,7 +11,13 @@ from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import (
+    WHILE_READ,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    new_dataset,
+)
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
@@ -42,6 +48,7 @@ def make_link_dataset(
         DatasetError: the dataset is not usable, has no such set, or too few queries with edges.
     """
     parent = Dataset(dataset)
+    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     check(parent)
     for name in anchor_sets:
         if not parent.has(f"edges/{name}/query"):
@@ -54,14 +61,13 @@ def make_link_dataset(
     for split, part in splits.items():
         if not part.chosen.any():
             raise DatasetError(f"{parent.path} has too few queries with edges for a {split} split")
-    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
     texts = _text_numbers(parent, [TRAIN, "queries/test", *_anchor_tables(anchor_sets)])
     anchors = np.concatenate([texts[table] for table in _anchor_tables(anchor_sets)])
     rows, found = edges.gather(np.arange(edges.num_rows))
     links_own_text = bool((texts[TRAIN][rows] == anchors[found]).any())
-    with new_dataset(output, **named, **kept) as writer:
+    with new_dataset(output, **named, **kept) as writer, parent.unchanged(WHILE_READ):
         writer.write("ads", _ads(parent, anchor_sets))
         for split, part in splits.items():
             writer.write(f"queries/{split}", _queries(parent, part))

@@ -12,7 +12,13 @@ import pyarrow as pa
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
+from ramen_ray.data.store.dataset import (
+    WHILE_READ,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    new_dataset,
+)
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.naming import joined_name
@@ -55,15 +61,15 @@ def make_novel_split(
             would be empty; nothing is left at ``output``.
     """
     parent = Dataset(dataset)
+    metadata = _metadata(parent, novel_fraction, one_shot, seed)
     check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     novel = _draw_novel_ads(parent, novel_fraction, seed)
     revealed = _draw_revealed_queries(parent, novel, seed) if one_shot else np.full(len(novel), -1)
-    metadata = _metadata(parent, novel_fraction, one_shot, seed)
     if keep_ad_edges:
         metadata["novel_split"]["keep_ad_edges"] = True
-    with new_dataset(output, **metadata) as writer:
+    with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
         split = _Split(parent, writer)
         split.copy("ads", "queries/test", "filters/test")
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))

@@ -22,7 +22,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
-from ramen_ray.data.store.dataset import Dataset, DatasetError, new_dataset
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
 from ramen_ray.data.store.lists import click_pairs, list_entries
 from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
@@ -66,7 +66,7 @@ class PropagationSettings:
             raise DatasetError("top_k must be 1 or more, and max_anchor_degree 2 or more")
 
 
-def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings) -> Dataset:
+def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSettings) -> Dataset:
     """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
 
     Only train queries and their edges are used, so held-out clicks do not influence the result. All
@@ -74,21 +74,22 @@ def propagate_clicks(dataset: Path, output: Path, settings: PropagationSettings)
     weight, or 1 for a query that had none.
 
     Args:
-        dataset: the dataset directory to start from.
+        parent: the dataset directory to start from.
         output: the dataset directory to write; must not exist.
         settings: which ads are added.
 
     Raises:
-        DatasetError: the dataset is not usable; nothing is left at ``output``.
+        DatasetError: the dataset is not usable, or changes meanwhile; nothing is left at
+            ``output``.
         NothingPropagatedError: nothing would be added; nothing is left at ``output`` either.
     """
-    parent = Dataset(dataset)
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
     check(parent)
     graph = _Graph.from_dataset(parent, settings)
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
     named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
     counts = Counter[str]()
-    with new_dataset(output, **{**parent.metadata, **named}) as writer:
+    whole = new_dataset(output, **{**parent.metadata, **named})
+    with whole as writer, parent.unchanged(WHILE_READ):
         writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))
         if not counts["added"]:
             raise NothingPropagatedError(

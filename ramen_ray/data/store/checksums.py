@@ -1,10 +1,11 @@
 """Sizes and checksums of a folder's files: written when it is whole, compared when it is opened."""
 
+import hashlib
 import json
 import logging
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ logger = logging.getLogger(__name__)
 
 class DamagedError(UserError):
     """A file is not as it was written."""
+
+
+def content_digest(files: Iterable[tuple[str, Path]], algorithm: str = "blake2b") -> str:
+    """Hash named files by what they contain, read as streams; their folder does not matter."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, file in files:
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, algorithm).digest())
+    return digest.hexdigest()
 
 
 def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None:

@@ -1,6 +1,5 @@
 """The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.errors import DatasetError as DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import (
@@ -28,6 +28,8 @@ from ramen_ray.data.store.whole_files import unused_name, whole_file
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
+WHILE_READ = "while it was read; run the same command again"
+"""For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -166,14 +168,56 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the content of all tables, read as a stream."""
-        digest = hashlib.blake2b(digest_size=16)
-        for table in self.tables:
-            for file in self.files(table):
-                digest.update(f"{table}\0{file.stat().st_size}\0".encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "blake2b").digest())
-        return digest.hexdigest()
+        """A hash of the content of all tables, as it was when this was first asked for."""
+        return self.content_of(self.tables)
+
+    def content_of(self, tables: Iterable[str]) -> str:
+        """Hash the content of some tables as it is now; checks refuse what is no regular file."""
+        files = ((table, file) for table in tables for file in self.files(table))
+        return content_digest((table, file) for table, file in files if file.is_file())
+
+    @contextmanager
+    def unchanged(self, since: str) -> Iterator[None]:
+        """Let the block read tables; when it ends, check that they still have the fingerprint.
+
+        They are checked after an error too, which may be due to the change. Tables that were added
+        since this directory was opened do not count.
+
+        Args:
+            since: the end of the sentence that says what has changed.
+
+        Raises:
+            DatasetError: the content is another one than that of the fingerprint.
+        """
+        expected = self.fingerprint
+        try:
+            yield
+        except Exception:
+            self._check_content(expected, since)
+            raise
+        self._check_content(expected, since)
+
+    def _check_content(self, expected: str, since: str) -> None:
+        try:
+            is_same = self.content_of(self.tables) == expected
+        except (DatasetError, FileNotFoundError):
+            is_same = False
+        if not is_same:
+            raise DatasetError(f"{self.path} has changed {since}")
+
+
+def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
+    """Open the dataset directory that something with this fingerprint was made from.
+
+    What is then read belongs into a block of :meth:`Dataset.unchanged`.
+
+    Raises:
+        DatasetError: it is missing, or has another content; ``since`` ends the sentence.
+    """
+    dataset = Dataset(path)
+    if dataset.fingerprint != fingerprint:
+        raise DatasetError(f"{dataset.path} has changed {since}")
+    return dataset
 
 
 class DatasetWriter:

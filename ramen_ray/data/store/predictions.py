@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.whole_files import whole_file
 
 PREDICTIONS = pa.schema(
@@ -28,6 +28,8 @@ Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 def write_predictions(file: Path, dataset: Dataset, split: str, topk: Predictions) -> None:
     """Write a split's predictions as a parquet table, whole or not at all.
 
+    Nothing is written if the dataset has changed since its fingerprint was taken.
+
     Args:
         file: the file to write, replaced if it exists; its folder must exist.
         dataset: has the texts of queries and ads, and the user's own ids if there are any.
@@ -36,8 +38,12 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
             the query ids.
     """
     ad_ids, scores = topk
-    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
-    with whole_file(file) as aside, pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as out:
+    with (
+        whole_file(file) as aside,
+        dataset.unchanged(WHILE_READ),
+        pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as out,
+    ):
+        ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
         for queries in dataset.batches(f"queries/{split}", batch_size=QUERIES_PER_BATCH):
             ids = queries["query_id"].to_numpy()
             out.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))

@@ -5,7 +5,9 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
+from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.model.texts import TextTokenizer
 
@@ -45,6 +47,32 @@ def resolve_pretrained(name: str) -> str:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise EncoderError(f"there is no encoder folder at {name}")
     return name
+
+
+def content_of(name: str) -> str:
+    """Identify what is loaded for ``name``: the content of its folder, or the hub's commit.
+
+    Raises:
+        EncoderError: there is no such encoder.
+    """
+    source = resolve_pretrained(name)
+    folder = Path(source)
+    if folder.is_dir():
+        files = sorted(file for file in folder.rglob("*") if _may_be_loaded(file, folder))
+        named = ((file.relative_to(folder).as_posix(), file) for file in files)
+        return content_digest(named, "sha256")  # the fastest that processors have built in
+    try:
+        file = cached_file(source, "config.json")
+    except LOAD_ERRORS as error:
+        raise EncoderError(
+            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
+        ) from error
+    return Path(str(file)).parent.name  # .../snapshots/COMMIT/config.json
+
+
+def _may_be_loaded(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith((".", "__pycache__")) for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

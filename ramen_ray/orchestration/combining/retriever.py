@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from ramen_ray.config import RunConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER
 from ramen_ray.method.novel_ads.retriever import use_combiner
 from ramen_ray.orchestration.combining.inputs import FinishedRun
+from ramen_ray.orchestration.training.results import SINCE_IT_BEGAN
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run
@@ -33,10 +33,11 @@ def log_combined_retriever(
         kind = finished.retriever.metadata["index"]
         use_combiner(copied, folder / COMBINER_FOLDER, embedded.all_ads(), kind)
         metadata = {**finished.retriever.metadata, "combiner": True}
-        example = _example(finished.dataset, finished.config)
+        with finished.dataset.unchanged(SINCE_IT_BEGAN):
+            example = _example(finished.dataset)
         return log_retriever(run, copied, example, metadata)
 
 
-def _example(dataset: Dataset, config: RunConfig) -> list[str]:
+def _example(dataset: Dataset) -> list[str]:
     batch = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
     return list(batch["text"].to_pylist())

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from ray.train import CheckpointConfig
 
 from ramen_ray.config import flatten
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.naming import joined_name
@@ -29,14 +29,15 @@ from ramen_ray.orchestration.combining.task import (
     combine_loop_per_worker,
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.runs.identity import software
 from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.training.trainer import run_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 EMBEDDINGS_FILE = "embeddings.npy"
-WHERE_IT_RUNS = {"run", "output", "workers", "revealed"}
+WHERE_IT_RUNS = {"run", "output", "workers", "revealed", "allow_changed"}
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,16 @@ def combine(settings: CombineSettings) -> CombineResult:
     """Train a combiner, or resume one that was interrupted, evaluate it, and log a retriever.
 
     Raises:
-        RunError, CombinerError, DatasetError, ClusterError, RegistryError, TrackingError: the run,
-            its data, the store or the cluster is not usable.
+        RunError, CombinerError, DatasetError, DamagedError, ClusterError, RegistryError,
+        TrackingError: the run, its data, the store or the cluster is not usable.
     """
     output = settings.output.absolute()
     registry = Registry(tracking_uri(output))
     finished = open_finished_run(registry, settings.run, output)
     config, dataset = finished.config, finished.dataset
     siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
-    tokenizer = encoder_tokenizer(config.encoder)
+    check_intact(finished.model)
+    tokenizer = trained_tokenizer(finished.model, config.encoder)
     start_ray(for_ray_train=True)
     check_resources(settings.workers)
     data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
@@ -118,7 +120,7 @@ def _open_directory(
     """Find the folder of a combiner by what determines its result, and lock it.
 
     Raises:
-        RunError: it is finished, or in use.
+        RunError: it is finished, in use, or begun by another version of the software.
     """
     chosen = settings.model_dump_json(exclude=WHERE_IT_RUNS)
     revealed = [one.fingerprint for one in siblings]
@@ -126,15 +128,13 @@ def _open_directory(
     key = hashlib.blake2b(content, digest_size=4).hexdigest()
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
-    directory.create()
-    try:
-        held = FileLock(directory.path / ".lock").acquire(blocking=False)
-    except Timeout:
-        raise RunError(f"the combiner {directory.path} is in use by another process") from None
-    with held:
+    with directory.held():
         if directory.notes.get("finished"):
             raise RunError(
                 f"the combiner {directory.path} is finished (MLflow run "
                 f"{directory.notes['mlflow_run_id']}); change a setting, or remove the folder"
             )
+        made_from = {"dataset": finished.dataset.fingerprint, **software()}
+        directory.refuse_changed(made_from, settings.allow_changed)
+        directory.note(made_from=made_from)
         yield directory

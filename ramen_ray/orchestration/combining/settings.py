@@ -102,6 +102,8 @@ class CombineSettings(Section):
     workers: WorkersConfig = WorkersConfig()
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of every random draw."""
+    allow_changed: bool = False
+    """Go on with what another version of ramen_ray or its libraries has begun."""
 
     def stages(self, has_classifiers: bool = False) -> StageSettings:
         """Return the settings of the training, with the variant's where none are given.

@@ -3,6 +3,7 @@
 If one process cannot hold the embeddings of the ads, they are searched in shards.
 """
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
@@ -36,10 +37,12 @@ from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray, user_errors
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,
+    IDENTITY_FILE,
     RUN_FILE,
+    Identity,
     RunDirectory,
     read_run_config,
 )
@@ -91,8 +94,8 @@ def evaluate_checkpoint(
             has, or what ``answered_by`` asks for.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset directory or the list of names is not usable, there is no such
-            split, or it has no edges for an oracle.
+        DatasetError: the dataset directory or the list of names is not usable, or another one than
+            trained on; there is no such split, or it has no edges for an oracle.
     """
     checkpoint, chosen = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
@@ -100,7 +103,7 @@ def evaluate_checkpoint(
     _check_classifiers(checkpoint, config, part)
     if answered_by.links is not None and not config.oak.anchor_sets:
         raise CheckpointError(f"{checkpoint} is not of OAK, so it answers without links")
-    opened = Dataset(dataset or config.dataset)
+    opened, made_from = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
@@ -109,13 +112,13 @@ def evaluate_checkpoint(
     start_ray()
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
-    data = prepare(opened, cache, encoder_tokenizer(config.encoder))
+    data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
     with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
         file = Path(folder) / "embeddings.npy"
         _embed(checkpoint, data, split, file, config, part)
         linker: dict[str, float] = {}
         if config.oak.anchor_sets:
-            linker = write_links(config, opened, Path(folder))
+            linker = write_links(config, opened, Path(folder), made_from)
             if answered_by.links == "oracle":
                 _write_true_links(config, opened, data, split, Path(folder))
             task = ray.remote(_enrich).options(num_cpus=config.workers.cpus_per_worker)
@@ -128,7 +131,8 @@ def evaluate_checkpoint(
         if predictions is not None:
             write_predictions(predictions, opened, split, ray.get(topk))
         if name_list is not None:
-            metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
+            with opened.unchanged(WHILE_READ):
+                metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
     of_split = f"linker/{split}/"
     return metrics | {
         f"linker/{name.removeprefix(of_split)}": value
@@ -170,6 +174,34 @@ def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
     if "best_checkpoint" not in notes:
         raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
     return folder / notes["best_checkpoint"], notes.get("part")
+
+
+def _open_dataset(
+    checkpoint: Path, config: RunConfig, given: str | None, part: Part | None
+) -> tuple[Dataset, Identity]:
+    """Open the dataset to evaluate on; also returns what the checkpoint's run is made from.
+
+    Raises:
+        DatasetError: it is not what the checkpoint was trained on, and was not asked for, or the
+            checkpoint has vectors of the ads or anchors.
+    """
+    file = checkpoint / IDENTITY_FILE
+    made_from = dict(json.loads(file.read_text())) if file.is_file() else {}
+    opened = Dataset(given or config.dataset)
+    if opened.fingerprint == made_from.get("dataset"):
+        return opened, made_from
+    if given is None:
+        raise DatasetError(
+            f"{opened.path} is not what {checkpoint} was trained on, or has changed since; give "
+            f"--dataset {opened.path} to evaluate on it as it is now"
+        )
+    has_classifiers = config.base.parts.heads == "classifier" and part != "encoder"
+    if config.oak.anchor_sets or has_classifiers:
+        raise DatasetError(
+            f"{opened.path} is not what {checkpoint} was trained on, whose ads or anchors have "
+            f"vectors of their own there; only the encoder can answer here (--part encoder)"
+        )
+    return opened, made_from
 
 
 def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import open_unchanged
 from ramen_ray.method.metrics.held_out import HeldOutQueries
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.retrieval.index import search_first
@@ -24,13 +24,12 @@ def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> HeldOut
         DatasetError: the dataset is missing, or has changed since.
     """
     parameters = registry.parameters(retriever.run_id)
-    dataset = Dataset(parameters["dataset"])
-    if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
-        raise DatasetError(
-            f"{dataset.path} has changed since {retriever.uri} was trained on it; train again"
-        )
+    since = f"since {retriever.uri} was trained on it; train again"
+    fingerprint = retriever.metadata["dataset_fingerprint"]
+    dataset = open_unchanged(parameters["dataset"], fingerprint, since)
     constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
-    return HeldOutQueries(dataset, Propensity(*constants))
+    with dataset.unchanged(since):
+        return HeldOutQueries(dataset, Propensity(*constants))
 
 
 def retrieve(model: Any, queries: HeldOutQueries) -> TopK:

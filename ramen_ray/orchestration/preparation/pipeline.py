@@ -34,7 +34,7 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
 )
 from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.data.store.dataset import Dataset, new_folder
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
@@ -57,15 +57,16 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     the dataset are logged each time.
 
     Raises:
-        DatasetError: a table is missing or a row is wrong; nothing is left in the cache.
+        DatasetError: a table is missing or a row is wrong, or the tables have changed since their
+            fingerprint was taken; nothing is left in the cache.
     """
+    target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
-    target = prepared_folder(dataset, cache, tokenizer)
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
         if not is_intact(target, "the dataset is prepared again"):
-            with new_folder(target) as aside, user_errors():
+            with new_folder(target) as aside, dataset.unchanged(WHILE_READ), user_errors():
                 _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]

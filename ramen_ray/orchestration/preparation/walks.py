@@ -16,7 +16,12 @@ from filelock import FileLock
 
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import find_damage, is_intact, write_checksums
+from ramen_ray.data.store.checksums import (
+    DamagedError,
+    find_damage,
+    is_intact,
+    write_checksums,
+)
 from ramen_ray.data.store.mapped_files import publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
@@ -41,6 +46,9 @@ def walked_edges(
     The cache is keyed by the content of the dataset's graphs, the settings and the seed; how texts
     are tokenised does not matter. If two processes need the same graph at the same time, the second
     waits for the first.
+
+    Raises:
+        DamagedError: the graphs have changed meanwhile; nothing is left in the cache.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +103,8 @@ def _walk(
         ]
         in_tasks(walks, "walk")
         in_tasks([partial(_join, graphs[side], ranges[side], aside / side) for side in sides])
+        if _cache_key(data.path / "edges", settings, seed) != folder.name:
+            raise DamagedError(f"{data.path / 'edges'} has changed while it was walked")
         for side in sides:
             (folder / side).parent.mkdir(exist_ok=True)
             (aside / side).rename(folder / side)

@@ -1,6 +1,7 @@
 """Build the parts of a run from its configuration; this module does not need Ray."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.augmentation import Augmentation, Combiner
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import load_config, load_tokenizer, text_tokenizer
@@ -114,6 +115,12 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
     special = encoder.kind == "transformer"
     return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
+
+
+def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint, whatever has become of the encoder that it began with."""
+    own = str(checkpoint / ENCODER_FOLDER)
+    return encoder_tokenizer(encoder.model_copy(update={"pretrained": own}))
 
 
 def build_objective(config: RunConfig) -> Objective:

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,30 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
-WHERE_IT_RUNS = {"dataset", "name", "output", "local_folder", "experiment", "workers"}
+WHERE_IT_RUNS = {
+    "dataset",
+    "name",
+    "output",
+    "local_folder",
+    "experiment",
+    "workers",
+    "allow_changed",
+}
 RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
+IDENTITY_FILE = "made_from.json"
+"""In a checkpoint: what its run is made from."""
 RUN_COPY = ".run.json"
+
+Identity = dict[str, str]
+"""What a run is made from besides its settings, by name; see :mod:`.identity`."""
+
+logger = logging.getLogger(__name__)
 
 
 class RunError(UserError):
@@ -52,7 +68,7 @@ class RunDirectory:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes: identity, mlflow_run_id; at the end finished, best_checkpoint, metrics.
+        """The notes: identity, made_from, mlflow_run_id; at the end finished, metrics and others.
 
         They are kept twice; the copy counts where the file is damaged.
 
@@ -93,6 +109,48 @@ class RunDirectory:
             with whole_file(self.path / name) as aside:
                 aside.write_text(content)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the folder, made if it is missing, until the block ends.
+
+        Raises:
+            RunError: another process has the lock, or the folder cannot be written.
+        """
+        self.create()
+        try:
+            lock = FileLock(self.path / ".lock").acquire(blocking=False)
+        except Timeout:
+            raise RunError(f"{self.path} is in use by another process") from None
+        with lock:
+            yield
+
+    def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
+        """Check that what the folder has so far is made from the same.
+
+        Args:
+            made_from: what it would be made from now.
+            allow_changed: say so and go on, if it is not; but never on another dataset.
+
+        Raises:
+            RunError: it is not.
+        """
+        notes = self.notes
+        before = notes.get("made_from", {}) if notes else made_from
+        changed = differences(before, made_from)
+        is_same_data = before.get("dataset", made_from["dataset"]) == made_from["dataset"]
+        if changed and not (allow_changed and is_same_data):
+            allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
+            raise RunError(
+                f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
+            )
+        if changed:
+            _say_once(f"warning: goes on, although what it is made from has changed: {changed}")
+
+
+@cache
+def _say_once(line: str) -> None:
+    logger.warning("%s", line)  # once for all runs of an ablation
+
 
 def read_run_config(file: Path) -> RunConfig:
     """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
@@ -115,18 +173,25 @@ def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
 
 
 @contextmanager
-def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirectory]:
+def open_run_directory(
+    config: RunConfig, dataset_name: str, made_from: Identity
+) -> Iterator[RunDirectory]:
     """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
 
     The same configuration on the same data resumes a run that was interrupted. It starts a new run
     (with a number after its name) when all earlier ones are finished or in use.
 
+    Args:
+        config: the run's.
+        dataset_name: with which a name begins that is not given.
+        made_from: what the run is made from.
+
     Raises:
         RunError: the name is taken by a finished or active run, or by one with a different
-            configuration; the message lists the keys that differ.
+            configuration, or made from something else; the message lists what differs.
     """
-    identity = experiment_hash(config, dataset.fingerprint)
-    default_name = joined_name(dataset.name, identity)
+    identity = experiment_hash(config, made_from["dataset"])
+    default_name = joined_name(dataset_name, identity)
     names = _numbered(default_name) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
@@ -139,7 +204,7 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             with held:
                 if not directory.notes.get("finished"):
                     with _undone_on_early_failure(directory.path, is_made_here):
-                        _claim(directory, config, identity)
+                        _claim(directory, config, identity, made_from)
                         yield directory
                     return
             reason = "is finished"
@@ -148,16 +213,22 @@ def open_run_directory(config: RunConfig, dataset: Dataset) -> Iterator[RunDirec
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
 
 
-def finished_run(config: RunConfig, dataset: Dataset) -> RunDirectory | None:
+def is_finished(config: RunConfig) -> bool:
+    """Return whether the run that ``config`` names is finished."""
+    return bool(RunDirectory.of(config.output, str(config.name)).notes.get("finished"))
+
+
+def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     """Return the folder of the run that ``config`` names, or None if it is not finished.
 
     Raises:
-        RunError: it has another configuration or other data.
+        RunError: it has another configuration or other data, or is made from something else.
     """
-    directory = RunDirectory.of(config.output, str(config.name))
-    if not directory.notes.get("finished"):
+    if not is_finished(config):
         return None
-    _refuse_another(directory, config, experiment_hash(config, dataset.fingerprint))
+    directory = RunDirectory.of(config.output, str(config.name))
+    _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
+    directory.refuse_changed(made_from, config.allow_changed)
     return directory
 
 
@@ -191,13 +262,14 @@ def _numbered(stem: str) -> Iterator[str]:
         number += 1
 
 
-def _claim(directory: RunDirectory, config: RunConfig, identity: str) -> None:
+def _claim(directory: RunDirectory, config: RunConfig, identity: str, made_from: Identity) -> None:
     """Write down the run's configuration, or refuse if the folder belongs to another."""
     file = directory.path / CONFIG_FILE
     if file.exists():
         _refuse_another(directory, config, identity)
+        directory.refuse_changed(made_from, config.allow_changed)
     write_config(config, file)  # anew: the file may be damaged
-    directory.note(identity=identity)
+    directory.note(identity=identity, made_from=made_from)
 
 
 def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:

@@ -18,6 +18,7 @@ class WorkerTask:
         edges: folder of the graphs to train on.
         run_directory: folder of the run.
         run: the run in MLflow; it can be unpickled without importing MLflow.
+        made_from: what the run is made from, as the driver has found it.
     """
 
     config: RunConfig
@@ -25,6 +26,7 @@ class WorkerTask:
     edges: str
     run_directory: str
     run: Run
+    made_from: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,18 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.links import LINKER_DEPTH, link_figures
 from ramen_ray.method.model.augmented_queries import save_links
 from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.retrieval.links import held_out_links, nearest_anchors, train_links
 from ramen_ray.orchestration.cluster.resources import user_errors, worker_task
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import encoder_tokenizer, use_bf16
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
+from ramen_ray.orchestration.runs.components import trained_tokenizer, use_bf16
+from ramen_ray.orchestration.runs.identity import check_meanwhile
+from ramen_ray.orchestration.runs.run_directory import (
+    CONFIG_FILE,
+    RUN_FILE,
+    Identity,
+    RunDirectory,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,9 @@ def open_linker(oak: OakConfig, dataset: Dataset) -> Linker:
         raise ConfigError(f"oak.linker: {folder} is not the folder of a finished run; {how}")
     config = read_config(folder / CONFIG_FILE)
     model = folder / str(notes["best_checkpoint"])
-    links_of = Dataset(config.dataset).metadata.get(LINKS_OF)
+    if LINKS_OF not in notes:
+        raise ConfigError(f"oak.linker: {folder} does not say what its ads are; train it again")
+    links_of = notes[LINKS_OF]
     if links_of is None:
         return Linker(config, model, "encoder")
     expected = {"parent_fingerprint": dataset.fingerprint, "anchor_sets": list(oak.anchor_sets)}
@@ -71,26 +80,31 @@ def open_linker(oak: OakConfig, dataset: Dataset) -> Linker:
     return Linker(config, model, notes.get("part"))
 
 
-def write_links(config: RunConfig, dataset: Dataset, folder: Path) -> dict[str, float]:
+def write_links(
+    config: RunConfig, dataset: Dataset, folder: Path, made_from: Identity
+) -> dict[str, float]:
     """Write the links of all held-out queries into ``folder``, for :func:`with_links`.
 
     Args:
         config: an OAK run's.
         dataset: what it is trained on.
         folder: a folder that all machines can reach.
+        made_from: what the run is made from.
 
     Returns:
         Figures of the linker, such as ``linker/test/P@3``.
 
     Raises:
         ConfigError: see :func:`open_linker`.
+        RunError: the linker is another one than the run is made from.
     """
     linker, workers = open_linker(config.oak, dataset), config.workers
-    tokenizer = encoder_tokenizer(linker.config.encoder)
+    tokenizer = trained_tokenizer(linker.model, linker.config.encoder)
     data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
     task = worker_task(_write_links, workers)
     with user_errors():
         figures: dict[str, float] = ray.get(task.remote(linker, data, config.oak, folder))
+    check_meanwhile({"linker": made_from.get("linker")}, {"linker": content_of(str(linker.model))})
     return figures
 
 

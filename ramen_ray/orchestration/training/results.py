@@ -11,11 +11,15 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.runs.run_directory import finished_run
+from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.runs.run_directory import Identity, finished_run, is_finished
 from ramen_ray.orchestration.runs.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
+
+SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,21 @@ class TrainResult:
     run: Run
 
 
-def finished_result(config: RunConfig) -> TrainResult | None:
+def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
     """Return the results of the run of this name, or None if it is not finished.
 
+    Args:
+        config: the run's.
+        expected: what the run must be made from, to be compared with others.
+
     Raises:
-        RunError: it has another configuration or other data.
+        RunError: it has another configuration or other data, or something has changed meanwhile.
     """
-    directory = finished_run(config, Dataset(config.dataset))
+    if not is_finished(config):
+        return None
+    made_from = identity_of(config, Dataset(config.dataset))
+    check_meanwhile(expected, made_from)
+    directory = finished_run(config, made_from)
     if directory is None:
         return None
     notes = directory.notes
@@ -67,19 +79,30 @@ def log_results(
         dataset: the dataset it was trained on.
         data: the same dataset, prepared.
         is_worker: whether this process holds what a worker needs.
+
+    Raises:
+        DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
     # imported here, so that training does not wait for what only its end needs
-    from ramen_ray.orchestration.training.retriever import log_run_retriever
+    from ramen_ray.orchestration.training.retriever import RunRetriever, write_run_retriever
     from ramen_ray.reports.run import write_plots
+    from ramen_ray.tracking.retriever import NAME as RETRIEVER
 
     run, metrics = result.run, result.metrics
     StepLogger(run, result.run_directory).send_unsent()
     best = result.encoder.parent, trained.evaluation.part
     model_id: str | None = None
-    named: dict[str, float] = {}
-    if not config.oak.anchor_sets:  # OAK is not served
-        model_id, named = log_run_retriever(config, dataset, data, best, run, is_worker)
-    named |= {
+    retriever: RunRetriever | None = None
+    with scratch_folder(result.run_directory / ".retriever") as aside:
+        with dataset.unchanged(SINCE_IT_BEGAN):
+            sample = _sample_predictions(dataset, trained.evaluation.sample)
+            if not config.oak.anchor_sets:  # OAK is not served
+                folder = aside / RETRIEVER
+                retriever = write_run_retriever(folder, config, dataset, data, best, is_worker)
+        if retriever is not None:
+            model_id = retriever.log(run)
+    named = {
+        **(retriever.figures if retriever else {}),
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
@@ -92,9 +115,9 @@ def log_results(
         for split, values in metrics[part].items():
             named |= _prefixed(f"{part}/{split}/", values)
     run.log_metrics(named, model_id=model_id)
-    run.log_predictions(_sample_predictions(dataset, trained.evaluation.sample))
-    with tempfile.TemporaryDirectory() as folder:
-        plots = Path(folder)
+    run.log_predictions(sample)
+    with tempfile.TemporaryDirectory() as temporary:
+        plots = Path(temporary)
         write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
         run.log_artifacts(plots, "plots")
 

@@ -11,14 +11,17 @@ from ray.train import CheckpointConfig, UserCallback
 
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,
+    Identity,
     RunDirectory,
     open_run_directory,
 )
@@ -49,6 +52,7 @@ def fit(
     parent: Run | None = None,
     callbacks: Sequence[UserCallback] = (),
     on_report: OnReport | None = None,
+    expected: Identity | None = None,
 ) -> TrainResult:
     """Train a run, or resume one that was interrupted, and evaluate its best encoder.
 
@@ -58,6 +62,7 @@ def fit(
         callbacks: Ray Train callbacks, called at every report.
         on_report: given by a process that holds what the only worker needs, to train in it without
             Ray Train; called at every report.
+        expected: what the run must be made from, to be compared with others.
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
@@ -67,16 +72,17 @@ def fit(
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    check_meanwhile(expected or made_from, made_from)
     tokenizer = check_config(config, dataset)
     output = Path(config.output)
-    with open_run_directory(config, dataset) as directory:
+    with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
         known = directory.notes.get("mlflow_run_id")
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         keep_intact_checkpoints(directory.path)
-        nested = parent is not None
-        with run.closing(nested):
+        with run.closing(nested := parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
@@ -90,22 +96,25 @@ def fit(
             check_clicks(config, data)
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
-            _log_inputs(run, config, data)
+            _log_inputs(run, config, data, made_from)
             if config.oak.anchor_sets:
                 with _timed(seconds, "links"):
-                    run.log_metrics(write_links(config, dataset, directory.path))
+                    run.log_metrics(write_links(config, dataset, directory.path, made_from))
             task = WorkerTask(
                 config,
                 str(data.path),
                 str(edges),
                 str(directory.path),
                 run,
+                made_from,
             )
             called = time.time()
             with nullcontext() if nested else shown_progress(directory.path):
                 trained = _train(task, directory, parent, callbacks, on_report)
-            seconds["workers"] = trained.entered_at - called
-            seconds["first_step"] = trained.first_step_at - trained.entered_at
+            seconds |= {
+                "workers": trained.entered_at - called,
+                "first_step": trained.first_step_at - trained.entered_at,
+            }
             result = TrainResult(
                 trained.evaluation.metrics,
                 Path(trained.evaluation.best_checkpoint) / ENCODER_FOLDER,
@@ -121,6 +130,7 @@ def fit(
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=result.metrics,
+            **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
     return result
 
@@ -201,7 +211,8 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
-def _log_inputs(run: Run, config: RunConfig, data: Prepared) -> None:
+def _log_inputs(run: Run, config: RunConfig, data: Prepared, made_from: Identity) -> None:
     statistics = data.metadata["statistics"]
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
-    run.log_parameters(parameters, {"dataset": data.metadata["name"]})
+    tags = {f"made_from.{name}": value for name, value in made_from.items()}
+    run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

@@ -2,7 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity
+from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.runs.run_directory import (
+    Identity,
     RunDirectory,
     RunError,
     experiment_hash,
@@ -69,50 +72,58 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             or the cluster is not usable; nothing has been trained.
         RunError: some runs failed; the same call keeps the others and tries these again. Or a
             finished run has a name of this ablation, but a different configuration or other data.
+            Or another process runs it, or what runs are made from changes between them.
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
+    made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
         tokenizer = check_config(overlay(config, variant.changes), dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
-    directory.path.mkdir(parents=True, exist_ok=True)
-    start_ray(show_workers=False, for_ray_train=True)
-    check_resources(config.workers)
-    data = prepare(dataset, output / "prepared", tokenizer)
-    propagated = propagated_dataset(config, dataset)
-    if propagated is None:
-        variants = {name: variant for name, variant in variants.items() if not variant.propagated}
-    else:
-        prepare(propagated, output / "prepared", tokenizer)
-    seeds = range(config.seed, config.seed + ablation.seeds)
-    runs = {
-        variant_name: [
-            _run_config(
-                config, variant, seed, joined_name(name, variant_name, f"seed{seed}"), propagated
-            )
-            for seed in seeds
-        ]
-        for variant_name, variant in variants.items()
-    }
-    missing = _missing(runs, [one for one in (dataset, propagated) if one is not None])
-    known = directory.notes.get("mlflow_run_id")
-    run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
-    directory.note(mlflow_run_id=run.id)
-    settings = {name: str(value) for name, value in ablation.model_dump().items()}
-    run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-    with run.closing():
-        _train(missing, run, directory.path)
-        figures = _compare(variants, runs, data)
-        report = directory.path / "report"
-        write_ablation_report(report, figures)
-        run.log_artifacts(report)
-        for variant_name, of_variant in figures.items():
-            named = {f"{variant_name}/{name}": value for name, value in of_variant.logged.items()}
-            run.log_metrics(named)
-    return AblationResult(figures, report, run)
+    with directory.held():
+        directory.refuse_changed(made_from, config.allow_changed)
+        start_ray(show_workers=False, for_ray_train=True)
+        check_resources(config.workers)
+        data = prepare(dataset, output / "prepared", tokenizer)
+        propagated = propagated_dataset(config, dataset)
+        if propagated is None:
+            variants = {
+                name: variant for name, variant in variants.items() if not variant.propagated
+            }
+        else:
+            prepare(propagated, output / "prepared", tokenizer)
+        seeds = range(config.seed, config.seed + ablation.seeds)
+        named = overlay(config, {"name": name})
+        runs = {
+            of: [_run_config(named, of, variant, seed, propagated) for seed in seeds]
+            for of, variant in variants.items()
+        }
+        expected = {
+            str(one.path): {**made_from, "dataset": one.fingerprint}
+            for one in (dataset, propagated)
+            if one is not None
+        }
+        missing = _missing(runs, expected)
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
+        directory.note(mlflow_run_id=run.id, made_from=made_from)
+        settings = {name: str(value) for name, value in ablation.model_dump().items()}
+        run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
+        with run.closing():
+            if errors := run_trials(missing, run, directory.path, expected):
+                check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+                raise RunError(_failures(errors, len(missing)))
+            figures = _compare(variants, runs, data)
+            report = directory.path / "report"
+            write_ablation_report(report, figures)
+            run.log_artifacts(report)
+            for variant_name, of_variant in figures.items():
+                logged = of_variant.logged.items()
+                run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
+        return AblationResult(figures, report, run)
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
@@ -127,7 +138,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     with FileLock(folder.parent / f".{folder.name}.lock"):
         if not folder.is_dir():
             try:
-                propagate_clicks(dataset.path, folder, settings)
+                propagate_clicks(dataset, folder, settings)
             except NothingPropagatedError as error:
                 logger.info("no variant for AugGT: %s", error)
                 return None
@@ -135,30 +146,33 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, variant: Variant, seed: int, name: str, propagated: Dataset | None
+    config: RunConfig, name: str, variant: Variant, seed: int, propagated: Dataset | None
 ) -> RunConfig:
+    """Return the configuration of a variant's run in the ablation that ``config`` names."""
     where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
-    return overlay(config, {**variant.changes, **where, "seed": seed, "name": name})
+    own = joined_name(str(config.name), name, f"seed{seed}")
+    return overlay(config, {**variant.changes, **where, "seed": seed, "name": own})
 
 
 def _missing(
-    runs: Mapping[str, list[RunConfig]], datasets: Iterable[Dataset]
+    runs: Mapping[str, list[RunConfig]], expected: Mapping[str, Identity]
 ) -> dict[str, RunConfig]:
     """Return the runs that are not finished, by name."""
-    by_path = {str(dataset.path): dataset for dataset in datasets}
     return {
         str(run.name): run
         for of_variant in runs.values()
         for run in of_variant
-        if finished_run(run, by_path[run.dataset]) is None
+        if finished_run(run, expected[run.dataset]) is None
     }
 
 
-def _train(missing: Mapping[str, RunConfig], parent: Run, folder: Path) -> None:
-    errors = run_trials(missing, parent, folder)
-    if errors:
-        lines = "\n".join(f"  {name}: {error}" for name, error in errors.items())
-        raise RunError(f"{len(errors)} of {len(missing)} runs failed:\n{lines}")
+def _failures(errors: Mapping[str, str], num_runs: int) -> str:
+    """Say which runs failed, each error once."""
+    names = defaultdict[str, list[str]](list)
+    for name, error in errors.items():
+        names[error].append(name)
+    lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
+    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
 
 
 def _compare(

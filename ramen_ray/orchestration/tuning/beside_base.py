@@ -13,6 +13,7 @@ from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import experiment_hash
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit
@@ -43,11 +44,12 @@ def fit_beside_base(config: RunConfig) -> BesideBase:
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
     without = overlay(config, WITHOUT_GRAPH)
     key = experiment_hash(without, dataset.fingerprint)
     without = overlay(without, {"name": joined_name(dataset.name, "base", key)})
-    base = finished_result(without) or fit(without)
-    result = fit(config)
+    base = finished_result(without, made_from) or fit(without, expected=made_from)
+    result = fit(config, expected=made_from)
     tokenizer = encoder_tokenizer(config.encoder)
     data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
     judgement = Judgement.from_prepared(data, "test", build_propensity(config))

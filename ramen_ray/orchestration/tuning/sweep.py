@@ -4,14 +4,12 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-from filelock import FileLock, Timeout
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
@@ -32,7 +30,9 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.runs.identity import SETTINGS, check_meanwhile, identity_of
 from ramen_ray.orchestration.runs.run_directory import (
+    Identity,
     RunDirectory,
     RunError,
     deciding_settings,
@@ -58,7 +58,7 @@ from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 REDUCTION_FACTOR = 3
 EPOCH = "epoch"
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 2  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):
@@ -122,21 +122,25 @@ def sweep(
     """
     config = with_absolute_paths(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
+    made_from = identity_of(config, dataset)
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
     name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
-    with _held_directory(output / "sweeps" / name, plan) as directory:
+    directory = RunDirectory(output / "sweeps" / name)
+    with directory.held():
+        _refuse_another(directory, plan)
+        directory.refuse_changed(made_from, config.allow_changed)
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
         known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), config.experiment, name, output, known)
-        directory.note(mlflow_run_id=run.id, plan=plan)
+        directory.note(mlflow_run_id=run.id, plan=plan, made_from=made_from)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
         progress = SweepProgress(config, distributions, directory, run, command)
         with run.closing():
-            return RunningSweep(config, settings, dict(space), progress).run()
+            return RunningSweep(config, settings, dict(space), progress, made_from).run()
 
 
 def _plan(
@@ -161,34 +165,21 @@ def _digest(plan: dict[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-@contextmanager
-def _held_directory(path: Path, plan: dict[str, Any]) -> Iterator[RunDirectory]:
-    """Lock the folder of a sweep until the ``with`` block ends.
-
-    Raises:
-        RunError: another process has the lock, or it is the folder of another sweep.
-    """
-    directory = RunDirectory(path)
-    directory.create()
-    try:
-        held = FileLock(path / ".lock").acquire(blocking=False)
-    except Timeout:
-        raise RunError(f"the sweep {path} is in use by another process") from None
-    with held:
-        changed = differences(directory.notes.get("plan", plan), plan)
-        if changed:
-            raise RunError(f"{path} holds another sweep: {changed}; choose another name")
-        yield directory
+def _refuse_another(directory: RunDirectory, plan: dict[str, Any]) -> None:
+    changed = differences(directory.notes.get("plan", plan), plan)
+    if changed:
+        raise RunError(f"{directory.path} holds another sweep: {changed}; choose another name")
 
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep in progress: what is tuned, how, and where the progress is shown."""
+    """A sweep in progress: what is tuned, how, where the progress is shown, and of what."""
 
     config: RunConfig
     settings: SweepConfig
     space: dict[str, Domain]
     progress: SweepProgress
+    made_from: Identity
 
     def run(self) -> SweepResult:
         """Run all trials and report on them."""
@@ -202,6 +193,7 @@ class RunningSweep:
             sweep=progress.directory.name,
             parent=progress.run,
             ends=ends,
+            made_from=self.made_from,
         )
         if self.config.workers.num_workers == 1:
             make_ready(self.config)  # most trials need nothing else then
@@ -215,6 +207,9 @@ class RunningSweep:
                 progress.run.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # Tune treats it as a pause
+        if ends.errors():
+            now = identity_of(self.config, Dataset(self.config.dataset))
+            check_meanwhile(self.made_from, now)
         ends.out_of_time(Path(one.path).name for one in results)
         trials = progress.rank_results(results)
         if not trials or trials[0].value is None:
@@ -291,12 +286,18 @@ class RunningSweep:
 
 
 def _train_one(
-    params: dict[str, Any], config: RunConfig, sweep: str, parent: Run, ends: Ends
+    params: dict[str, Any],
+    config: RunConfig,
+    sweep: str,
+    parent: Run,
+    ends: Ends,
+    made_from: Identity,
 ) -> None:
     name = tune.get_context().get_trial_id()
     metric = config.training.selection_metric
     with ends.kept_of(name):
         run = overlay(config, {**params, "name": joined_name(sweep, name)})
-        summary, result = train_in_trial(run, parent, VALIDATION + metric)
+        expected = {key: of for key, of in made_from.items() if SETTINGS.get(key) not in params}
+        summary, result = train_in_trial(run, parent, expected, VALIDATION + metric)
         reached = result.metrics["trained"]["validation"][metric]
         tune.report({SUMMARY: summary, VALIDATION + metric: reached, EPOCH: run.training.epochs})

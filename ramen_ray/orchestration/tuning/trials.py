@@ -30,7 +30,8 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.runs.run_directory import RunError
+from ramen_ray.orchestration.runs.identity import check_meanwhile
+from ramen_ray.orchestration.runs.run_directory import Identity, RunError
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
@@ -50,7 +51,12 @@ FAILED = "failed: "
 A_DAY_S = 86_400
 
 
-def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> dict[str, str]:
+def run_trials(
+    configs: Mapping[str, RunConfig],
+    parent: Run,
+    folder: Path,
+    expected: Mapping[str, Identity],
+) -> dict[str, str]:
     """Train every configuration with :func:`fit`, as parts of one MLflow run.
 
     If a run fails, the others go on.
@@ -59,6 +65,7 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
         configs: configurations by trial name; paths are absolute, all have the same workers.
         parent: the parent of all runs in MLflow.
         folder: where Tune keeps its own files while trials run; all machines can reach it.
+        expected: what all runs must be made from, by the path of their dataset.
 
     Returns:
         The errors, one line each, by the name of the failed trial.
@@ -79,6 +86,7 @@ def run_trials(configs: Mapping[str, RunConfig], parent: Run, folder: Path) -> d
             configs=dict(configs),
             parent=parent,
             ends=ends,
+            expected=dict(expected),
         )
         tuner = tune.Tuner(
             runnable,
@@ -110,13 +118,15 @@ def _train_one(
     configs: Mapping[str, RunConfig],
     parent: Run,
     ends: "Ends",
+    expected: Mapping[str, Identity],
 ) -> None:
+    config = configs[params[NAME]]
     with ends.kept_of(params[NAME]):
-        tune.report({SUMMARY: train_in_trial(configs[params[NAME]], parent)[0]})
+        tune.report({SUMMARY: train_in_trial(config, parent, expected[config.dataset])[0]})
 
 
 def train_in_trial(
-    config: RunConfig, parent: Run, metric: str | None = None
+    config: RunConfig, parent: Run, expected: Identity, metric: str | None = None
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
@@ -126,6 +136,7 @@ def train_in_trial(
     Args:
         config: the run's.
         parent: the MLflow run that it is part of.
+        expected: what it must be made from.
         metric: what is reported to Tune, at each validation, by its name in reports; None for
             nothing.
     """
@@ -134,26 +145,28 @@ def train_in_trial(
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
     started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
     if not prepared_folder(dataset, cache, tokenizer).is_dir():
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config) or _fit(config, parent, metric)
+    result = finished_result(config, expected) or _fit(config, parent, expected, metric)
     metrics = result.metrics["trained"]["test"]
     figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result
 
 
-def _fit(config: RunConfig, parent: Run, metric: str | None) -> TrainResult:
+def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str | None) -> TrainResult:
     if "CPU" in ray.get_runtime_context().get_assigned_resources():
 
         def on_report(metrics: dict[str, Any]) -> None:
             if metric in metrics:
                 tune.report(metrics)
 
-        return fit(config, parent, on_report=on_report)
-    return fit(config, parent, [] if metric is None else [_ReportValidations(metric)])
+        return fit(config, parent, on_report=on_report, expected=expected)
+    callbacks = [] if metric is None else [_ReportValidations(metric)]
+    return fit(config, parent, callbacks, expected=expected)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -309,7 +322,10 @@ class Ends(tune.Callback):
         self._end(name_of(trial), f"{FAILED}{error}")
 
     def _end(self, name: str, end: str) -> None:
+        is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
         (self.folder / name).write_text(end)
+        if is_repeated:
+            return
         logger.info("%d/%d %s: %s", self.count(), self.total, name, end)
 
     def count(self) -> int:

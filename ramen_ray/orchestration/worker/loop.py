@@ -20,6 +20,7 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.pool_figures import pool_figures
 from ramen_ray.method.training.checkpoints import (
@@ -37,7 +38,8 @@ from ramen_ray.orchestration.runs.components import (
     build_state,
     held_classifiers,
 )
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE
+from ramen_ray.orchestration.runs.identity import check_meanwhile
+from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, IDENTITY_FILE
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.worker.final_evaluation import (
     NOT_VALIDATED,
@@ -124,8 +126,16 @@ def start_or_resume(setup: Setup) -> Training:
 
 
 def _untrained_model(setup: Setup) -> DualEncoder:
-    """Build the model that training starts from, on this worker's device."""
+    """Build the model that training starts from, on this worker's device.
+
+    It is built in each attempt, and again for the evaluation at the end.
+
+    Raises:
+        RunError: the encoder is not the one that the run began with.
+    """
     model = build_model(setup.config).to(setup.device)
+    expected = {"encoder": setup.made_from["encoder"]}
+    check_meanwhile(expected, {"encoder": content_of(setup.config.encoder.pretrained)})
     return add_free_vectors(setup.config, model, setup.data)
 
 
@@ -276,6 +286,7 @@ def report(run: Training, metrics: dict[str, float]) -> None:
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
             save_checkpoint(Path(folder), run.model, state, max_length, progress)
             write_config(setup.config, Path(folder) / CONFIG_FILE)
+            (Path(folder) / IDENTITY_FILE).write_text(json.dumps(setup.made_from) + "\n")
             (Path(folder) / REPORT_FILE).write_text(json.dumps(reported) + "\n")
         if rank == 0 or is_shared:
             write_checksums(Path(folder), rank, num_workers if is_shared else 1)

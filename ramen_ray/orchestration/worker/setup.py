@@ -37,6 +37,7 @@ class Setup:
         sampler: draws this worker's share of the batches.
         background: the run's background tasks; these keep track of their own work.
         log: the run's log on the first worker; None on the others.
+        made_from: what the run is made from, as the driver has found it.
     """
 
     config: RunConfig
@@ -50,6 +51,7 @@ class Setup:
     sampler: Sampler
     background: list[BackgroundTask]
     log: RunLog | None
+    made_from: dict[str, str]
 
     @property
     def total_steps(self) -> int:
@@ -85,5 +87,16 @@ def set_up(task: WorkerTask, host: Host) -> Setup:
         log = RunLog(StepLogger(task.run, folder), objective, total_steps, folder)
     background = background_tasks(config, context)
     return Setup(
-        config, folder, host, device, bf16, local, data, objective, sampler, background, log
+        config,
+        folder,
+        host,
+        device,
+        bf16,
+        local,
+        data,
+        objective,
+        sampler,
+        background,
+        log,
+        task.made_from,
     )

@@ -118,10 +118,10 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
         if not any(candidates.values()):
             event("nothing to add")
             with pytest.raises(DatasetError, match="shares an anchor"):
-                propagate_clicks(parent.path, output, chosen)
+                propagate_clicks(parent, output, chosen)
             assert [path.name for path in Path(folder).iterdir()] == ["parent"]
             return
-        made = propagate_clicks(parent.path, output, chosen)
+        made = propagate_clicks(parent, output, chosen)
         after = _rows(made, "queries/train")
         assert errors_in(made) == []
         assert [row["query_id"] for row in after] == list(before)
@@ -142,7 +142,7 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
 
 def test_a_dataset_records_how_it_was_made(tmp_path: Path):
     parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
-    made = propagate_clicks(parent.path, tmp_path / "made", PropagationSettings(top_k=2, seed=5))
+    made = propagate_clicks(parent, tmp_path / "made", PropagationSettings(top_k=2, seed=5))
     assert made.name == "random-propagated"
     assert made.metadata["source"] == "a die"
     assert made.metadata["propagated_clicks"] == {
@@ -163,7 +163,7 @@ def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
     both = write_dataset(tmp_path / "both", strict, name="random")
     made = {
         sets: propagate_clicks(
-            both.path, tmp_path / "-".join(("made", *sets)), PropagationSettings(anchor_sets=sets)
+            both, tmp_path / "-".join(("made", *sets)), PropagationSettings(anchor_sets=sets)
         ).read("queries/train")
         for sets in ((), ("both", "left"), ("both", "both_published", "left"))
     }
@@ -171,7 +171,7 @@ def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
     assert not made[()].equals(made["both", "both_published", "left"])
 
 
-def _star(path: Path, num_queries: int, num_ads: int) -> Path:
+def _star(path: Path, num_queries: int, num_ads: int) -> Dataset:
     """One anchor that links all queries to all ads alike; each query has an ad of its own."""
     ads = text_table("ad_id", [f"ad {a}" for a in range(num_ads + num_queries)])
     clicks = [[num_ads + q] for q in range(num_queries)]
@@ -184,7 +184,7 @@ def _star(path: Path, num_queries: int, num_ads: int) -> Path:
         "edges/hub/query": node_edges("query_id", [[0]] * num_queries),
         "edges/hub/ad": node_edges("ad_id", [[0]] * num_ads),
     }
-    return write_dataset(path, tables, name="star").path
+    return write_dataset(path, tables, name="star")
 
 
 def _added(dataset: Dataset) -> list[tuple[int, int]]:
@@ -208,13 +208,13 @@ def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path: 
 def test_neither_the_order_of_rows_nor_the_size_of_blocks_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    star = Dataset(_star(tmp_path / "star", 40, 6))
+    star = _star(tmp_path / "star", 40, 6)
     two = PropagationSettings(top_k=2)
-    expected = _added(propagate_clicks(star.path, tmp_path / "whole", two))
+    expected = _added(propagate_clicks(star, tmp_path / "whole", two))
     tables = {table: star.read(table)[::-1] for table in star.tables}
     turned = write_dataset(tmp_path / "turned", tables, name="turned")
     monkeypatch.setattr(propagation, "PRODUCTS_AT_ONCE", 13)
-    found = _added(propagate_clicks(turned.path, tmp_path / "parts", two))
+    found = _added(propagate_clicks(turned, tmp_path / "parts", two))
     assert sorted(found) == sorted(expected)
 
 
@@ -256,18 +256,19 @@ def test_what_cannot_be_propagated_is_one_clear_line(
 
 
 def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
-    star = Dataset(_star(tmp_path / "star", 3, 3))
+    star = _star(tmp_path / "star", 3, 3)
     tables = {t: star.read(t) for t in star.tables if t.startswith(("queries", "ads"))}
     bare = write_dataset(tmp_path / "bare", tables, name="bare")
     with pytest.raises(DatasetError, match="has no anchor sets"):
-        propagate_clicks(bare.path, tmp_path / "made", PropagationSettings())
+        propagate_clicks(bare, tmp_path / "made", PropagationSettings())
 
 
 def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
     star = _star(tmp_path / "star", 3, 3)
-    shutil.copy(star / "edges" / "hub" / "query.parquet", star / "edges" / "hub" / "banner.parquet")
-    made = propagate_clicks(star, tmp_path / "made", PropagationSettings())
-    assert made.tables == [table for table in Dataset(star).tables if table != "edges/hub/banner"]
+    hub = star.path / "edges" / "hub"
+    shutil.copy(hub / "query.parquet", hub / "banner.parquet")
+    made = propagate_clicks(Dataset(star.path), tmp_path / "made", PropagationSettings())
+    assert made.tables == [table for table in star.tables if table != "edges/hub/banner"]
 
 
 def test_the_job_writes_a_sound_dataset(

@@ -1,12 +1,23 @@
 """Tables of a dataset directory as streams."""
 
+import os
+import shutil
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store.dataset import FORMAT_VERSION, Dataset, DatasetWriter, write_metadata
+from ramen_ray.data.store.dataset import (
+    FORMAT_VERSION,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    open_unchanged,
+    write_metadata,
+)
 
 
 @given(st.permutations(range(6)), st.integers(0, 6), st.booleans())
@@ -21,3 +32,40 @@ def test_a_table_streams_in_the_order_of_its_ids(
     write_metadata(writer.folder, {"format_version": FORMAT_VERSION, "name": "made"})
     streamed = pa.Table.from_batches(Dataset(writer.folder).in_order("ads"))
     assert streamed.to_pylist() == [{"ad_id": n, "text": f"ad {n}"} for n in range(6)]
+
+
+def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
+    ads, before = path / "ads.parquet", (path / "ads.parquet").read_bytes()
+    opened = Dataset(path)
+    with opened.unchanged("meanwhile"):
+        ads.write_bytes(before)
+        shutil.copytree(path / "edges" / "links", path / "edges" / "more")
+    os.utime(ads, (0, 0))
+    for change in (lambda: ads.write_bytes(before[:-1] + b"!"), ads.unlink):
+        with (
+            pytest.raises(DatasetError, match="copied has changed meanwhile"),
+            opened.unchanged("meanwhile"),
+        ):
+            change()
+            pq.read_table(ads)
+    ads.write_bytes(before)
+    with pytest.raises(KeyError), opened.unchanged("meanwhile"):
+        raise KeyError("another error")
+    assert open_unchanged(path, Dataset(path).fingerprint, "since").path == path
+    with pytest.raises(DatasetError, match="copied has changed since then"):
+        open_unchanged(path, opened.fingerprint, "since then")
+
+
+def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(
+    dataset_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
+    (path / "ads.parquet").rename(path / "whole.parquet")
+    (path / "ads.parquet").mkdir()
+    (path / "whole.parquet").rename(path / "ads.parquet" / "part-0.parquet")
+    known = Dataset(path).fingerprint
+    os.mkfifo(path / "ads.parquet" / "part-1.parquet")
+    assert Dataset(path).fingerprint == known

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock, Timeout
 from support import errors_in
@@ -171,6 +172,17 @@ def test_hidden_leftovers_are_not_tables(path: Path) -> None:
     _add(path, "more")
     counted = json.loads((path / "dataset.json").read_text())["num_rows"]
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
+
+
+def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(path: Path) -> None:
+    dataset = Dataset(path)
+    before = dataset.tables
+    with folder_beside(dataset, "more") as aside:
+        rows = dataset.read("ads")
+        pq.write_table(rows.set_column(1, "text", rows["text"][::-1]), path / "ads.parquet")
+        with pytest.raises(DatasetError, match="has changed while it was read; run the same"):
+            put_in_place(aside, dataset, "more", {}, {}, replace=False)
+    assert Dataset(path).tables == before
 
 
 def test_what_others_wrote_meanwhile_is_not_deleted(path: Path) -> None:

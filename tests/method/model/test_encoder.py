@@ -4,6 +4,7 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ramen_ray.method.model.dual_encoder import TEXTS_PER_PASS, DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     EncoderError,
+    content_of,
     load_tokenizer,
     resolve_pretrained,
     text_tokenizer,
@@ -207,6 +209,40 @@ def test_a_missing_encoder_is_an_error_that_names_it(build, name: str, fragment:
 def test_a_package_folder_is_found_without_importing_the_package():
     assert Path(resolve_pretrained("package:numpy/linalg")).name == "linalg"
     assert Path(resolve_pretrained("package:numpy/linalg")).is_dir()
+
+
+def test_what_is_loaded_is_known_by_its_content(encoder_path: Path, tmp_path: Path):
+    known = content_of(str(encoder_path))
+    copied = shutil.copytree(encoder_path, tmp_path / "copied")
+    (copied / ".cache").mkdir()
+    (copied / ".cache" / "downloaded").write_text("today")
+    (copied / "config.json").touch()
+    assert content_of(str(copied)) == known
+    contents = {known}
+    for change in (
+        lambda: (copied / "tokenizer_config.json").write_text("{}"),
+        lambda: (copied / "1_Pooling").mkdir(),
+        lambda: (copied / "1_Pooling" / "config.json").write_text("{}"),
+        lambda: (copied / "tokenizer.json").rename(copied / "vocabulary.json"),
+    ):
+        change()
+        contents.add(content_of(str(copied)))
+    assert len(contents) == 4, "all but the empty folder change it"
+
+
+def test_what_is_loaded_from_the_hub_is_known_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--mine--tiny"
+    (folder / "refs").mkdir(parents=True)
+    for commit in ("abc", "def"):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        (folder / "snapshots" / commit / "config.json").write_text('{"model_type": "bert"}')
+        (folder / "refs" / "main").write_text(commit)
+        assert content_of("mine/tiny") == commit
+    with pytest.raises(EncoderError, match="cannot load an encoder from 'mine/other'"):
+        content_of("mine/other")
 
 
 @pytest.mark.parametrize("num_layers", [0, 3])

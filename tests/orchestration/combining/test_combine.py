@@ -119,7 +119,12 @@ def _check_resumed(made: Made, run_here: RunHere, run_path: Path, tmp_path: Path
     assert (code, printed.count("\n")) == (2, 1)
     assert f"the combiner {made.folder} is finished" in printed
     directory = RunDirectory(made.folder)
-    directory.note(finished=False)
+    made_from = directory.notes["made_from"]
+    directory.note(finished=False, made_from={**made_from, "torch": "1.0"})
+    code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
+    assert (code, printed.count("\n")) == (2, 1)
+    assert "torch ('1.0' there, " in printed and "--allow-changed" in printed
+    directory.note(made_from=made_from)
     before = load_file(made.folder / "combiner" / "combiner.safetensors")
     code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
     assert code == 0, printed

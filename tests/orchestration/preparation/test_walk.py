@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from support import NUM_CPUS, ROOT, csr_of, rows_of, wait_until
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.store.checksums import DamagedError
 from ramen_ray.method.graph.walk import (
     WalkGraph,
     WalkSettings,
@@ -251,6 +253,24 @@ def test_a_failed_walk_leaves_no_files_and_no_tasks(
     wait_until(
         lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
     )
+
+
+def test_a_graph_that_changes_while_it_is_walked_leaves_nothing(
+    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Prepared(shutil.copytree(prepared.path, tmp_path / "copied"))
+    run, topics = walks.in_tasks, copied.path / "edges" / "topics" / "ad"
+
+    def change_after(*arguments: Any) -> list[Any]:
+        done = run(*arguments)
+        copied.edges("links", "ad").save(topics)
+        return done
+
+    monkeypatch.setattr(walks, "in_tasks", change_after)
+    with pytest.raises(DamagedError, match="edges has changed while it was walked"):
+        walked_edges(copied, REGULARIZERS, SHORT, 3, tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
 def test_a_walk_needs_no_folder_that_it_can_write(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ Train = Callable[[Callable[[WorkerTask], Any]], Any]
 def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Let the only worker, of two failures at most, do something else than training."""
     config = overlay(foldoc(), {"workers.cpus_per_worker": 1, "workers.max_failures": 2})
-    task = WorkerTask(config, "", "", str(tmp_path), Run("", ""))
+    task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
 
     def called(worker: Callable[[WorkerTask], Any]) -> Any:
         monkeypatch.setattr(one_worker, "train_alone", worker)

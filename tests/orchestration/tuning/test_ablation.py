@@ -5,8 +5,10 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from support import ROOT
 
@@ -14,9 +16,12 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import RunError, open_run_directory
 from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.tuning import ablation
 from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.orchestration.tuning.variants import AblationConfig, used_sets, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
@@ -90,8 +95,8 @@ def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
     assert len(examples) >= 4
     for command in [*examples, *built_in]:
         words = shlex.split(command.replace("path/to/mine", "datasets/foldoc"))
-        ablation, config = parse_with_run_config(AblationConfig(), "", words)
-        for variant in variants_of(config, ablation.bases).values():
+        settings, config = parse_with_run_config(AblationConfig(), "", words)
+        for variant in variants_of(config, settings.bases).values():
             check_config(overlay(config, variant.changes), Dataset(config.dataset))
 
 
@@ -111,11 +116,42 @@ def config(small_run: RunConfig) -> RunConfig:
 ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
 
 
+def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
+    cluster: None, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = shutil.copytree(config.dataset, tmp_path / "handmade")
+    own = overlay(config, {"dataset": str(dataset), "name": "changing"})
+    folder = Path(config.output) / "ablations" / "changing"
+    folder.mkdir(parents=True)
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(RunError, match="ablations/changing is in use by another process"),
+    ):
+        ablate(own, ABLATION)
+
+    def change_first(*arguments: Any) -> dict[str, str]:
+        shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
+        return run_trials(*arguments)
+
+    monkeypatch.setattr(ablation, "run_trials", change_first)
+    with pytest.raises(
+        RunError, match=r"has changed meanwhile: dataset .*; put it back"
+    ) as failure:
+        ablate(own, ABLATION)
+    assert "\n" not in str(failure.value)
+    trained = {
+        path.parent.name for path in Path(config.output).glob("runs/changing-*/checkpoint_*")
+    }
+    assert trained == {"changing-in_batch-auggt-seed0"}, "whose clicks are another dataset's"
+
+
 @pytest.fixture(scope="module")
 def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
     """When each other run of an ablation with a failed run was finished."""
     taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
-    with open_run_directory(taken, Dataset(config.dataset)) as directory:
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(taken, dataset)
+    with open_run_directory(taken, dataset.name, made_from) as directory:
         with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
             ablate(config, ABLATION)
         (directory.path / "config.json").unlink()

@@ -1,6 +1,7 @@
 """Sweeps on a real Ray and a real MLflow store: what is tried, stopped, reported and resumed."""
 
 import json
+import logging
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
 from ramen_ray.orchestration.tuning import progress
+from ramen_ray.orchestration.tuning import sweep as sweep_module
 from ramen_ray.orchestration.tuning.search_space import check_space, grid
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
@@ -202,6 +204,36 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
     message += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
     with pytest.raises(RunError, match=message):
         sweep(mine, SETTINGS, space, training_command)
+
+
+def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
+    cluster: None,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
+    ours = overlay(config, {"dataset": str(dataset), "name": "changing"})
+    test, before = dataset / "queries/test.parquet", (dataset / "queries/test.parquet").read_bytes()
+    ready, space = sweep_module.make_ready, {"loss.margin": tune.uniform(0.1, 0.5)}
+
+    def change_after(config: RunConfig) -> None:
+        ready(config)
+        shutil.copy(dataset / "queries" / "validation.parquet", test)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
+        patch.setattr(sweep_module, "make_ready", change_after)
+        with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back") as failure:
+            sweep(ours, SETTINGS, space, training_command)
+    assert "\n" not in str(failure.value)
+    assert caplog.text.count("failed: ") == 1, "the same error of six trials is told once"
+    assert not [*(Path(config.output) / "runs").glob("changing-*/checkpoint_*")]
+    test.write_bytes(before)
+    directory = RunDirectory(Path(config.output) / "sweeps" / "changing")
+    directory.note(made_from={**directory.notes["made_from"], "torch": "1.0"})
+    with pytest.raises(RunError, match=r"torch \('1.0' there, .* now\).*--allow-changed"):
+        sweep(ours, SETTINGS, space, training_command)
 
 
 def test_a_failing_store_does_not_end_trials(

@@ -15,8 +15,10 @@ from ray import tune
 from support import kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.runs.identity import identity_of
+from ramen_ray.orchestration.runs.run_directory import Identity, RunDirectory
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit, is_ready
 from ramen_ray.orchestration.tuning.trials import (
@@ -79,8 +81,13 @@ def _directory(config: RunConfig) -> RunDirectory:
     return RunDirectory.of(config.output, str(config.name))
 
 
+def _expected(config: RunConfig) -> dict[str, Identity]:
+    return {config.dataset: identity_of(config, Dataset(config.dataset))}
+
+
 def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
-    return run_trials({str(config.name): config}, parent, Path(config.output))
+    configs = {str(config.name): config}
+    return run_trials(configs, parent, Path(config.output), _expected(config))
 
 
 def _kill_trial() -> bool:
@@ -113,7 +120,7 @@ def test_trials_in_one_process_have_the_numbers_of_a_run_by_itself(
 ) -> None:
     names = ["first", "second"]
     configs = {name: _named(config, name) for name in names}
-    assert run_trials(configs, parent, Path(config.output)) == {}
+    assert run_trials(configs, parent, Path(config.output), _expected(config)) == {}
     kept = {path.name for path in unharmed.run_directory.glob("checkpoint_0*")}
     for one in configs.values():
         assert _metrics(one) == unharmed.metrics
@@ -162,9 +169,11 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
 ) -> None:
     names = ["stopped", "next", "last"]
 
-    def train(params: dict[str, Any], config: RunConfig, parent: Run, folder: Path) -> None:
+    def train(
+        params: dict[str, Any], config: RunConfig, parent: Run, folder: Path, expected: Identity
+    ) -> None:
         (folder / params["name"]).write_text(f"{os.getpid()} {threading.active_count()}")
-        train_in_trial(overlay(config, params), parent, METRIC)
+        train_in_trial(overlay(config, params), parent, expected, METRIC)
 
     runnable = trainable(
         train,
@@ -173,6 +182,7 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
         config=config,
         parent=parent,
         folder=tmp_path,
+        expected=_expected(config)[config.dataset],
     )
     assert is_ready(config)
     with running_tune():

@@ -11,11 +11,15 @@ from filelock import FileLock
 
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
+    WHILE_READ,
     Dataset,
     DatasetError,
     write_metadata,
 )
 from ramen_ray.naming import naming_fault
+
+NODES = "nodes"
+"""In :func:`folder_beside`: a digest of the queries and ads, taken before they are read."""
 
 
 def check_spelling(name: str) -> None:
@@ -46,6 +50,7 @@ def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
     """Yield a hidden folder in a dataset directory where the set ``name`` can be written."""
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
+        (aside / NODES).write_text(_content_of_nodes(dataset))
         yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -61,7 +66,8 @@ def put_in_place(
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
-    Sets that other jobs have put in place since ``dataset`` was opened stay.
+    Sets that other jobs have put in place since ``dataset`` was opened stay; its queries and ads
+    must be those that the edges were made for.
 
     Args:
         aside: the folder with the tables.
@@ -72,9 +78,12 @@ def put_in_place(
         replace: whether a set of this name may be replaced.
 
     Raises:
-        DatasetError: there is a set of this name, and ``replace`` is not set.
+        DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
+            have changed meanwhile.
     """
     with _as_it_is_now(dataset.path) as now:
+        if _content_of_nodes(now) != (aside / NODES).read_text():
+            raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
         if not replace:
             _check_room(now.path, name)
         with _hidden(now.path, name):
@@ -102,6 +111,12 @@ def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str
         f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
         for side, count in linked.items()
     }
+
+
+def _content_of_nodes(dataset: Dataset) -> str:
+    return dataset.content_of(
+        table for table in dataset.tables if not table.startswith(("anchors/", "edges/"))
+    )
 
 
 @contextmanager

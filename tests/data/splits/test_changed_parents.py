@@ -1,0 +1,47 @@
+"""A dataset made from another is of one version of it, the one whose fingerprint it carries."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ramen_ray.data.splits import links, novel, propagation
+from ramen_ray.data.splits.links import make_link_dataset
+from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+
+Make = Callable[[Path, Path], Dataset]
+
+MAKERS: list[tuple[ModuleType, Make]] = [
+    (links, lambda parent, output: make_link_dataset(parent, output, ["links"])),
+    (novel, lambda parent, output: make_novel_split(parent, output, 0.3)),
+    (
+        propagation,
+        lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "make"), MAKERS)
+def test_a_parent_that_changes_meanwhile_is_refused(
+    module: ModuleType,
+    make: Make,
+    dataset_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = Path(shutil.copytree(dataset_path, tmp_path / "parent"))
+    check: Callable[..., Any] = module.check
+
+    def change_after(dataset: Dataset) -> None:
+        check(dataset)
+        shutil.copy(parent / "queries/validation.parquet", parent / "queries/test.parquet")
+
+    monkeypatch.setattr(module, "check", change_after)
+    with pytest.raises(DatasetError, match="parent has changed while it was read; run the same"):
+        make(parent, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
