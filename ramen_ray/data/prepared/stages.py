@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.mapped_files import map_new_array, publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
 
-Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
+Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
@@ -37,7 +37,7 @@ def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
     """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids, weights."""
     ids = rows[0].to_numpy()
-    token_ids, lengths = tokenize(rows["text"].to_pylist())
+    token_ids, lengths = tokenize(rows["text"].combine_chunks())
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     lists = {
         name: rows[name] if name in rows.column_names else pa.array([[]] * len(ids), kind)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 PREPARED_VERSION = 8
 GROUPS_PER_TASK = 4
+BATCHES_AT_ONCE = 8  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"
 
@@ -167,9 +169,10 @@ def _read_checked(
     opened = Dataset(dataset)
     columns = opened.schema(table).names
     with limited_attempts(attempts, f"{file}, row group {row_group}"):
-        for batch in read_batches(opened, Path(file), columns, row_group):
-            raise_errors(opened, row_findings(table, [batch], num_rows))
-            yield to_rows(table, pa.Table.from_batches([batch.rows]))
+        batches = read_batches(opened, Path(file), columns, row_group)
+        while some := list(islice(batches, BATCHES_AT_ONCE)):
+            raise_errors(opened, row_findings(table, some, num_rows))
+            yield to_rows(table, pa.Table.from_batches([batch.rows for batch in some]))
 
 
 def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
