@@ -28,6 +28,8 @@ MAX_NEIGHBOURS = 1024
 """Texts, itself among them, that are searched for a text by embeddings, however many of them are
 duplicates."""
 GIVEN_UP = f"texts with fewer anchors, as most of their {MAX_NEIGHBOURS:,} nearest are duplicates"
+FOUND = "% of nearest texts found"
+SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
 DEEPER = 8  # few rounds: an exact one indexes all texts again
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]

@@ -7,7 +7,7 @@ few batches, a shard of embeddings, and a few numbers a text; n-grams of all tex
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, UInt64s
@@ -35,16 +34,10 @@ from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.data.validation import check
 from ramen_ray.data.validation.leaks import NODE_TABLES
-from ramen_ray.method.graph.ngrams import (
-    SKETCH_DIM,
-    by_true_cosines,
-    costs_too_much,
-    nearest_by_ngrams,
-    ngram_vectors,
-    similar_by_ngrams,
-    sketches,
-)
+from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
+    FOUND,
+    SAMPLED_TEXTS,
     SearchTexts,
     Similar,
     SimilarSettings,
@@ -71,11 +64,6 @@ from ramen_ray.orchestration.search import search_rows
 ROWS_COPIED_AT_ONCE = 4096
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
-SAMPLED_TEXTS = 400
-FOUND = "% of nearest texts found"
-
-Nearest = Callable[[Int64s, int], Int64s]
-"""Finds all of the k nearest (n, k) of some texts (n,)."""
 TEXTS_PER_PART = 65_536
 
 
@@ -96,9 +84,9 @@ def add_similar(
         gb_per_shard: GB of embeddings that one process searches.
 
     Returns:
-        Counts of the rows written, of the nodes without edges, and of edges left out; if
-        not all n-grams were compared, also of texts that duplicates have left with fewer anchors,
-        and if the search was approximate, its recall in per cent.
+        Counts of the rows written, of the nodes without edges, and of edges left out; by an
+        encoder, also of texts that duplicates have left with fewer anchors, and if the search was
+        approximate, its recall in per cent.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
@@ -140,31 +128,16 @@ def _similar(
     (plain,) = run([partial(_plain_hashes, texts)])
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
-        if not costs_too_much(vectors):
-            yield from similar_by_ngrams(vectors, plain, settings)
-            return
-        file = _write_sketches(vectors, texts.folder / "embeddings.npy")
-        find: SearchTexts = by_true_cosines(_Search(file, gb_per_shard), vectors)
-        nearest: Nearest | None = partial(nearest_by_ngrams, vectors)
-    else:
-        file = _embed(texts, settings.encoder, settings.max_length, run)
-        find = search = _Search(file, gb_per_shard)
-        nearest = None if search.is_exact else search.nearest
-    sampled = _Sampled(find, len(texts))
+        blocks = similar_by_ngrams(vectors, plain, settings, counts)
+        done = with_time_left(blocks, lambda block: block[0], len(texts), "searched")
+        yield from (found for _, found in done)
+        return
+    search = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
+    sampled = _Sampled(search, len(texts))
     yield from similar_by_embeddings(sampled, plain, settings, counts)
-    if nearest is not None:
-        exact = nearest(sampled.texts, settings.top_k + 1)
+    if not search.is_exact:
+        exact = search.nearest(sampled.texts, settings.top_k + 1)
         counts[FOUND] = round(100 * sampled.recall(exact))
-
-
-def _write_sketches(vectors: csr_matrix, file: Path) -> Path:
-    rows = map_new_array(file, np.float32, (vectors.shape[0], SKETCH_DIM))
-    first = 0
-    for some in sketches(vectors):
-        rows[first : first + len(some)] = some
-        first += len(some)
-    rows.flush()
-    return file
 
 
 def _plain_hashes(texts: DistinctTexts) -> UInt64s:
