@@ -128,7 +128,12 @@ def search_shards(
 
 
 def search_rows(
-    queries: tuple[Path, int], ads: Path, k: int, gb_per_shard: float, is_exact: bool = True
+    queries: tuple[Path, int],
+    ads: Path,
+    k: int,
+    gb_per_shard: float,
+    is_exact: bool = True,
+    effort: int = 1,
 ) -> Iterator[tuple[int, TopK]]:
     """Find the k most similar ads for queries, in blocks; in this process if they are few.
 
@@ -138,11 +143,12 @@ def search_rows(
         k: ads per query.
         gb_per_shard: the size of a shard.
         is_exact: as of :func:`~ramen_ray.method.retrieval.shards.embedded_shards`.
+        effort: likewise.
 
     Yields:
         the first query of a block, and what was found for the block; in any order.
     """
-    shards = embedded_shards(ads, 0, gb_per_shard, is_exact)
+    shards = embedded_shards(ads, 0, gb_per_shard, is_exact, effort)
     blocks = query_blocks(*queries)
     if len(shards) == 1 and shards[0].num_bytes <= BYTES_HERE:
         index, _ = shards[0].open()

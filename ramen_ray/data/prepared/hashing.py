@@ -87,17 +87,19 @@ class HashIndex:
         return np.repeat(np.arange(len(hashes)), counts), rows.astype(np.int64)
 
 
-def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
+def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any], key: int = 0) -> UInt64s:
     """Hash each text's tokens; equal texts hash equally in all tables.
 
     Args:
-        token_ids: (tokens,) all texts' tokens, one text after another.
+        token_ids: (tokens,) all texts' tokens, below 2³², one text after another.
         offsets: (texts + 1,) where each text starts.
+        key: what texts share a hash by chance, or on purpose, differs from key to key.
 
     Returns:
         (texts,) uint64.
     """
-    return mix(_sums(token_ids.astype(np.uint64), np.asarray(offsets) - offsets[0]))
+    keyed = token_ids.astype(np.uint64) ^ np.uint64(key << 32)
+    return mix(_sums(keyed, np.asarray(offsets) - offsets[0]))
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:

@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.csr import accumulate, id_type
-from ramen_ray.data.prepared.hashing import hash_texts, mix
+from ramen_ray.data.prepared.hashing import mix
+from ramen_ray.data.prepared.text_hashes import write_hashes
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.mapped_files import map_new_array, publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
 
-Tokenize = Callable[[list[str]], tuple[NDArray[np.int32], NDArray[np.int64]]]
+Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
 SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
@@ -37,7 +38,7 @@ def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
 def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
     """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids, weights."""
     ids = rows[0].to_numpy()
-    token_ids, lengths = tokenize(rows["text"].to_pylist())
+    token_ids, lengths = tokenize(rows["text"].combine_chunks())
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     lists = {
         name: rows[name] if name in rows.column_names else pa.array([[]] * len(ids), kind)
@@ -161,6 +162,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
     occurs = np.zeros(vocab_size, dtype=bool)
     keys = {table: _join_texts(table, by_table[table], folder, occurs) for table in texts}
     np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
+    write_hashes([folder / "tokens" / table for table in texts])
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, by_table[table], folder, num_rows)
@@ -187,7 +189,6 @@ def _join_texts(
     num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
     token_ids = map_new_array(target / "token_ids.npy", token_type, (num_tokens,))
     offsets = map_new_array(target / "offsets.npy", np.int64, (num_texts + 1,))
-    hashes = map_new_array(target / "hashes.npy", np.uint64, (num_texts,))
     ids = np.empty(num_texts, dtype=np.int64)
     keys = np.empty(num_texts, dtype=np.int64)
     row = token = 0
@@ -198,7 +199,6 @@ def _join_texts(
         token_ids[token : token + starts[-1]] = part["tokens"]
         occurs[part["tokens"]] = True
         offsets[row + 1 : rows.stop + 1] = token + starts[1:]
-        hashes[rows] = hash_texts(part["tokens"], starts)
         keys[rows] = part["key"]
         ids[rows] = part["id"]
         row, token = rows.stop, token + int(starts[-1])

@@ -18,7 +18,7 @@ class TokenTable:
     Attributes:
         token_ids: (tokens,) uint16 or int32, one text after another.
         offsets: (texts + 1,) int64, where each text starts.
-        hashes: (texts,) uint64, equal for equal texts (see :func:`hashing.hash_texts`).
+        hashes: (texts,) uint64, equal for equal texts of all of a dataset's tables, and no others.
     """
 
     token_ids: NDArray[Any]

@@ -1,6 +1,7 @@
 """Similar texts: the texts that are nearest to each text, but not duplicates.
 
-Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams.
+Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams
+(:mod:`~ramen_ray.method.graph.ngrams`).
 """
 
 from collections import Counter
@@ -12,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.leaks import Protocol
@@ -23,13 +23,13 @@ from ramen_ray.method.model.encoder import Encoder, build_transformer, load_enco
 from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.retrieval.search import TopK
 
-NGRAM_LENGTHS = (2, 4)
-PRODUCTS_AT_ONCE = 1 << 24
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024
 """Texts, itself among them, that are searched for a text by embeddings, however many of them are
 duplicates."""
 GIVEN_UP = f"texts with fewer anchors, as most of their {MAX_NEIGHBOURS:,} nearest are duplicates"
+FOUND = "% of nearest texts found"
+SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
 DEEPER = 8  # few rounds: an exact one indexes all texts again
 
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
@@ -44,8 +44,7 @@ class SimilarSettings:
 
     Attributes:
         encoder: Encoder that measures similarity: a folder that training wrote, a pretrained
-            folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams,
-            whose time grows with the square of the number of texts.
+            folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams.
         top_k: Largest number of anchors of a node; below 1,024.
         min_similarity: Texts with a lower cosine are not linked.
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
@@ -86,31 +85,6 @@ def plain_hashes(texts: pa.StringArray) -> UInt64s:
     return hash_strings(plain)
 
 
-def similar_by_ngrams(
-    texts: pa.StringArray, plain: UInt64s, settings: SimilarSettings
-) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time, by sparse products of their n-grams.
-
-    Args:
-        texts: (n,) strings; all are in memory, and the time grows with their number squared.
-        plain: (n,) of :func:`plain_hashes`.
-        settings: which texts are similar.
-    """
-    vectorizer = TfidfVectorizer(
-        analyzer="char_wb", ngram_range=NGRAM_LENGTHS, sublinear_tf=True, dtype=np.float32
-    )
-    vectors = vectorizer.fit_transform(texts.to_pylist())
-    columns = vectors.T.tocsr()
-    rows_at_once = max(PRODUCTS_AT_ONCE // len(texts), 1)
-    for start in range(0, len(texts), rows_at_once):
-        product = (vectors[start : start + rows_at_once] @ columns).tocoo()
-        near = product.data >= settings.min_similarity
-        rows, others = product.row[near].astype(np.int64) + start, product.col[near]
-        similarities = product.data[near]
-        kept = (similarities <= settings.max_similarity) & (plain[rows] != plain[others])
-        yield _best(rows[kept], others[kept].astype(np.int64), similarities[kept], settings)
-
-
 def similar_by_embeddings(
     find: SearchTexts, plain: UInt64s, settings: SimilarSettings, counts: Counter[str]
 ) -> Iterator[Similar]:
@@ -140,14 +114,15 @@ def similar_by_embeddings(
                     counts[GIVEN_UP] += int((~done).sum())
                 done[:] = True
             kept &= done[:, None]
-            yield _best(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
+            yield best_of(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
             again.append(rows[~done])
         texts, k = np.sort(np.concatenate(again)), DEEPER * k
 
 
-def _best(
+def best_of(
     rows: Int64s, others: Int64s, similarities: NDArray[np.float32], settings: SimilarSettings
 ) -> Similar:
+    """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
     best = heaviest(rows, similarities, others, settings.top_k)
     return rows[best], others[best], similarities[best]
 

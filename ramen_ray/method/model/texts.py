@@ -1,15 +1,24 @@
 """Prepare texts for the encoder: tokenise, gather and sort."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ramen_ray.data.prepared.csr import ragged_positions
+
 TEXTS_PER_COUNT = 1024
+BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
+
+Tokens = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""All token ids (tokens,) in order, and token counts (texts,)."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +39,75 @@ class TextTokenizer:
     placeholder: int
     vocab_size: int
 
-    def __call__(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def __call__(self, texts: pa.StringArray | Sequence[str]) -> Tokens:
         """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
-        backend = _build_tokenizer(self.definition, self.max_length)
-        encoded = backend.encode_batch_fast(list(texts), add_special_tokens=self.add_special_tokens)
-        rows = [encoding.ids or [self.placeholder] for encoding in encoded]
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        flat = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
-        return flat, lengths
+        texts = pa.array(texts, pa.string())
+        if not _is_by_words(self.definition):
+            backend = _build_tokenizer(self.definition, self.max_length)
+            return _encode(backend, texts, [self.placeholder], self.add_special_tokens)
+        backend = _build_tokenizer(self.definition, None)
+        words = pc.split_pattern(texts, " ")
+        tokens = _encode(backend, words.flatten(), [], add_special_tokens=False)
+        return self._join(tokens, np.append(0, pc.list_value_length(words).to_numpy().cumsum()))
+
+    def _join(self, words: Tokens, bounds: NDArray[np.int64]) -> Tokens:
+        """Make texts of words' tokens; ``bounds`` (texts + 1,) are where those of each start."""
+        token_ids, lengths = words
+        starts = np.append(0, lengths.cumsum())[bounds]
+        before, after = _special_tokens(self.definition) if self.add_special_tokens else ([], [])
+        kept = np.minimum(np.diff(starts), self.max_length - len(before) - len(after))
+        lengths = np.maximum(len(before) + kept + len(after), 1)
+        joined = np.full(lengths.sum(), self.placeholder, dtype=np.int32)
+        first = lengths.cumsum() - lengths + len(before)
+        joined[ragged_positions(first, kept)] = token_ids[ragged_positions(starts[:-1], kept)]
+        for place, token in enumerate(before, -len(before)):
+            joined[first + place] = token
+        for place, token in enumerate(after):
+            joined[first + kept + place] = token
+        return joined, lengths
+
+
+def _encode(
+    tokenizer: Tokenizer, texts: pa.StringArray, if_none: list[int], add_special_tokens: bool
+) -> Tokens:
+    """Tokenise the distinct ones of some texts; ``if_none`` stands for no tokens."""
+    coded = texts.dictionary_encode()
+    distinct, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=add_special_tokens)
+    rows = [encoding.ids or if_none for encoding in encoded]
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    token_ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=lengths.sum())
+    starts = lengths.cumsum() - lengths
+    return token_ids[ragged_positions(starts[numbers], lengths[numbers])], lengths[numbers]
 
 
 @lru_cache(maxsize=2)
-def _build_tokenizer(definition: str, max_length: int) -> Tokenizer:
+def _build_tokenizer(definition: str, max_length: int | None) -> Tokenizer:
     tokenizer = Tokenizer.from_str(definition)
-    tokenizer.enable_truncation(max_length)
     tokenizer.no_padding()
+    if max_length is None:
+        tokenizer.no_truncation()
+    else:
+        tokenizer.enable_truncation(max_length)
     return tokenizer
+
+
+@lru_cache(maxsize=2)
+def _is_by_words(definition: str) -> bool:
+    """Say whether a tokenizer is BERT's: a word between spaces has the same tokens in any text."""
+    parts = json.loads(definition)
+    kinds = [(parts[name] or {}).get("type") for name in BERTS]
+    return kinds == [*BERTS.values()] and not any(
+        " " in added["content"] for added in parts["added_tokens"]
+    )
+
+
+@lru_cache(maxsize=2)
+def _special_tokens(definition: str) -> tuple[list[int], list[int]]:
+    """Return the tokens that come before and after those of any text."""
+    encoded = _build_tokenizer(definition, None).encode("a")
+    own = np.flatnonzero(np.equal(encoded.special_tokens_mask, 0))
+    return encoded.ids[: own[0]], encoded.ids[own[-1] + 1 :]
 
 
 def count_tokens(tokenizer: TextTokenizer, texts: Sequence[str]) -> NDArray[np.int64]:

@@ -96,6 +96,13 @@ def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
     return index
 
 
+def search_wider(index: Any, times: int) -> None:
+    """Let an index of short codes look at so many times the cells and candidates."""
+    if isinstance(index, faiss.IndexRefine):
+        index.k_factor *= times
+        faiss.downcast_index(index.base_index).nprobe *= times
+
+
 def sample_size(num_ads: int) -> int:
     """Return how many of ``num_ads`` ads an index with cells is trained on."""
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))

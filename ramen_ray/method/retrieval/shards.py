@@ -19,6 +19,7 @@ from ramen_ray.method.retrieval.index import (
     choose_bulk_kind,
     filled_index,
     new_index,
+    search_wider,
     short_code_bytes,
 )
 from ramen_ray.method.retrieval.index_file import replace_cells
@@ -54,12 +55,14 @@ class EmbeddedShard:
         rows: the rows of the file that are the shard's ads.
         first: the number of the shard's first ad.
         kind: how they are indexed.
+        effort: short codes look at so many times the cells and candidates.
     """
 
     file: Path
     rows: range
     first: int
     kind: BulkKind = "flat"
+    effort: int = 1
 
     def __str__(self) -> str:
         return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
@@ -82,11 +85,13 @@ class EmbeddedShard:
         if not kept.exists():
             with whole_file(kept) as aside:
                 faiss.write_index(filled_index(self.kind, embeddings), str(aside))
-        return faiss.read_index(str(kept)), self.first
+        index = faiss.read_index(str(kept))
+        search_wider(index, self.effort)
+        return index, self.first
 
 
 def embedded_shards(
-    file: Path, first_row: int, gb_per_shard: float, is_exact: bool = True
+    file: Path, first_row: int, gb_per_shard: float, is_exact: bool = True, effort: int = 1
 ) -> list[EmbeddedShard]:
     """Cut the ads whose embeddings follow from a row of ``file`` into shards.
 
@@ -95,6 +100,7 @@ def embedded_shards(
         first_row: the row of the first ad.
         gb_per_shard: see :func:`shard_ranges`.
         is_exact: search all ads; else many get an index of short codes.
+        effort: see :class:`EmbeddedShard`.
     """
     num_rows, dim = np.load(file, mmap_mode="r").shape
     whole: BulkKind = "flat" if is_exact else "short_codes"
@@ -104,6 +110,7 @@ def embedded_shards(
             range(first_row + ads.start, first_row + ads.stop),
             ads.start,
             "flat" if is_exact else choose_bulk_kind(len(ads)),
+            effort,
         )
         for ads in shard_ranges(num_rows - first_row, _bytes_per_ad(dim, whole), gb_per_shard)
     ]

@@ -95,9 +95,9 @@ def write_shortlists(
     return {RECALL: share_found(search_index(index, sample, size)[0], exact)}
 
 
-def sampled_queries(num_queries: int) -> Int64s:
+def sampled_queries(num_queries: int, most: int = SAMPLED_QUERIES) -> Int64s:
     """Return the rows of the queries, ascending, that recall is measured on."""
-    drawn = np.random.default_rng(0).permutation(num_queries)[:SAMPLED_QUERIES]
+    drawn = np.random.default_rng(0).permutation(num_queries)[:most]
     return np.sort(drawn)
 
 

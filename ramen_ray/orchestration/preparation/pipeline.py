@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 PREPARED_VERSION = 8
 GROUPS_PER_TASK = 4
-ROWS_PER_BATCH = 16_384
+ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 10
 PARTS, ATTEMPTS = "parts", "attempts"
 

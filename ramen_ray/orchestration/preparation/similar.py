@@ -32,18 +32,23 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
 )
 from ramen_ray.data.tables.graphs.text_edges import DistinctTexts, Neighbours, write_text_edges
 from ramen_ray.data.tasks import RunTasks, runner_for
+from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
+    FOUND,
+    SAMPLED_TEXTS,
+    SearchTexts,
+    Similar,
     SimilarSettings,
     load_similarity_encoder,
     plain_hashes,
     similar_by_embeddings,
-    similar_by_ngrams,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.method.retrieval.search import TopK, costs_too_much, search_parts, share_found
+from ramen_ray.method.retrieval.search import TopK, search_parts, share_found
 from ramen_ray.method.retrieval.shortlists import sampled_queries
+from ramen_ray.orchestration.cluster.progress import with_time_left
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.embedding import (
@@ -55,6 +60,8 @@ from ramen_ray.orchestration.embedding import (
 from ramen_ray.orchestration.search import search_rows
 
 ROWS_COPIED_AT_ONCE = 4096
+MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
+EFFORT = 2
 TEXTS_PER_PART = 65_536
 
 
@@ -94,17 +101,8 @@ def add_similar(
         with engine(folder) as connection:
             texts = DistinctTexts.of_nodes(connection, dataset, Path(staging))
         neighbours = Neighbours.none_yet(len(texts), settings.top_k, texts.folder)
-        (plain,) = run([partial(_plain_hashes, texts)])
         counts = Counter[str]()
-        if settings.encoder is None:
-            whole = pa.concat_arrays(texts.batches())
-            neighbours.put_all(similar_by_ngrams(whole, plain, settings))
-        else:
-            search = _Search(
-                _embed(texts, settings.encoder, settings.max_length, run), gb_per_shard
-            )
-            neighbours.put_all(similar_by_embeddings(search, plain, settings, counts))
-            counts.update(search.counts())
+        neighbours.put_all(_similar(texts, settings, gb_per_shard, run, counts))
         with engine(folder) as connection:
             writer = DatasetWriter(folder)
             found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)
@@ -113,6 +111,29 @@ def add_similar(
         made = {"made_by": "similar", "settings": asdict(settings)}
         put_in_place(folder, dataset, name, made, found.num_rows, replace)
     return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts | counts
+
+
+def _similar(
+    texts: DistinctTexts,
+    settings: SimilarSettings,
+    gb_per_shard: float,
+    run: RunTasks,
+    counts: Counter[str],
+) -> Iterator[Similar]:
+    """Yield what is similar to some texts at a time; ``counts`` gets a search's shortcomings."""
+    (plain,) = run([partial(_plain_hashes, texts)])
+    if settings.encoder is None:
+        vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
+        blocks = similar_by_ngrams(vectors, plain, settings, counts)
+        done = with_time_left(blocks, lambda block: block[0], len(texts), "searched")
+        yield from (found for _, found in done)
+        return
+    search = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
+    sampled = _Sampled(search, len(texts))
+    yield from similar_by_embeddings(sampled, plain, settings, counts)
+    if not search.is_exact:
+        exact = search.nearest(sampled.texts, settings.top_k + 1)
+        counts[FOUND] = round(100 * sampled.recall(exact))
 
 
 def _plain_hashes(texts: DistinctTexts) -> UInt64s:
@@ -148,41 +169,28 @@ def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> Tab
 class _Search:
     """Searches the embeddings of all texts; see :data:`SearchTexts`.
 
-    It is approximate where an exact one would cost too much. Some texts' neighbours of the first
-    search are kept, to measure its recall.
+    It is approximate where an exact one takes more than a minute.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
         self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
-        self.is_exact = not costs_too_much(self.num_texts, self.num_texts, self.dim)
-        self.sample = sampled_queries(self.num_texts)
-        self.found: NDArray[np.int64] | None = None
+        self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
 
     def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
-        is_first = self.found is None
-        if self.found is None:
-            self.found = np.full((len(self.sample), k), -1)
         queries = self.file if isinstance(texts, range) else self._copy_rows(texts)
         asked = queries, len(texts)
-        blocks = search_rows(asked, self.file, k, self.gb_per_shard, self.is_exact)
-        for start, (others, similarities) in blocks:
-            rows = np.asarray(texts[start : start + len(others)])
-            if is_first:
-                _, places, of_block = np.intersect1d(self.sample, rows, True, return_indices=True)
-                self.found[places] = others[of_block]
-            yield rows, (others, similarities)
+        blocks = search_rows(asked, self.file, k, self.gb_per_shard, self.is_exact, EFFORT)
+        found = with_time_left(blocks, lambda block: len(block[1][0]), len(texts), "searched")
+        for start, best in found:
+            yield np.asarray(texts[start : start + len(best[0])]), best
 
-    def counts(self) -> dict[str, int]:
-        """Return the recall in per cent, if the search was approximate."""
-        if self.is_exact or self.found is None:
-            return {}
+    def nearest(self, texts: Int64s, k: int) -> Int64s:
+        """Return the k nearest (n, k) of each of some texts (n,), by an exact search."""
         no_filters = np.empty((0, 2), dtype=np.int64)
         parts = (self._rows(start) for start in range(0, self.num_texts, TEXTS_PER_PART))
-        numbers = np.arange(self.num_texts)
-        queries = np.load(self.file, mmap_mode="r")[self.sample]
-        exact, _ = search_parts(queries, parts, numbers, no_filters, self.found.shape[1])
-        return {"% of nearest texts found": round(100 * share_found(self.found, exact))}
+        queries = np.load(self.file, mmap_mode="r")[texts]
+        return search_parts(queries, parts, np.arange(self.num_texts), no_filters, k)[0]
 
     def _rows(self, start: int) -> NDArray[np.float32]:
         """Read a part of the embeddings."""
@@ -199,3 +207,26 @@ class _Search:
             copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
         copied.flush()
         return file
+
+
+class _Sampled:
+    """A search that keeps what its first call finds for a sample of all texts."""
+
+    def __init__(self, find: SearchTexts, num_texts: int) -> None:
+        self.find, self.texts = find, sampled_queries(num_texts, SAMPLED_TEXTS)
+        self.found: Int64s | None = None
+
+    def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
+        is_first = self.found is None
+        if self.found is None:
+            self.found = np.full((len(self.texts), k), -1)
+        for rows, (others, similarities) in self.find(texts, k):
+            if is_first:
+                _, places, of_block = np.intersect1d(self.texts, rows, True, return_indices=True)
+                self.found[places] = others[of_block]
+            yield rows, (others, similarities)
+
+    def recall(self, nearest: Int64s) -> float:
+        """Return the share of the ``nearest`` (sample, n) others that were found."""
+        assert self.found is not None, "a search was made"
+        return share_found(self.found, np.where(nearest == self.texts[:, None], -1, nearest))
