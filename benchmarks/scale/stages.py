@@ -38,14 +38,14 @@ Row = dict[str, float]
 
 
 def measure(stage: str, folder: Path) -> Row:
-    """Run a stage in this process, with Ray started before; returns its figures.
+    """Run a stage in this process, with Ray started before where it needs it; returns its figures.
 
     These are seconds, processor seconds, rows, and peaks of memory: ``driver`` is this process,
     with what it maps of files, and ``driver_own`` without; ``processes`` are those of Ray without
     what they share, and the store is Ray's.
     """
     torch.set_num_threads(1)
-    if stage not in ("start", "train"):
+    if stage not in ("start", "edges", "sessions", "train"):
         start(folder)()
     run = STAGES[stage](folder)
     started = time.monotonic()

@@ -194,3 +194,10 @@ def test_what_others_wrote_meanwhile_is_not_deleted(path: Path) -> None:
         with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
             put_in_place(aside, dataset, "more", {}, {}, replace=False)
     assert theirs.read_bytes() == b"the only copy"
+
+
+def test_how_a_set_was_made_names_no_password() -> None:
+    edge_list = EdgeList("s3://me:secret@bucket/edges.csv", columns=EdgeColumns(edges_query="q"))
+    made = anchor_sets.made_by("edges", edge_list)
+    assert made["settings"]["query_edges"] == "s3://me:***@bucket/edges.csv"
+    assert made["settings"]["columns"]["edges_query"] == "q"

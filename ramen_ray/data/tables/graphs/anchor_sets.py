@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ramen_ray.data.store.dataset import (
     DatasetError,
     write_metadata,
 )
+from ramen_ray.errors import redacted
 from ramen_ray.naming import naming_fault
 
 NODES = "nodes"
@@ -102,6 +104,23 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
             made_by.pop(name, None)
             write_metadata(now.path, {**now.metadata, "anchor_sets": made_by})
             _delete(now.path, name)
+
+
+def made_by(how: str, *settings: Any) -> dict[str, Any]:
+    """Say in ``dataset.json`` how a set was made, without the passwords in its addresses.
+
+    Args:
+        how: what made it.
+        settings: dataclasses.
+    """
+    given = {name: value for one in settings for name, value in asdict(one).items()}
+    return {"made_by": how, "settings": _without_passwords(given)}
+
+
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_passwords(one) for key, one in value.items()}
+    return redacted(value) if isinstance(value, str) else value
 
 
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:

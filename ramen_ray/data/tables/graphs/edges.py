@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
+    made_by,
     nodes_without_edges,
     put_in_place,
 )
@@ -86,11 +87,6 @@ class EdgeList:
         return {side: source for side, source in given.items() if source}
 
 
-def made_by(edge_list: EdgeList) -> dict[str, object]:
-    """Return how the anchor set was made, for ``dataset.json``."""
-    return {"made_by": "edges", "settings": asdict(edge_list)}
-
-
 def add_edge_list(
     dataset_path: Path,
     name: str,
@@ -119,7 +115,7 @@ def add_edge_list(
     check(dataset)
     with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
         found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
-        put_in_place(aside, dataset, name, made_by(edge_list), found.num_rows, replace)
+        put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
     return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
 
 

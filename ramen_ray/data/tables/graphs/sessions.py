@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
+    made_by,
     nodes_without_edges,
     put_in_place,
     remove_anchor_set,
@@ -57,7 +57,7 @@ def add_co_session(
         check_name(dataset, name, replace)
     check(dataset)
     table = open_log(log, dataset.metadata)
-    made = {"made_by": "co-session", "settings": asdict(log) | asdict(settings)}
+    made = made_by("co-session", log, settings)
     with ExitStack() as stack:
         folders = {
             side: stack.enter_context(folder_beside(dataset, name)) for side, name in sets.items()
