@@ -2,7 +2,7 @@
 
 Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
-    python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet
+    python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet --columns.ad-text title
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv --clicks first_clicks.csv
 
 If the retriever has a combiner (jobs/combine.py), it makes the ads' vectors.
@@ -11,8 +11,12 @@ moves the alias back.
 """
 
 import sys
+from typing import Annotated
+
+import tyro
 
 from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
+from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
@@ -21,20 +25,14 @@ from ramen_ray.tracking.runs import tracking_uri
 class IndexSettings(RetrieverSettings):
     """Add new ads to a retriever."""
 
-    ads: str
-    """CSV, TSV, JSON lines or parquet with columns ad_id and text."""
-    clicks: str | None = None
-    """First clicks on some of the ads, likewise a table, with columns ad_id and query. Only a
-    retriever with a combiner can use them."""
+    given: Annotated[NewAds, tyro.conf.arg(name="")]
 
 
 def main() -> None:
     """Add the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
-    made = extend_retriever(
-        registry, settings.model, settings.ads, settings.output, settings.clicks
-    )
+    made = extend_retriever(registry, settings.model, settings.given, settings.output)
     print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
 
 

@@ -1,8 +1,9 @@
-"""Answer a table of queries with a retriever.
+r"""Answer a table of queries with a retriever.
 
 Examples:
     python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
-    python jobs/predict.py --model models:/NAME/3 --queries logs/ --column query --answers answers
+    python jobs/predict.py --model models:/NAME/3 --queries logs/ \
+        --columns.query-text query --answers answers
 
 Run the same command again to resume an interrupted one. The answers are parquet: the columns of
 the queries, with ad_ids, ads, scores and error.
@@ -13,10 +14,17 @@ import sys
 from pathlib import Path
 
 from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
-from ramen_ray.config import GB_PER_SHARD, PositiveFloat
+from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.orchestration.deployment.predict import Processes, QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
+
+
+class QueryColumns(Section):
+    """Names of the columns in the table of queries."""
+
+    query_text: str = "text"
+    """Text of a query."""
 
 
 class PredictSettings(RetrieverSettings):
@@ -24,8 +32,8 @@ class PredictSettings(RetrieverSettings):
 
     queries: str
     """Table of queries in parquet: a file, a folder or a glob."""
-    column: str = "text"
-    """The column with the queries' texts."""
+    columns: QueryColumns = QueryColumns()
+    """Names of the columns in the table."""
     answers: Path
     """Folder to write the answers to."""
     top_k: int = 10
@@ -43,7 +51,7 @@ def main() -> None:
     done = predict(
         Registry(tracking_uri(settings.output)),
         settings.model,
-        QueryTable(settings.queries, settings.column),
+        QueryTable(settings.queries, settings.columns.query_text),
         settings.answers.absolute(),
         settings.top_k,
         Processes(settings.use_gpu, settings.gb_per_shard),

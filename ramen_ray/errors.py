@@ -1,6 +1,7 @@
 """Errors that a user can correct, shown as one message without a traceback, and what is shown."""
 
 import re
+from typing import Any
 
 _PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
 _SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
@@ -27,3 +28,10 @@ def redacted(text: str) -> str:
 def printable(text: str) -> str:
     """Escape what a terminal would act on instead of showing it, line breaks too."""
     return _ACTS_ON_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def without_passwords(value: Any) -> Any:
+    """Return settings, which may be dicts of dicts, with all texts :func:`redacted`."""
+    if isinstance(value, dict):
+        return {key: without_passwords(one) for key, one in value.items()}
+    return redacted(value) if isinstance(value, str) else value

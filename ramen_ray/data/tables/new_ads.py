@@ -1,5 +1,7 @@
 """Read a table of ads to add after training, and one of first clicks on them."""
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,22 +13,48 @@ from ramen_ray.data.tables.reading.columns import id_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 
-def read_new_ads(
-    source: str, known: pa.Array, ad_id: str = "ad_id", text: tuple[str, ...] = ("text",)
-) -> pa.Table:
-    """Read the columns ``ad_id`` and ``text``, both as strings.
+@dataclass(frozen=True)
+class NewAdColumns:
+    """Names of the columns in tables of new ads and of first clicks on them."""
+
+    ad_id: str = "ad_id"
+    """Id of an ad."""
+    ad_text: tuple[str, ...] = ("text",)
+    """Text of an ad; several columns are joined by a space."""
+    clicks_ad: str = "ad_id"
+    """Ad of a click: its id."""
+    clicks_query: str = "query"
+    """Query of a click: its text."""
+
+
+@dataclass(frozen=True)
+class NewAds:
+    """New ads: CSV, TSV, JSON lines or parquet; files, folders or globs."""
+
+    ads: str
+    """Table of the new ads: id and text."""
+    clicks: str | None = None
+    """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
+    columns: NewAdColumns = field(default_factory=NewAdColumns)
+    """Names of the columns in the tables."""
+
+
+def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
+    """Read a table of new ads: ``ad_id`` and ``text``, both as strings.
 
     Args:
         source: CSV, TSV, JSON lines or parquet.
         known: ids (ads,) that are already in use.
-        ad_id: the user's name of the column of ids.
-        text: that of the texts; several columns are joined by a space.
+        named: the user's names of the columns.
 
     Raises:
         DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
             in use, by an earlier row or a known ad.
     """
-    columns = {"ad_id": id_column(ad_id), "text": text_column(text, change=normalized)}
+    columns = {
+        "ad_id": id_column(named.ad_id),
+        "text": text_column(named.ad_text, change=normalized),
+    }
     table = UserTable(source, columns, skip_bad_rows=False)
     ads = table.read()
     in_use = _repeats(ads["ad_id"]) | _among(ads["ad_id"], known.cast(pa.string()))
@@ -42,12 +70,13 @@ def read_new_ads(
     return ads.select(["ad_id", "text"])
 
 
-def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
-    """Read the columns ``ad_id`` and ``query``: a first click on each of some new ads.
+def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[Int64s, list[str]]:
+    """Read a first click on each of some new ads.
 
     Args:
         source: CSV, TSV, JSON lines or parquet.
         new: the new ads, as :func:`read_new_ads` returns them.
+        named: the user's names of the columns.
 
     Returns:
         Rows (clicks,) of ``new``, and the queries' texts.
@@ -56,7 +85,10 @@ def read_first_clicks(source: str, new: pa.Table) -> tuple[Int64s, list[str]]:
         DatasetError: the table is missing, or rows have no query, an ad that is not new, or an ad
             of an earlier row.
     """
-    columns = {"ad_id": id_column("ad_id"), "query": text_column("query", change=normalized)}
+    columns = {
+        "ad_id": id_column(named.clicks_ad),
+        "query": text_column(named.clicks_query, change=normalized),
+    }
     table = UserTable(source, columns, skip_bad_rows=False)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])

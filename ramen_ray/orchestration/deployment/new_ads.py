@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.tables.new_ads import read_first_clicks, read_new_ads
+from ramen_ray.data.tables.new_ads import NewAds, read_first_clicks, read_new_ads
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
 from ramen_ray.method.novel_ads.retriever import combiner_of
@@ -42,17 +42,14 @@ class Extended:
     num_new: int
 
 
-def extend_retriever(
-    registry: Registry, model_uri: str, ads: str, output: Path, clicks: str | None = None
-) -> Extended:
+def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
     """Log a copy of a retriever that also has new ads, and put it in the original's place.
 
     Args:
         registry: the registry of the retriever's store.
         model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
-        ads: a table with the columns ``ad_id`` and ``text``: CSV, TSV, JSON lines or parquet.
+        given: the new ads.
         output: where artifacts go if no server keeps them.
-        clicks: a table with the columns ``ad_id`` and ``query``, first clicks on some of the ads.
 
     Raises:
         DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
@@ -63,30 +60,30 @@ def extend_retriever(
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
-        new = read_new_ads(ads, known_ids(folder))
-        represent = _represent(folder, new, clicks, original.uri)
+        new = read_new_ads(given.ads, known_ids(folder), given.columns)
+        represent = _represent(folder, new, given, original.uri)
         num_ads = add_ads(folder, new, GB_PER_SHARD, represent)
         texts = new["text"][:EXAMPLE_ADS].to_pylist()
-        changes = {"num_ads": num_ads, "new_ads": ads}
+        changes = {"num_ads": num_ads, "new_ads": given.ads}
         copy = log_copy(registry, original, folder, texts, changes, output)
     return Extended(take_place(registry, copy, original, model_uri), num_ads, len(new))
 
 
 def _represent(
-    folder: Path, new: pa.Table, clicks: str | None, uri: str
+    folder: Path, new: pa.Table, given: NewAds, uri: str
 ) -> Callable[[int, Embeddings], Embeddings] | None:
     """Return a function that turns the new ads' embeddings into vectors; None without combiner."""
     combined = combiner_of(folder)
     if combined is None:
-        if clicks is not None:
+        if given.clicks is not None:
             raise NewAdsError(
-                f"{uri} has no combiner, so it cannot use the clicks {clicks}; leave them out, or "
-                f"train a combiner (jobs/combine.py)"
+                f"{uri} has no combiner, so it cannot use the clicks {given.clicks}; leave them "
+                f"out, or train a combiner (jobs/combine.py)"
             )
         return None
-    if clicks is None:
+    if given.clicks is None:
         return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(clicks, new)
+    rows, texts = read_first_clicks(given.clicks, new, given.columns)
     queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:

@@ -16,6 +16,7 @@ from stores import BLIND, Store
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics.held_out import HeldOutQueries
 from ramen_ray.method.metrics.ranking import ratio
@@ -176,7 +177,9 @@ def test_new_ads_of_the_champion_are_ignored_and_counted(
     ads = tmp_path / "ads.csv"
     ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
     job(good, "--name", "extended")
-    extend_retriever(Registry(store.uri), "models:/extended@champion", str(ads), store.output)
+    extend_retriever(
+        Registry(store.uri), "models:/extended@champion", NewAds(str(ads)), store.output
+    )
     code, printed = job(good, "--name", "extended")
     assert code == 2
     assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed

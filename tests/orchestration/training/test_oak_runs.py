@@ -13,6 +13,7 @@ from jobs import evaluate as evaluate_job
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.deployment.new_ads import extend_retriever
 from ramen_ray.orchestration.deployment.predict import QueryTable, predict
@@ -162,7 +163,7 @@ def test_it_is_not_served(oak: RunConfig, trained: TrainResult, tmp_path: Path):
         lambda: promote(registry, folder, "mine"),
         lambda: promote(registry, trained.run.id, "mine"),
         lambda: predict(registry, folder, table, tmp_path, 3),
-        lambda: extend_retriever(registry, folder, "ads.csv", tmp_path),
+        lambda: extend_retriever(registry, folder, NewAds("ads.csv"), tmp_path),
     ):
         with pytest.raises(RegistryError, match="the run oak is OAK, a method to compare with"):
             refused()

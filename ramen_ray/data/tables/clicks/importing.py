@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -23,7 +22,8 @@ from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.clicks import given, numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
-from ramen_ray.data.tables.graphs.edges import made_by, write_edge_list
+from ramen_ray.data.tables.graphs.anchor_sets import made_by
+from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
     Filter,
@@ -33,7 +33,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
 )
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
-from ramen_ray.errors import redacted
+from ramen_ray.errors import redacted, without_passwords
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 MAX_SHOWN = 3
@@ -62,8 +62,10 @@ def import_tables(
         "name": dataset_name(name, output),
         "source": redacted(tables.clicks),
         "licence": "",
-        "imported": _without_passwords(asdict(tables)),
-        "anchor_sets": {key: made_by(edges) for key, edges in tables.edge_lists.items()},
+        "imported": without_passwords(asdict(tables)),
+        "anchor_sets": {
+            key: made_by("edges", edge_list) for key, edge_list in tables.edge_lists.items()
+        },
     }
     opened = open_tables(tables)
     for edge_list in tables.edge_lists.values():
@@ -325,9 +327,3 @@ def _time_filters(first: float, last: float) -> tuple[Filter, Filter]:
         Filter(lambda seconds: np.asarray(seconds) < first, "clicks before clicks_from"),
         Filter(lambda seconds: np.asarray(seconds) >= last, "clicks from clicks_until on"),
     )
-
-
-def _without_passwords(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_passwords(one) for key, one in value.items()}
-    return redacted(value) if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from ramen_ray.data.store.dataset import (
     DatasetError,
     write_metadata,
 )
-from ramen_ray.errors import redacted
+from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
 NODES = "nodes"
@@ -114,13 +114,7 @@ def made_by(how: str, *settings: Any) -> dict[str, Any]:
         settings: dataclasses.
     """
     given = {name: value for one in settings for name, value in asdict(one).items()}
-    return {"made_by": how, "settings": _without_passwords(given)}
-
-
-def _without_passwords(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_passwords(one) for key, one in value.items()}
-    return redacted(value) if isinstance(value, str) else value
+    return {"made_by": how, "settings": without_passwords(given)}
 
 
 def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:

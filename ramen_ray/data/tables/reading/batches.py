@@ -145,6 +145,7 @@ def _csv_rows(file: TableFile, columns: list[str], block: Block, is_first: bool)
         ),
     )
     if is_first:
+        _check_header(file, rows[:1])
         rows = rows.slice(1)
     bad = np.array([row.number - 1 - int(is_first) for row in skipped], dtype=np.int64)
     numbers = np.delete(lines, bad)
@@ -155,6 +156,13 @@ def _csv_rows(file: TableFile, columns: list[str], block: Block, is_first: bool)
         faults += _quotes_in_tsv(rows, numbers)
     filled = _filled(rows)
     return Rows(rows.filter(pa.array(filled)), numbers[filled], faults)
+
+
+def _check_header(file: TableFile, first: pa.Table) -> None:
+    """Check that the file still begins with the columns that it was opened with."""
+    found = [" ".join(str(column[0]).split()) for column in first.columns if len(column)]
+    if found != [" ".join(name.split()) for name in first.column_names]:
+        raise DatasetError(f"{file.path} has changed while it was read; run the same command again")
 
 
 def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
