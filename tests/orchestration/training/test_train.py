@@ -216,7 +216,9 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
 ) -> None:
     run = unharmed.run_directory.with_name("damaged")
     shutil.copytree(unharmed.run_directory, run)
-    (run / ".run.json").write_text(with_checksum({"identity": RunDirectory(run).notes["identity"]}))
+    notes = RunDirectory(run).notes
+    begun = {name: notes[name] for name in ("identity", "made_from")}
+    (run / ".run.json").write_text(with_checksum(begun))
     newest = run / f"checkpoint_{NUM_STEPS:09d}"
     for name in ("run.json", "config.json"):
         file = run / name
