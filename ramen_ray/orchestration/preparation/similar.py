@@ -227,6 +227,7 @@ class _Sampled:
             yield rows, (others, similarities)
 
     def recall(self, nearest: Int64s) -> float:
-        """Return the share of the ``nearest`` (sample, n) others that were found."""
+        """Return the share of the ``nearest`` others (sample, n) among the n best found."""
         assert self.found is not None, "a search was made"
-        return share_found(self.found, np.where(nearest == self.texts[:, None], -1, nearest))
+        others = np.where(nearest == self.texts[:, None], -1, nearest)
+        return share_found(self.found[:, : nearest.shape[1]], others)

@@ -96,6 +96,8 @@ def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> 
         for some in ([shard], embedded_shards(tmp_path / "all.npy", 200, 1.0))
     )
     assert share_found(ads, exact) > 0.8
+    (wider,) = embedded_shards(tmp_path / "all.npy", 200, 1.0, is_exact=False, effort=2)
+    assert share_found(_search_shards([wider], rows[:200], 20)[0], exact) > share_found(ads, exact)
     similarities = np.einsum("qd,qkd->qk", rows[:200], rows[200:][ads])
     np.testing.assert_allclose(scores, similarities, atol=0.01)
     (index,) = tmp_path.glob("*.faiss")
