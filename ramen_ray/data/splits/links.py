@@ -10,10 +10,10 @@ import pyarrow as pa
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
+from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.data.validation.leaks import text_hashes
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, schema_of
+from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
@@ -57,15 +57,15 @@ def make_link_dataset(
     made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
-    anchors = np.concatenate([text_hashes(parent, f"anchors/{name}") for name in anchor_sets])
+    anchors = np.concatenate([_text_hashes(parent, f"anchors/{name}") for name in anchor_sets])
     rows, found = edges.gather(np.arange(edges.num_rows))
-    links_own_text = bool((text_hashes(parent, TRAIN)[rows] == anchors[found]).any())
+    links_own_text = bool((_text_hashes(parent, TRAIN)[rows] == anchors[found]).any())
     with new_dataset(output, **named, **kept) as writer:
         writer.write("ads", _ads(parent, anchor_sets))
         for split, part in splits.items():
             writer.write(f"queries/{split}", _queries(parent, part))
             if split != "train" and not links_own_text:
-                texts = text_hashes(parent, part.table)[part.chosen]
+                texts = _text_hashes(parent, part.table)[part.chosen]
                 _write_filters(writer, split, texts, anchors)
     return Dataset(output)
 
@@ -111,6 +111,14 @@ def _test_edges(parent: Dataset, anchor_sets: Sequence[str]) -> Csr | None:
     if not all(parent.has(f"edges/{name}/{side}") for name in anchor_sets):
         return None
     return _edges(parent, anchor_sets, side, "queries/test")
+
+
+def _text_hashes(parent: Dataset, table: str) -> UInt64s:
+    """Hash the folded texts (rows,) of a table, by id."""
+    hashes = np.zeros(parent.num_rows(table), dtype=np.uint64)
+    for rows in parent.batches(table, [schema_of(table).names[0], "text"]):
+        hashes[rows[0].to_numpy()] = hash_strings(fold(rows[1]))
+    return hashes
 
 
 def _ads(parent: Dataset, anchor_sets: Sequence[str]) -> Iterator[pa.RecordBatch]:
