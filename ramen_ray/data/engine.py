@@ -68,7 +68,7 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
 
 
 def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
-    """Run a statement; from its fifth second on, log how far ``what`` is.
+    """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on.
 
     Raises:
         UserError: it needs more memory or disk than it may have.

@@ -64,7 +64,7 @@ def _find(
             progress(table)
             of_rows += tables.load(table)
             of_tables += _edge_findings(tables, table, strict)
-        of_tables += tables.broken(UNLINKED) if TRAIN in tables.columns else []
+        of_tables += tables.broken(UNLINKED)
         of_tables += click_leaks(tables) if find_leaks else []
     found = [*structure.findings, *of_rows, *of_tables]
     wanted = [finding for finding in found if finding.severity in severities]
@@ -79,14 +79,11 @@ def _table_findings(tables: Tables) -> list[Finding]:
         for rule in repeat_rules(table, columns, table in tables.ascending)
         for finding in tables.broken(rule)
     ]
+    tables.connection.execute("CREATE TABLE unlinked (row BIGINT, query_id BIGINT)")
     if TRAIN in tables.columns:
         train = name_literal(TRAIN)
-        tables.connection.execute(
-            f"""
-            CREATE TABLE unlinked AS
-            SELECT rowid AS row, query_id FROM {train} WHERE len(ad_ids) = 0
-            """
-        )
+        unclicked = f"SELECT rowid, query_id FROM {train} WHERE len(ad_ids) = 0"
+        tables.connection.execute(f"INSERT INTO unlinked {unclicked}")
         if count(tables.connection, f"SELECT count(*) FROM {train} WHERE len(ad_ids) > 0") == 0:
             advice = "training needs queries with clicks"
             found.append(Finding("error", f"{TRAIN}.parquet", "no train query has a click", advice))
@@ -103,7 +100,7 @@ def _edge_findings(tables: Tables, table: str, strict: Collection[str]) -> list[
         finding for rule in repeat_rules(table, columns, ascend) for finding in tables.broken(rule)
     ]
     _, anchor_set, side = table.split("/")
-    if side == "query" and TRAIN in tables.columns:
+    if side == "query" and count(tables.connection, "SELECT count(*) FROM unlinked"):
         linked = f"SELECT query_id FROM {name_literal(table)}"
         tables.connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
     has_anchors = f"anchors/{anchor_set}" in tables.columns

@@ -94,15 +94,20 @@ class Tables:
         """Return what breaks a rule: one finding, or none."""
         if rule.severity not in self._severities:
             return []
-        looking = f"CREATE TABLE found AS {rule.sql}"
+        looking = f"""
+            WITH found AS MATERIALIZED ({rule.sql})
+            SELECT row, value, (SELECT count(*) FROM found) FROM found
+            ORDER BY ALL LIMIT {MAX_EXAMPLES}
+            """
         run(self.connection, f"looking in {rule.table} for a {rule.message}", looking)
-        examples = f"SELECT row, value FROM found ORDER BY ALL LIMIT {MAX_EXAMPLES}"
+        found = self.connection.fetchall()
+        if not found:
+            return []
         tally = Tally(rule.severity, rule.message, rule.advice, rule.column)
-        for row, value in self.connection.sql(examples).fetchall():
+        for row, value, _ in found:
             file, row_of_file = self._place(rule.table, row)
             tally.add(file, np.array([row_of_file]), pa.array([value]))
-        tally.count = count(self.connection, "SELECT count(*) FROM found")
-        self.drop("found")
+        tally.count = found[0][2]
         return tally.findings(self._out_of(rule))
 
     def _out_of(self, rule: TableRule) -> int | None:
