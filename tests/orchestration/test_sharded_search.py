@@ -133,7 +133,8 @@ def test_a_checkpoint_is_evaluated_in_shards_as_without(
         config = overlay(small_run, {**changes, "workers.gb_per_shard": size})
         write_config(config, checkpoint / "config.json")
         file = tmp_path / f"{size}.parquet"
-        found[size] = evaluate_checkpoint(checkpoint, "test", predictions=file), pq.read_table(file)
+        metrics = evaluate_checkpoint(checkpoint, "test", config.dataset, file)
+        found[size] = metrics, pq.read_table(file)
     in_shards, whole = found.values()
     assert in_shards[0] == whole[0]
     assert in_shards[1].equals(whole[1])
