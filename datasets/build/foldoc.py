@@ -3,6 +3,10 @@
 Query: an entry's title. Ads: the entries that it lists under "see also", and half of the other
 entries that it mentions, chosen by a hash. Anchor set ``links``: the remaining mentions, in both
 directions. Anchor set ``categories``: the entry's category labels.
+
+    python datasets/build/foldoc.py --source /usr/share/dictd --output foldoc
+
+The source is the folder with foldoc.index and foldoc.dict.dz of Debian's dict-foldoc.
 """
 
 import gzip
@@ -11,13 +15,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen_ray.data.importers.corpus import (
-    AnchorSet,
-    Corpus,
-    build_tables,
-    hash_fraction,
-    split_by_hash,
-)
+from command import run_recipe
+from corpus import AnchorSet, Corpus, build_tables, hash_fraction, split_by_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 LICENCE = "GNU Free Documentation License, version 1.1 or later"
@@ -45,17 +44,17 @@ class Entry:
     body: str
 
 
-def import_foldoc(source: str | Path, output: str | Path) -> Dataset:
+def build_foldoc(source: Path, output: Path) -> Dataset:
     """Rebuild the built-in dictionary from foldoc.index and foldoc.dict.dz.
 
     Args:
-        source: Folder with the two files (/usr/share/dictd of Debian's dict-foldoc).
+        source: Folder with the two files.
         output: Dataset directory to write; must not exist.
 
     Raises:
         DatasetError: a source file is missing or ``output`` exists.
     """
-    tables = build_tables(build_corpus(read_entries(Path(source))))
+    tables = build_tables(build_corpus(read_entries(source)))
     return write_dataset(output, tables, name="foldoc", source=SOURCE, licence=LICENCE)
 
 
@@ -144,3 +143,7 @@ def _resolve(references: list[str], titles: dict[str, str], own_title: str) -> s
 def _categories(body: str) -> set[str]:
     match = _CATEGORIES.match(body)
     return {name.strip() for name in match.group(1).split(",")} if match else set()
+
+
+if __name__ == "__main__":
+    run_recipe(build_foldoc, __doc__)

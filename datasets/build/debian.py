@@ -4,6 +4,11 @@ Query: a package's name and short description. Ads: the packages that it recomme
 and those that declare that they enhance it. Anchor set ``depends``: the packages that it depends
 on, as directed edges. Anchor set ``tags``: its debtags labels and its section. Anchor set
 ``sources``: the source package that it is built from, if other packages are built from it too.
+
+    python datasets/build/debian.py --source sources/debian --output debian
+
+The source is a folder with a package index (Packages, plain, .xz or .gz), the file vocabulary of
+Debian's debtags and, to record suite and date, InRelease.
 """
 
 import gzip
@@ -16,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables, split_by_hash
+from command import run_recipe
+from corpus import AnchorSet, Corpus, build_tables, split_by_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 LICENCE = "Package descriptions: the free licence of each package; tag texts: GPL-2"
@@ -55,18 +61,16 @@ class Package:
         return f"{self.name}: {self.description}"
 
 
-def import_debian(source: str | Path, output: str | Path) -> Dataset:
+def build_debian(source: Path, output: Path) -> Dataset:
     """Rebuild the built-in package archive from Packages and vocabulary.
 
     Args:
-        source: Folder with a package index (Packages, plain, .xz or .gz), the file ``vocabulary``
-            of Debian's debtags and, to record suite and date, InRelease.
+        source: Folder with the package index, the vocabulary and perhaps a release file.
         output: Dataset directory to write; must not exist.
 
     Raises:
         DatasetError: a source file is missing or broken, or ``output`` exists.
     """
-    source = Path(source)
     tag_texts = read_tag_texts(source / "vocabulary")
     corpus = build_corpus(read_packages(source), tag_texts)
     metadata = {"name": "debian", "source": SOURCE, **read_release(source), "licence": LICENCE}
@@ -251,3 +255,7 @@ def _single_providers(packages: dict[str, Package]) -> dict[str, str]:
 def _labels(package: Package, tag_texts: dict[str, str]) -> set[str]:
     section = {f"Section: {package.section}"} if package.section else set()
     return {tag_texts[tag] for tag in package.tags if tag in tag_texts} | section
+
+
+if __name__ == "__main__":
+    run_recipe(build_debian, __doc__)

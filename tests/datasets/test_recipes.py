@@ -1,4 +1,4 @@
-"""The importers: sources worked by hand, errors, and the properties of the shipped data sets."""
+"""Recipes of the built-in datasets: sources worked by hand, errors, and what keeps edges strict."""
 
 import gzip
 import lzma
@@ -6,19 +6,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT
+from written_out import clicks_of, column_of, edges_of, pairs_of
 
-from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables
-from ramen_ray.data.importers.debian import import_debian
-from ramen_ray.data.importers.foldoc import import_foldoc
-from ramen_ray.data.importers.rdocs import import_rdocs
+from corpus import AnchorSet, Corpus, build_tables
+from debian import build_debian
+from foldoc import build_foldoc
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
+from rdocs import build_rdocs
 
 HELD_OUT = ("validation", "test")
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -204,83 +204,57 @@ def _write_debian(folder: Path) -> Path:
     return folder
 
 
-def _column(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
-    values: list[Any] = dataset.read(table)[column].to_pylist()
-    return values
-
-
-def _clicks(dataset: Dataset, split: str) -> dict[str, list[str]]:
-    ads = _column(dataset, "ads")
-    rows = dataset.read(f"queries/{split}").to_pylist()
-    return {row["text"]: [ads[ad] for ad in row["ad_ids"]] for row in rows}
-
-
-def _pairs(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
-    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``."""
-    left_texts, right_texts = _column(dataset, left), _column(dataset, right)
-    columns = dataset.read(table).columns
-    pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
-    return {(left_texts[a], right_texts[b]) for a, b in pairs}
-
-
-def _edges(dataset: Dataset, name: str, side: str) -> set[tuple[str, str]]:
-    held_out = {name: f"queries/{split}" for split, name in HELD_OUT_SIDES.items()}
-    nodes = {"query": "queries/train", "ad": "ads", **held_out}[side]
-    return _pairs(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
-
-
 def _names(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     """Shorten package texts to names; tag texts stay."""
     return {(a.split(": ")[0], b if b[0].isupper() else b.split(": ")[0]) for a, b in pairs}
 
 
-@pytest.fixture(params=["foldoc", "debian", "rdocs"])
-def shipped(request: pytest.FixtureRequest) -> Dataset:
-    """A data set of the repository."""
-    return Dataset(ROOT / "datasets" / request.param)
-
-
-IMPORTERS = [
-    (import_foldoc, _write_foldoc),
-    (import_debian, _write_debian),
-    (import_rdocs, _write_rdocs),
+RECIPES = [
+    (build_foldoc, _write_foldoc),
+    (build_debian, _write_debian),
+    (build_rdocs, _write_rdocs),
 ]
 
 
-@pytest.fixture(params=IMPORTERS)
-def importer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Dataset]:
-    """An importer with its source already chosen."""
-    import_source, write_source = request.param
+@pytest.fixture(params=RECIPES)
+def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Dataset]:
+    """A recipe with its source already chosen."""
+    build, write_source = request.param
     source = write_source(tmp_path / "source")
-    return lambda output: import_source(source, output)
+    return lambda output: build(source, output)
 
 
 def test_foldoc_tables(tmp_path: Path) -> None:
     """A dictionary by hand; the hash has given beta and gamma to test and split the mentions."""
-    dataset = import_foldoc(_write_foldoc(tmp_path / "source"), tmp_path / "output")
-    assert _clicks(dataset, "train") == {
+    dataset = build_foldoc(_write_foldoc(tmp_path / "source"), tmp_path / "output")
+    assert clicks_of(dataset, "train") == {
         "alpha": ["gamma"],
         "delta": ["gamma"],
         "epsilon": ["delta"],
     }
-    assert _clicks(dataset, "validation") == {}
-    assert _clicks(dataset, "test") == {"beta": ["alpha"], "gamma": ["beta"]}
+    assert clicks_of(dataset, "validation") == {}
+    assert clicks_of(dataset, "test") == {"beta": ["alpha"], "gamma": ["beta"]}
     # alpha also mentions beta, but beta -> alpha is a test click: no edge on any side.
     links = {("alpha", "delta"), ("delta", "alpha")}
-    assert _edges(dataset, "links", "query") == _edges(dataset, "links", "ad") == links
-    published = {side: _edges(dataset, "links_published", side) for side in ("query", "ad")}
+    assert edges_of(dataset, "links", "query") == edges_of(dataset, "links", "ad") == links
+    published = {side: edges_of(dataset, "links_published", side) for side in ("query", "ad")}
     leaks = {("alpha", "beta"), ("beta", "alpha")}
     assert published == {"query": links | {("alpha", "beta")}, "ad": links | leaks}
     # beta's only link is to alpha, its answer, which no oracle may see
     assert not dataset.has("edges/links/test_query")
     assert not dataset.has("edges/links_published/test_query")
-    assert _edges(dataset, "categories", "test_query") == {("beta", "letter"), ("gamma", "letter")}
-    assert _column(dataset, "anchors/categories") == ["letter"]
-    assert _edges(dataset, "categories", "query") == {
-        (q, "letter") for q in _clicks(dataset, "train")
+    assert edges_of(dataset, "categories", "test_query") == {
+        ("beta", "letter"),
+        ("gamma", "letter"),
     }
-    assert _edges(dataset, "categories", "ad") == {(a, "letter") for a in _column(dataset, "ads")}
-    assert _pairs(dataset, "filters/test", "queries/test", "ads") == {
+    assert column_of(dataset, "anchors/categories") == ["letter"]
+    assert edges_of(dataset, "categories", "query") == {
+        (q, "letter") for q in clicks_of(dataset, "train")
+    }
+    assert edges_of(dataset, "categories", "ad") == {
+        (a, "letter") for a in column_of(dataset, "ads")
+    }
+    assert pairs_of(dataset, "filters/test", "queries/test", "ads") == {
         ("beta", "beta"),
         ("gamma", "gamma"),
     }
@@ -296,30 +270,36 @@ def test_debian_tables(tmp_path: Path) -> None:
     source = _write_debian(tmp_path / "source")
     release = "Origin: Debian\nCodename: bookworm\nDate: Sat, 11 Jul 2026 10:16:37 UTC\n"
     (source / "InRelease").write_text(release, encoding="utf-8")
-    dataset = import_debian(source, tmp_path / "output")
+    dataset = build_debian(source, tmp_path / "output")
     aspell, data = "aspell: spell checker", "vim-data: text editor - data"
     speller = "speller: other spell checker"
-    assert _clicks(dataset, "train") == {
+    assert clicks_of(dataset, "train") == {
         "vim: text editor": [aspell, "postie: mail agent", speller, data, "vim-plugin: plugin"],
         data: ["vim: text editor"],
         speller: ["libc6: C library", "libedit: line editing"],
     }
-    assert _clicks(dataset, "validation") == {aspell: [data]}
-    assert _clicks(dataset, "test") == {"vim-plugin: plugin": [speller]}
+    assert clicks_of(dataset, "validation") == {aspell: [data]}
+    assert clicks_of(dataset, "test") == {"vim-plugin: plugin": [speller]}
     # libc6 is a hub, and vim-data -> aspell would join the texts of aspell's validation click.
     own = {("vim", "dpkg"), ("vim", "libedit")}
-    assert _names(_edges(dataset, "depends", "query")) == own
+    assert _names(edges_of(dataset, "depends", "query")) == own
     others = {("aspell", "speller"), ("vim-plugin", "vim")}
-    assert _names(_edges(dataset, "depends", "ad")) == own | others
+    assert _names(edges_of(dataset, "depends", "ad")) == own | others
     tags = {
         ("vim", "Role: Program"),
         ("vim", "Section: editors"),
         ("vim-data", "Section: misc"),
     }
-    assert _names(_edges(dataset, "tags", "query")) == _names(_edges(dataset, "tags", "ad")) == tags
+    assert (
+        _names(edges_of(dataset, "tags", "query"))
+        == _names(edges_of(dataset, "tags", "ad"))
+        == tags
+    )
     built = {("vim", "vim"), ("vim-data", "vim")}  # aspell and plugins build one package each
-    assert _names(_edges(dataset, "sources", "query")) == built
-    assert _pairs(dataset, "filters/validation", "queries/validation", "ads") == {(aspell, aspell)}
+    assert _names(edges_of(dataset, "sources", "query")) == built
+    assert pairs_of(dataset, "filters/validation", "queries/validation", "ads") == {
+        (aspell, aspell)
+    }
     assert dataset.metadata["suite"] == "bookworm"
     assert dataset.metadata["date"] == "Sat, 11 Jul 2026 10:16:37 UTC"
     assert dataset.metadata["suite_version"] == "unknown"
@@ -330,58 +310,58 @@ def test_rdocs_tables(tmp_path: Path) -> None:
 
     The reverse of a test click, Reverse -> Split, is no train click.
     """
-    dataset = import_rdocs(_write_rdocs(tmp_path / "source"), tmp_path / "output")
-    assert _clicks(dataset, "train") == {
+    dataset = build_rdocs(_write_rdocs(tmp_path / "source"), tmp_path / "output")
+    assert clicks_of(dataset, "train") == {
         "Draw a line": ["Bind rows", "Fit a line"],
         "Order a table": ["Bind rows", "Sample values"],
         "Rank values": ["Draw a line"],
         "Reverse a vector": ["Sort a vector"],
         "Sort a vector": ["Order a table", "Reverse a vector"],
     }
-    assert _clicks(dataset, "validation") == {"Sample values": ["Merge two tables"]}
-    assert _clicks(dataset, "test") == {
+    assert clicks_of(dataset, "validation") == {"Sample values": ["Merge two tables"]}
+    assert clicks_of(dataset, "test") == {
         "Split a vector": ["Merge two tables", "Reverse a vector", "Sort a vector"]
     }
-    clicked = {ad for split in SPLITS for ads in _clicks(dataset, split).values() for ad in ads}
-    assert set(_column(dataset, "ads")) == clicked | {"Split a vector"}
+    clicked = {ad for split in SPLITS for ads in clicks_of(dataset, split).values() for ad in ads}
+    assert set(column_of(dataset, "ads")) == clicked | {"Split a vector"}
     mentions = [("Sort a vector", "Rank values"), ("Split a vector", "Rank values")]
     mentions += [("Fit a line", "Draw a line")]
     links = {*mentions, *(pair[::-1] for pair in mentions)}
     leak = ("Sort a vector", "Split a vector")
-    for side, nodes in (("query", _clicks(dataset, "train")), ("ad", _column(dataset, "ads"))):
+    for side, nodes in (("query", clicks_of(dataset, "train")), ("ad", column_of(dataset, "ads"))):
         strict = {edge for edge in links if edge[0] in nodes}
-        assert _edges(dataset, "links", side) == strict
+        assert edges_of(dataset, "links", side) == strict
         more = {edge for edge in (leak, leak[::-1]) if edge[0] in nodes}
-        assert _edges(dataset, "links_published", side) == strict | more
+        assert edges_of(dataset, "links_published", side) == strict | more
     # package guide and keyword "rare" have too few topics, package filler has too many
     base = {"Order a table", "Rank values", "Reverse a vector", "Sort a vector"}
     manip = {"Bind rows", "Draw a line", "Fit a line", "Order a table", "Sort a vector"}
     both = {(title, "base") for title in {*base, "Split a vector"}} | {
         (title, "manip") for title in manip
     }
-    ads = set(_column(dataset, "ads"))
-    assert _edges(dataset, "categories", "ad") == {edge for edge in both if edge[0] in ads}
+    ads = set(column_of(dataset, "ads"))
+    assert edges_of(dataset, "categories", "ad") == {edge for edge in both if edge[0] in ads}
     assert "anchors/categories_published" not in dataset.tables
     for split, title in (("validation", "Sample values"), ("test", "Split a vector")):
-        assert _pairs(dataset, f"filters/{split}", f"queries/{split}", "ads") == {(title, title)}
+        assert pairs_of(dataset, f"filters/{split}", f"queries/{split}", "ads") == {(title, title)}
 
 
 def test_rdocs_source(tmp_path: Path) -> None:
     """A folder, the file in it and a compressed one give the same tables."""
     source = _write_rdocs(tmp_path / "source")
-    folder = import_rdocs(source, tmp_path / "folder")
-    file = import_rdocs(source / "rdocs.tsv", tmp_path / "file")
+    folder = build_rdocs(source, tmp_path / "folder")
+    file = build_rdocs(source / "rdocs.tsv", tmp_path / "file")
     packed = source / "rdocs.tsv.xz"
     packed.write_bytes(lzma.compress((source / "rdocs.tsv").read_bytes()))
     (source / "rdocs.tsv").unlink()
-    compressed = import_rdocs(source, tmp_path / "compressed")
+    compressed = build_rdocs(source, tmp_path / "compressed")
     assert folder.fingerprint == file.fingerprint == compressed.fingerprint
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DatasetError, match=r"rdocs\.tsv\.xz cannot be read"):
-        import_rdocs(source, tmp_path / "truncated")
+        build_rdocs(source, tmp_path / "truncated")
     packed.unlink()
     with pytest.raises(DatasetError, match=r"rdocs\.tsv or .*rdocs\.tsv\.xz is missing"):
-        import_rdocs(source, tmp_path / "missing")
+        build_rdocs(source, tmp_path / "missing")
 
 
 @pytest.mark.parametrize("case", BAD_TOPICS)
@@ -391,7 +371,7 @@ def test_rdocs_refuses(case: str, tmp_path: Path) -> None:
     source = tmp_path / "topics.tsv"
     source.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DatasetError, match=message):
-        import_rdocs(source, tmp_path / "output")
+        build_rdocs(source, tmp_path / "output")
     assert [path.name for path in tmp_path.iterdir()] == ["topics.tsv"]
 
 
@@ -399,14 +379,14 @@ def test_rdocs_refuses(case: str, tmp_path: Path) -> None:
 def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
     """A compressed index gives the tables of the plain one; a truncated one is refused by name."""
     source = _write_debian(tmp_path / "source")
-    plain = import_debian(source, tmp_path / "plain")
+    plain = build_debian(source, tmp_path / "plain")
     (source / "Packages").unlink()
     packed = source / f"Packages{suffix}"
     packed.write_bytes(compress(PACKAGES.encode()))
-    assert import_debian(source, tmp_path / "packed").fingerprint == plain.fingerprint
+    assert build_debian(source, tmp_path / "packed").fingerprint == plain.fingerprint
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DatasetError, match=f"Packages{suffix} cannot be read"):
-        import_debian(source, tmp_path / "truncated")
+        build_debian(source, tmp_path / "truncated")
 
 
 @pytest.mark.parametrize("case", BAD_SOURCES)
@@ -418,7 +398,7 @@ def test_debian_refuses(case: str, tmp_path: Path) -> None:
     if text is not None:
         (source / file).write_text(text, encoding="utf-8")
     with pytest.raises(DatasetError, match=message):
-        import_debian(source, tmp_path / "output")
+        build_debian(source, tmp_path / "output")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -427,24 +407,24 @@ def test_foldoc_refuses(tmp_path: Path) -> None:
     source = _write_foldoc(tmp_path / "source")
     (source / "foldoc.index").unlink()
     with pytest.raises(DatasetError, match=r"foldoc\.index is missing"):
-        import_foldoc(source, tmp_path / "output")
+        build_foldoc(source, tmp_path / "output")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_import_repeats(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
-    """Two imports of one source give equal tables."""
-    first, second = importer(tmp_path / "first"), importer(tmp_path / "second")
+def test_a_recipe_repeats(recipe: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    """Two builds from one source give equal tables."""
+    first, second = recipe(tmp_path / "first"), recipe(tmp_path / "second")
     assert first.tables == second.tables
     assert first.fingerprint == second.fingerprint
 
 
-def test_import_keeps_existing_output(importer: Callable[[Path], Dataset], tmp_path: Path) -> None:
+def test_a_recipe_keeps_existing_output(recipe: Callable[[Path], Dataset], tmp_path: Path) -> None:
     """An output that exists is refused and left as it is, with no half-written folder beside it."""
     output = tmp_path / "output"
     output.mkdir()
     (output / "notes").write_text("mine", encoding="utf-8")
     with pytest.raises(DatasetError, match="exists already"):
-        importer(output)
+        recipe(output)
     assert [path.name for path in output.iterdir()] == ["notes"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "source"]
 
@@ -545,127 +525,20 @@ def test_build_tables_finds_leaks_in_any_spelling() -> None:
     assert tables["anchors/labels_published"]["text"].to_pylist() == ["  SORT", "sorting"]
 
 
-def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
-    """No strict edge joins the two texts of a test or validation click, in any direction or case.
-
-    As published, a set has its strict edges and such ones, and on the query side no such click.
-    """
-    held_out = {
-        (query.casefold(), ad.casefold())
-        for split in HELD_OUT
-        for query, ads in _clicks(shipped, split).items()
-        for ad in ads
-    }
-    assert len(held_out) > 1000
-
-    def leaks(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        folded = {edge: (edge[0].casefold(), edge[1].casefold()) for edge in edges}
-        return {edge for edge, pair in folded.items() if {pair, pair[::-1]} & held_out}
-
-    for name in shipped.strict_anchor_sets:
-        for side in ("query", "ad"):
-            edges = _edges(shipped, name, side)
-            assert len(edges) > 1000
-            assert not leaks(edges)
-            if f"{name}_published" in shipped.anchor_sets:
-                published = _edges(shipped, f"{name}_published", side)
-                assert published - leaks(published) == edges
-                assert side == "ad" or not published & held_out
-
-
-def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None:
-    """An oracle is told neither an answer nor whose answer a query is, under either protocol."""
-    clicks = {split: _clicks(shipped, split) for split in HELD_OUT}
-    held_out = {
-        frozenset((query.casefold(), ad.casefold()))
-        for split in HELD_OUT
-        for query, ads in clicks[split].items()
-        for ad in ads
-    }
-    for name in set(shipped.anchor_sets) - {"similar"}:
-        for split in HELD_OUT:
-            edges = _edges(shipped, name, HELD_OUT_SIDES[split])
-            assert len({query for query, _ in edges}) > 0.2 * len(clicks[split])
-            assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
-
-
-def test_shipped_sets_as_published() -> None:
-    """Links and dependencies exist under both protocols, labels only where a label is a title."""
-    published = {
-        name: set(dataset.anchor_sets) - set(dataset.strict_anchor_sets)
-        for name in ("foldoc", "debian", "rdocs")
-        if (dataset := Dataset(ROOT / "datasets" / name))
-    }
-    assert published == {
-        "foldoc": {"links_published", "categories_published"},
-        "debian": {"depends_published"},
-        "rdocs": {"links_published", "categories_published"},
-    }
-
-
-def test_shipped_queries_are_in_one_split(shipped: Dataset) -> None:
-    """No query text is in two splits, whatever its letter case."""
-    texts = [text.casefold() for split in SPLITS for text in _column(shipped, f"queries/{split}")]
-    assert len(texts) == len(set(texts))
-
-
-@pytest.mark.parametrize("split", HELD_OUT)
-def test_shipped_filters(shipped: Dataset, split: str) -> None:
-    """The filter pairs are each held-out query that is an ad, with itself."""
-    own = set(_column(shipped, f"queries/{split}")) & set(_column(shipped, "ads"))
-    pairs = _pairs(shipped, f"filters/{split}", f"queries/{split}", "ads")
-    assert pairs == {(text, text) for text in own}
-    assert pairs
-
-
-def test_shipped_tables_are_whole(shipped: Dataset) -> None:
-    """Row counts are those of the description, ids are dense, and the folder is small."""
-    counts = {table: shipped.num_rows(table) for table in shipped.tables}
-    assert counts == shipped.metadata["num_rows"]
-    for table in shipped.tables:
-        if not table.startswith(("edges", "filters")):
-            assert shipped.read(table).columns[0].to_pylist() == list(range(counts[table]))
-    assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 4e6
-    assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
-
-
-def test_shipped_debian_siblings_share_a_split() -> None:
-    """A package and its -doc or -dev, nearly always of one source, are in one split."""
-    dataset = Dataset(ROOT / "datasets" / "debian")
-    split_of = {
-        text.split(":")[0]: split
-        for split in SPLITS
-        for text in _column(dataset, f"queries/{split}")
-    }
-    siblings = [
-        split_of[name] == split_of[name + suffix]
-        for name in split_of
-        for suffix in ("-doc", "-dev", "-data", "-common")
-        if name + suffix in split_of
-    ]
-    assert len(siblings) > 300
-    assert sum(siblings) / len(siblings) > 0.95
-
-
-def test_shipped_rdocs_has_no_click_both_ways() -> None:
-    """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
-    dataset = Dataset(ROOT / "datasets" / "rdocs")
-    clicks = {split: _clicks(dataset, split) for split in SPLITS}
-    held_out = {(q, ad) for split in HELD_OUT for q, ads in clicks[split].items() for ad in ads}
-    assert not {(ad, q) for q, ads in clicks["train"].items() for ad in ads} & held_out
-    clicked = {ad for split in SPLITS for ads in clicks[split].values() for ad in ads}
-    assert clicked < set(_column(dataset, "ads"))
-
-
-def test_ingest_job(tmp_path: Path) -> None:
-    """The job prints where the result is; on an error it prints one line and exits with 2."""
-    source = _write_debian(tmp_path / "source")
-    output = tmp_path / "output"
-    command = [sys.executable, "jobs/ingest.py", "debian"]
+@pytest.mark.parametrize(
+    ("name", "write_source"),
+    [("foldoc", _write_foldoc), ("debian", _write_debian), ("rdocs", _write_rdocs)],
+)
+def test_a_recipe_is_one_command(
+    name: str, write_source: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """It prints where the result is; on an error it prints one line and exits with 2."""
+    source, output = write_source(tmp_path / "source"), tmp_path / "output"
+    command = [sys.executable, f"datasets/build/{name}.py"]
     command += ["--source", str(source), "--output", str(output)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert str(output) in done.stdout
-    assert Dataset(output).name == "debian"
+    assert Dataset(output).name == name
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: ")

@@ -1,4 +1,4 @@
-# List the help topics of installed packages, one a line, for "python jobs/ingest.py rdocs".
+# List the help topics of installed packages, one a line, for rdocs.py beside this script.
 #
 #     Rscript rdocs.R OUTPUT.tsv [PACKAGE ...]
 #

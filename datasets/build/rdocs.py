@@ -2,8 +2,13 @@
 
 Query: a topic's title. Ads: the topics that its section "See also" links to. Anchor set ``links``:
 the topics that its other sections link to, in both directions. Anchor set ``categories``: its
-package, keywords and concepts. The script rdocs.R beside this file lists the topics of installed
-packages.
+package, keywords and concepts.
+
+    Rscript datasets/build/rdocs.R sources/rdocs.tsv
+    python datasets/build/rdocs.py --source sources/rdocs.tsv --output rdocs
+
+The source is the list of topics that rdocs.R writes (plain or .xz), or a folder with it as
+rdocs.tsv or rdocs.tsv.xz.
 """
 
 import lzma
@@ -13,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramen_ray.data.importers.corpus import AnchorSet, Corpus, build_tables, split_by_hash
+from command import run_recipe
+from corpus import AnchorSet, Corpus, build_tables, split_by_hash
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 LICENCE = "Topics' titles: the free licence of each package"
@@ -47,18 +53,17 @@ class Topic:
     keywords: tuple[str, ...]
 
 
-def import_rdocs(source: str | Path, output: str | Path) -> Dataset:
+def build_rdocs(source: Path, output: Path) -> Dataset:
     """Rebuild the built-in help topics from what rdocs.R has listed.
 
     Args:
-        source: The list of topics, plain or as .xz, or a folder with it as rdocs.tsv or
-            rdocs.tsv.xz.
+        source: The list of topics, or a folder with it.
         output: Dataset directory to write; must not exist.
 
     Raises:
         DatasetError: the list is missing or broken, or ``output`` exists.
     """
-    tables = build_tables(build_corpus(read_topics(Path(source))))
+    tables = build_tables(build_corpus(read_topics(source)))
     return write_dataset(output, tables, name="rdocs", source=SOURCE, licence=LICENCE)
 
 
@@ -196,3 +201,7 @@ def _categories(labels: dict[str, set[str]]) -> AnchorSet:
     limit = MAX_CATEGORY_FRACTION * len(labels)
     kept = {name: name for name, n in counts.items() if MIN_CATEGORY_TOPICS <= n <= limit}
     return AnchorSet(kept, {title: names & set(kept) for title, names in labels.items()})
+
+
+if __name__ == "__main__":
+    run_recipe(build_rdocs, __doc__)
