@@ -54,11 +54,11 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
         training_data = change(training_data)
     sampler = build_sampler(config, data, training_data)
     state = build_state(config, model, model, sampler)
-    state.advance_curriculum()
+    state.advance()
     for epoch in range(config.training.epochs):
         state.sources = renewed(config, data, model, training_data.graphs, state.sources, epoch)
         list(train_steps(state, sampler, objective, sampler.steps_per_epoch * (epoch + 1)))
-        state.advance_curriculum()
+        state.advance()
     model.encoder.set_token_table(model.encoder.token_table.whole())
     return model
 

@@ -13,6 +13,8 @@ from ramen_ray.method.sampling.training_data import ADS
 from ramen_ray.method.similarity import similarities
 
 ENCODER, CALIBRATION = "encoder", "calibration"
+ENRICHED = "enriched_bD"
+"""What is added to a batch: (b, D) float32, this worker's queries with their anchors."""
 NUM_CALIBRATED = 10
 
 
@@ -68,5 +70,4 @@ def _calibration_term(weight: float, margin: float) -> Term:
 
 
 def _enriched_similarity(encoded: EncodedBatch) -> Tensor:
-    assert encoded.enriched_bD is not None, "the model has no bank of anchors"
-    return similarities(encoded.enriched_bD, encoded.vectors(ADS, encoded.ad_pool.ids))
+    return similarities(encoded.added[ENRICHED], encoded.vectors(ADS, encoded.ad_pool.ids))

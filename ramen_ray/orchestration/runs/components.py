@@ -31,8 +31,10 @@ from ramen_ray.method.objectives.terms import Objective, Term, ramen_objective, 
 from ramen_ray.method.retrieval.links import bank_texts, train_links
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.augmentation_training import AugmentationTraining
+from ramen_ray.method.training.classifier_part import ClassifierPart
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState
@@ -204,8 +206,8 @@ def build_state(
     num_steps = sampler.steps_per_epoch * config.training.epochs
     added = model.augmentation
     of_oak = None if added is None else added.combiner
-    parts = (model.encoder.projection, model.classifier_head, of_oak)
-    heads = [one for one in parts if one is not None]
+    others = (model.encoder.projection, model.classifier_head, of_oak)
+    heads = [one for one in others if one is not None]
     optimizer = build_optimizer(
         model.encoder, rates.lr, rates.weight_decay, rates.embedding_lr, heads, rates.head_lr
     )
@@ -214,24 +216,24 @@ def build_state(
         warmup_steps = round(rates.warmup_fraction * num_steps)
         return build_schedule(one, warmup_steps, num_steps, rates.decay)
 
-    state = TrainState(trained, optimizer, scheduled(optimizer), Sources(sampler.data.graphs))
+    parts: list[Part] = []
     if model.classifiers is not None:
         lr = config.classifier.lr
-        state.classifiers = ClassifierTraining(model.classifiers, lr, scheduled)
+        parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if added is not None:
         lr = config.oak.bank_lr
         falling = partial(build_schedule, warmup_steps=0, total_steps=num_steps, decay="cosine")
         bank = ClassifierTraining(added.bank, lr, falling) if lr else None
-        state.augmentation = AugmentationTraining(added, bank)
+        parts.append(AugmentationTraining(added, bank))
     if regularization.adaptive:
         objective = build_objective(config)
-        state.adaptive = AdaptiveWeights(
-            objective, regularization.adaptive_max, regularization.adaptive_step, device
-        )
+        highest, step_size = regularization.adaptive_max, regularization.adaptive_step
+        parts.append(AdaptiveWeights(objective, highest, step_size, device))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
-        state.curriculum = Curriculum(schedule, sampler, model.encoder.dim, device)
-    return state
+        parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
+    sources = Sources(sampler.data.graphs)
+    return TrainState(trained, optimizer, scheduled(optimizer), sources, parts=parts)
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

@@ -133,7 +133,7 @@ def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(
 
 
 def _moments(run: Run) -> list[Tensor]:
-    (state,) = run.state.augmentation.bank.optimizer.state.values()
+    (state,) = run.state.parts[0].bank.optimizer.state.values()
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
 

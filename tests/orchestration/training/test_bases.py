@@ -149,7 +149,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
     losses, weights = [], []
     best: dict[str, Any] = {}
     for epoch in range(config.training.epochs):
-        state.advance_curriculum()
+        state.advance()
         if epoch in PRUNED_AFTER:
             (folder / f"{epoch}").mkdir()
             model.save(folder / f"{epoch}", config.encoder.max_length)
@@ -158,7 +158,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
         stop = state.step + STEPS_PER_EPOCH
         for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)
-            weights.append(state.adaptive.weights.numpy().copy())
+            weights.append(state.weights.numpy().copy())
         splits = ("validation", "test")
         found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
         metric = config.training.selection_metric
