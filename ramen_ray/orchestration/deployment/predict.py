@@ -43,7 +43,6 @@ from ramen_ray.orchestration.deployment.partitions import (
     Partition,
 )
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
-from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
@@ -121,7 +120,6 @@ def predict(
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
-    refuse_unserved(model_uri)
     retriever = registry.look_up(model_uri)
     num_ads = retriever.metadata["num_ads"]
     if not 1 <= top_k <= num_ads:

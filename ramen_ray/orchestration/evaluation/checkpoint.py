@@ -4,9 +4,7 @@ If one process cannot hold the embeddings of the ads, they are searched in shard
 """
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import ray
@@ -22,9 +20,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
-from ramen_ray.method.model.augmented_queries import AugmentedQueries, save_links, with_links
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, load_model
-from ramen_ray.method.retrieval.links import first_links, held_out_links
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import (
     TopK,
     drop_filtered,
@@ -39,25 +35,8 @@ from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, RUN_FILE, RunDirectory
 from ramen_ray.orchestration.search import ShardResources, search_shards
-from ramen_ray.orchestration.training.linking import write_links
 
 ADS_PER_PART = 65_536
-LinkChoice = Literal["retrieved", "oracle"]
-
-
-@dataclass(frozen=True)
-class AnsweredBy:
-    """What a model answers by, if it has a choice.
-
-    Attributes:
-        part: which of its vectors a model with classifiers answers by; None for what validation
-            chose for the run, or both if that is not known.
-        links: which links enrich queries with OAK: those of its linker, also for None, or, as an
-            oracle, the dataset's edges of the split's queries.
-    """
-
-    part: Part | None = None
-    links: LinkChoice | None = None
 
 
 def evaluate_checkpoint(
@@ -66,11 +45,9 @@ def evaluate_checkpoint(
     dataset: str | None = None,
     predictions: Path | None = None,
     names: str | None = None,
-    answered_by: AnsweredBy = AnsweredBy(),
+    part: Part | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's model on a split.
-
-    With OAK there are also figures of its linker, such as ``linker/P@3``.
 
     Args:
         checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
@@ -79,22 +56,21 @@ def evaluate_checkpoint(
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
         names: a list of names, to measure how often predictions have other names than the query.
-        answered_by: what the model answers by.
+        part: which of its vectors a model with classifiers answers by; None for what validation
+            chose for the run, or both if that is not known.
 
     Raises:
         CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
-            has, or what ``answered_by`` asks for.
+            has, or what ``part`` asks for.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset directory or the list of names is not usable, there is no such
-            split, or it has no edges for an oracle.
+        DatasetError: the dataset directory or the list of names is not usable, or there is no such
+            split.
     """
     checkpoint, chosen = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
-    part = answered_by.part or chosen
+    part = part or chosen
     _check_classifiers(checkpoint, config, part)
-    if answered_by.links is not None and not config.oak.anchor_sets:
-        raise CheckpointError(f"{checkpoint} is not of OAK, so it answers without links")
     opened = Dataset(dataset or config.dataset)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
@@ -108,13 +84,6 @@ def evaluate_checkpoint(
     with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
         file = Path(folder) / "embeddings.npy"
         _embed(checkpoint, data, split, file, config, part)
-        linker: dict[str, float] = {}
-        if config.oak.anchor_sets:
-            linker = write_links(config, opened, Path(folder))
-            if answered_by.links == "oracle":
-                _write_true_links(config, opened, data, split, Path(folder))
-            task = ray.remote(_enrich).options(num_cpus=config.workers.cpus_per_worker)
-            ray.get(task.remote(checkpoint, Path(folder), split, file))
         propensity = build_propensity(config)
         found = _search_shards(config.workers, data, split, file)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
@@ -124,34 +93,7 @@ def evaluate_checkpoint(
             write_predictions(predictions, opened, split, ray.get(topk))
         if name_list is not None:
             metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
-    of_split = f"linker/{split}/"
-    return metrics | {
-        f"linker/{name.removeprefix(of_split)}": value
-        for name, value in linker.items()
-        if name.startswith(of_split)
-    }
-
-
-def _write_true_links(
-    config: RunConfig, dataset: Dataset, data: Prepared, split: str, folder: Path
-) -> None:
-    """Write the links of an oracle in place of those of the linker."""
-    oak = config.oak
-    edges = held_out_links(data, oak.anchor_sets, split)
-    if edges is None:
-        missing = ", ".join(f"edges/{name}/{split}_query" for name in oak.anchor_sets)
-        raise DatasetError(f"{dataset.path} lacks some of {missing}, which an oracle needs")
-    save_links(folder, split, first_links(edges, oak.max_links))
-
-
-def _enrich(checkpoint: Path, folder: Path, split: str, file: Path) -> None:
-    """Enrich the embeddings of a split's queries, the first in ``file``, by their links."""
-    model, embeddings = load_model(checkpoint), np.load(file, mmap_mode="r+")
-    answering = with_links(model, folder, split)
-    assert isinstance(answering, AugmentedQueries), f"{checkpoint} has no bank of anchors"
-    queries = embeddings[: len(answering.links)]
-    queries[:] = answering.enrich(np.array(queries), np.arange(len(queries)))
-    embeddings.flush()
+    return metrics
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:

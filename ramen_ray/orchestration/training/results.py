@@ -75,10 +75,7 @@ def log_results(
     run, metrics = result.run, result.metrics
     StepLogger(run, result.run_directory).send_unsent()
     best = result.encoder.parent, trained.evaluation.part
-    model_id: str | None = None
-    named: dict[str, float] = {}
-    if not config.oak.anchor_sets:  # OAK is not served
-        model_id, named = log_run_retriever(config, dataset, data, best, run, is_worker)
+    model_id, named = log_run_retriever(config, dataset, data, best, run, is_worker)
     named |= {
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,

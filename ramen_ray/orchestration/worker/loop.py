@@ -17,7 +17,6 @@ from ramen_ray.config import write_config
 from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.retrieval.search import TopK
@@ -254,8 +253,7 @@ def validate(run: Training) -> dict[str, float]:
 
 def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
     """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-    propensity, answering = build_propensity(setup.config), with_links(model, setup.folder, split)
-    return evaluate(answering, setup.data, split, propensity, setup.use_bf16)
+    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:

@@ -19,7 +19,7 @@ from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.pruning import GraphPruning
-from ramen_ray.orchestration.evaluation.checkpoint import AnsweredBy, evaluate_checkpoint
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import (
     build_classifiers,
@@ -219,7 +219,7 @@ def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
     part = max(PARTS, key=lambda one: rows[one]["validation"]["P@1"])
     assert rows["trained"] == rows[part]
     for one in ("encoder", "both"):
-        found = evaluate_checkpoint(killed.run_directory, "test", answered_by=AnsweredBy(one))
+        found = evaluate_checkpoint(killed.run_directory, "test", part=one)
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
     pool = client.get_metric_history(killed.run.id, "pool/ads")
     assert len(pool) == NUM_EPOCHS

@@ -1,6 +1,5 @@
-"""OAK's training: what a step moves, workers, resuming, and planted data that only it can learn."""
+"""OAK as a part of the step: what it moves, and planted data that only it can learn."""
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,37 +8,38 @@ import pytest
 import torch
 from support import (
     MAX_LENGTH,
+    csr_of,
     node_edges,
     prepare_in_process,
     query_table,
     rows_of,
-    run_in_two_processes,
     text_table,
 )
-from torch import Tensor, distributed
+from torch import Tensor
 
+from experiments.oak.links import (
+    bank_texts,
+    first_links,
+    held_out_links,
+    link_figures,
+    nearest_anchors,
+    side_by_side,
+    train_links,
+)
+from experiments.oak.method import oak_objective, oak_part
+from experiments.oak.part import Links
+from experiments.oak.queries import AugmentedQueries
+from experiments.oak.settings import OakSettings
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
-from ramen_ray.data.prepared.csr import side_by_side
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.augmented_queries import AugmentedQueries
-from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.retrieval.links import (
-    bank_texts,
-    first_links,
-    held_out_links,
-    nearest_anchors,
-    train_links,
-)
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.orchestration.runs.components import (
-    add_free_vectors,
     build_model,
     build_objective,
     build_sampler,
@@ -47,14 +47,8 @@ from ramen_ray.orchestration.runs.components import (
 )
 
 SETS = ("links", "topics")
-CHANGES = {
-    "oak.anchor_sets": SETS,
-    "oak.max_links": 3,
-    "oak.bank_lr": 0.1,
-    "training.epochs": 3,
-    "training.global_batch_size": 8,
-    "optimizer.lr": 0.02,
-}
+OAK = OakSettings(anchor_sets=SETS, max_links=3, bank_lr=0.1)
+CHANGES = {"training.epochs": 3, "training.global_batch_size": 8, "optimizer.lr": 0.02}
 
 
 @pytest.fixture(scope="module")
@@ -64,30 +58,29 @@ def config(encoder_path: Path) -> RunConfig:
 
 
 class Run:
-    """A run without Ray: its sampler, objective and state."""
+    """A run in this process: of OAK, or of its base."""
 
-    def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
-        """Begin anew, or with the model in ``folder``."""
-        self.data = data
+    def __init__(self, config: RunConfig, data: Prepared, oak: OakSettings | None = OAK) -> None:
+        self.data, self.model = data, build_model(config)
         self.objective = build_objective(config)
-        if folder is None:
-            self.model = add_free_vectors(config, build_model(config), data)
-        else:
-            self.model = load_model(folder)
         training_data = TrainingData.from_prepared(data, self.objective.regularizers)
         self.sampler = build_sampler(config, data, training_data)
         self.state = build_state(config, self.model, self.model, self.sampler)
+        if oak is not None:
+            self.objective = oak_objective(config, oak)
+            self.part = oak_part(config, oak, data, self.model, self.sampler)
+            self.state.parts = [self.part]
 
     @property
     def bank(self) -> Tensor:
-        return self.model.augmentation.bank.vectors
+        return self.part.augmentation.bank.vectors
 
     def losses(self, stop: int) -> list[list[float]]:
         steps = list(train_steps(self.state, self.sampler, self.objective, stop))
         return global_losses(steps).tolist()
 
     def metrics(self, split: str, links: np.ndarray) -> dict[str, float]:
-        answering = AugmentedQueries(self.model, links)
+        answering = AugmentedQueries(self.model, self.part.augmentation, links)
         return evaluate(answering, self.data, split, Propensity())[0]
 
 
@@ -100,7 +93,7 @@ def test_the_bank_starts_at_the_anchors_texts(config: RunConfig, prepared_bag: P
         tokens = torch.from_numpy(texts.gather(np.array([row])))
         torch.testing.assert_close(vector, weights[tokens].mean(dim=0))
     edges = train_links(prepared_bag, SETS)
-    assert run.model.augmentation.bank.is_trained.nonzero()[0].tolist() == sorted(
+    assert run.part.augmentation.bank.is_trained.nonzero()[0].tolist() == sorted(
         set(edges.indices.tolist())
     )
 
@@ -118,22 +111,22 @@ def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag: Prepared):
 def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(
     config: RunConfig, prepared_bag: Prepared
 ):
-    run, edges = Run(config, prepared_bag), rows_of(train_links(prepared_bag, SETS))
+    run, both = Run(config, prepared_bag, None), train_links(prepared_bag, SETS)
+    edges, links_of = rows_of(both), Links(both, 3, run.sampler)
     drawn: dict[int, set[tuple[int, ...]]] = {}
     for step in range(10 * run.sampler.steps_per_epoch):
-        batch = run.sampler.draw(step, run.state.sources, [])
-        for row, links in zip(batch.queries.tolist(), batch.links.tolist(), strict=True):
+        queries = run.sampler.draw(step, run.state.sources, []).queries
+        for row, links in zip(queries.tolist(), links_of.draw(step, queries).tolist(), strict=True):
             own = [link for link in links if link >= 0]
             assert len(own) == len(set(own)) == min(3, len(edges[row]))
             assert set(own) <= set(edges[row])
             drawn.setdefault(row, set()).add(tuple(sorted(own)))
     assert all(len(drawn[row]) > 1 for row in drawn if len(edges[row]) > 3)
-    again = run.sampler.draw(5, run.state.sources, []).links
-    assert np.array_equal(again, run.sampler.draw(5, run.state.sources, []).links)
+    assert np.array_equal(links_of.draw(5, queries), links_of.draw(5, queries))
 
 
 def _moments(run: Run) -> list[Tensor]:
-    (state,) = run.state.parts[0].bank.optimizer.state.values()
+    (state,) = run.part.bank.optimizer.state.values()
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
 
@@ -141,7 +134,8 @@ def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prep
     run = Run(config, prepared_bag)
     run.losses(1)
     before, moments = run.bank.clone(), _moments(run)
-    links = run.sampler.draw(1, run.state.sources, []).links
+    queries = run.sampler.draw(1, run.state.sources, []).queries
+    links = Links(train_links(prepared_bag, SETS), 3, run.sampler).draw(1, queries)
     linked = np.unique(links[links >= 0])
     run.losses(2)
     moved = (run.bank != before).any(dim=1).numpy()
@@ -152,7 +146,7 @@ def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prep
 
 
 def test_a_bank_without_a_rate_stays_as_it_starts(config: RunConfig, prepared_bag: Prepared):
-    run = Run(overlay(config, {"oak.bank_lr": 0.0}), prepared_bag)
+    run = Run(config, prepared_bag, OAK.model_copy(update={"bank_lr": 0.0}))
     before = run.bank.clone()
     run.losses(4)
     assert torch.equal(run.bank, before)
@@ -160,10 +154,7 @@ def test_a_bank_without_a_rate_stays_as_it_starts(config: RunConfig, prepared_ba
 
 def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_bag: Prepared):
     """With the other weights at 0, losses and what they move are the base's, to the bit."""
-    base, ours = (
-        Run(overlay(config, {"oak.anchor_sets": ()}), prepared_bag),
-        Run(config, prepared_bag),
-    )
+    base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
     weights = {"task": 0.0, "encoder": 1.0, "calibration": 0.0}
     terms = (replace(term, weight=weights[term.name]) for term in ours.objective.terms)
     ours.objective = Objective(tuple(terms))
@@ -176,67 +167,32 @@ def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_b
 
 
 def test_terms_without_weight_are_left_out(config: RunConfig):
-    assert build_objective(config).names == ["task", "encoder", "calibration"]
-    without = overlay(config, {"oak.encoder_weight": 0.0, "oak.calibration_weight": 0.0})
-    assert build_objective(without).names == ["task"]
+    assert oak_objective(config, OAK).names == ["task", "encoder", "calibration"]
+    without = OAK.model_copy(update={"encoder_weight": 0.0, "calibration_weight": 0.0})
+    assert oak_objective(config, without).names == ["task"]
 
 
-@pytest.mark.parametrize("pooling", ["attention", "mean"])
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    pooling: str, config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
-    config = overlay(config, {"oak.pooling": pooling})
-    whole = Run(config, prepared_bag)
-    expected = whole.losses(7)
-    first = Run(config, prepared_bag)
-    before = first.losses(3)
-    save_checkpoint(tmp_path, first.model, first.state, MAX_LENGTH, {})
-    second = Run(config, prepared_bag, tmp_path)
-    restore_checkpoint(tmp_path, second.state)
-    assert before + second.losses(7) == expected
-    assert torch.equal(second.bank, whole.bank)
-    for found, wanted in zip(second.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(found, wanted)
+def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prepared_bag: Prepared):
+    for pooling, num_maps in (("attention", 3), ("mean", 1)):
+        run = Run(config, prepared_bag, OAK.model_copy(update={"pooling": pooling}))
+        before = [one.clone() for one in run.part.augmentation.parameters()]
+        assert len(before) == 2 + 2 * num_maps
+        run.losses(3)
+        after = list(run.part.augmentation.parameters())
+        moved = [bool((old != new).any()) for old, new in zip(before, after, strict=True)]
+        assert sum(moved) >= len(moved) - 1  # a bias that all weights share moves nothing
+        assert 0 < run.part.figures()["evenness"] <= 1 + 1e-6
 
 
-def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
-    """Train three steps on one of two workers, and evaluate."""
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    run = Run(config, Prepared(prepared))
-    trained = torch.nn.parallel.DistributedDataParallel(run.model)
-    run.state.model = trained
-    links = run.sampler.draw(0, run.state.sources, []).links
-    found = {"losses": run.losses(3), "bank": run.bank, "links": torch.from_numpy(links)}
-    found["metrics"] = run.metrics("validation", _some_links())
-    torch.save(found, folder / f"{rank}.pt")
-    del trained, run
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
-
-
-def _some_links() -> np.ndarray:
-    return np.random.default_rng(0).integers(-1, 36, size=(12, 3)).astype(np.int32)
-
-
-def test_two_workers_train_and_answer_as_one(
-    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
-    run_in_two_processes(_two_workers, tmp_path, config, prepared_bag.path)
-    alone = Run(config, prepared_bag)
-    start, expected = alone.bank.clone(), alone.losses(3)
-    metrics = alone.metrics("validation", _some_links())
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    own = [set(one["links"].flatten().tolist()) - {-1} for one in found]
-    assert own[0] - own[1] and own[1] - own[0] and own[0] & own[1]
-    for one in found:
-        assert np.array(one["losses"]) == pytest.approx(np.array(expected), rel=1e-4)
-        torch.testing.assert_close(one["bank"], alone.bank, rtol=0, atol=1e-4)
-        still = (alone.bank == start).all(dim=1)
-        assert torch.equal(one["bank"][still], start[still])
-        assert one["metrics"] == pytest.approx(metrics, abs=1e-6)
+def test_figures_of_a_linker_are_those_of_its_links() -> None:
+    """Three queries, the last without true edges; anchor 3 has no train query."""
+    edges = side_by_side([csr_of([[0, 1], [2], []]), csr_of([[], [0], []])], [4, 2])
+    anchors = np.array([[0, 3, 1], [1, 4, 2], [0, 1, 2]])
+    anchors = np.concatenate([anchors, np.full((3, 7), -1)], axis=1)
+    known = np.array([True, True, True, False, True, True])
+    found = link_figures(anchors, 2, edges, known)
+    assert found == pytest.approx({"known": 5 / 6, "P@3": (2 / 3 + 2 / 3) / 2, "R@10": 1.0})
+    assert link_figures(anchors, 2, None, known).keys() == {"known"}
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +220,8 @@ def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pre
 
 def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
     """The oracle finds what no text tells; random links do not."""
-    changes = {"oak.anchor_sets": ("links",), "training.epochs": 6, "optimizer.lr": 0.003}
-    run = Run(overlay(config, changes), planted)
+    oak = OAK.model_copy(update={"anchor_sets": ("links",)})
+    run = Run(overlay(config, {"training.epochs": 6, "optimizer.lr": 0.003}), planted, oak)
     run.losses(6 * run.sampler.steps_per_epoch)
     oracle = held_out_links(planted, ["links"], "test")
     assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.9

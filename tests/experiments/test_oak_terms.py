@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramen_ray.method.objectives.augmentation_terms import calibration_losses
+from experiments.oak.terms import calibration_losses
 
 
 def _by_loops(plain: np.ndarray, enriched: np.ndarray, clicked: np.ndarray, margin: float) -> list:

@@ -1,19 +1,24 @@
-"""Links of queries to the anchors of a bank: the dataset's own, or the nearest under an encoder.
+"""Links of queries to the anchors of a bank: the dataset's own, or a linker's.
 
 A bank has the anchors of one anchor set, or of several, one set after another.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.prepared.csr import Csr, ragged_positions, side_by_side
+from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
-from ramen_ray.data.prepared.tokens import TokenTable, one_after_another
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.metrics.ranking import find_hits, precision_at, recall_at
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search
+
+LINKER_DEPTH = 10
 
 
 def bank_texts(data: Prepared, anchor_sets: Sequence[str]) -> TokenTable:
@@ -83,3 +88,57 @@ def links_own_text(data: Prepared, anchor_sets: Sequence[str]) -> bool:
     rows, linked = edges.gather(np.arange(edges.num_rows))
     queries, anchors = data.queries["train"], bank_texts(data, anchor_sets)
     return bool((queries.hashes[rows] == anchors.hashes[linked]).any())
+
+
+def link_figures(
+    anchors: NDArray[Any], num_links: int, edges: Csr | None, is_known: Booleans
+) -> dict[str, float]:
+    """Measure a linker's anchors of the queries of a split.
+
+    Args:
+        anchors: (queries, at least 10) best first, -1 after the last.
+        num_links: how many of them are links.
+        edges: the queries' true edges; None if they are not known.
+        is_known: (anchors,) whether a train query is linked to an anchor.
+
+    Returns:
+        ``known``, the share of links to such anchors, and over the queries with true edges P@3 and
+        R@10.
+    """
+    links = anchors[:, :num_links]
+    found = {"known": float(is_known[links[links >= 0]].mean())}
+    if edges is None:
+        return found
+    rows = edges.filled_rows
+    hits, degrees = find_hits(anchors, edges)[rows], edges.degrees(rows)
+    found["P@3"] = float(precision_at(hits, 3).mean())
+    found["R@10"] = float(recall_at(hits, degrees, LINKER_DEPTH).mean())
+    return found
+
+
+def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:
+    """Join tables of the same rows: the columns of each follow those of the ones before.
+
+    Args:
+        parts: the tables; their weights are left out.
+        num_columns: how many columns each has.
+    """
+    if len(parts) == 1:
+        return Csr(parts[0].indptr, parts[0].indices)
+    every_row = np.arange(parts[0].num_rows)
+    starts = np.cumsum([0, *num_columns])
+    rows, columns = zip(*(part.gather(every_row) for part in parts), strict=True)
+    shifted = [own + start for own, start in zip(columns, starts, strict=False)]
+    return Csr.from_pairs(np.concatenate(rows), np.concatenate(shifted), len(every_row))
+
+
+def one_after_another(tables: Sequence[TokenTable]) -> TokenTable:
+    """Join tables: the texts of each follow those of the ones before; in memory if several."""
+    if len(tables) == 1:
+        return tables[0]
+    lengths = np.concatenate([np.diff(table.offsets) for table in tables])
+    return TokenTable(
+        np.concatenate([table.token_ids for table in tables]),
+        np.append(0, lengths.cumsum()),
+        np.concatenate([table.hashes for table in tables]),
+    )

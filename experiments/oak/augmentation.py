@@ -6,17 +6,14 @@ stay as they are. See docs/oak.md.
 Shapes: b queries, m links of each, A anchors, D width of an embedding.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
@@ -29,7 +26,6 @@ from ramen_ray.method.model.heads import unit
 Pooling = Literal["attention", "mean"]
 """How the vectors of a query's anchors become one: weighted by an attention, or all alike."""
 
-BANK_FOLDER, WEIGHTS_FILE, CONFIG_FILE = "bank", "combiner.safetensors", "combiner.json"
 LEFT_OUT = -1e30  # not -inf: a query without links would have no weights, and no gradient
 QUERIES_PER_PASS = 4096
 
@@ -104,7 +100,7 @@ class Augmentation(nn.Module):
     """A combiner and the bank that it takes anchors from.
 
     Attributes:
-        combiner: its parameters are trained with the encoder's.
+        combiner: its parameters are trained with an optimiser of their own.
         bank: a free vector of each anchor, kept as classifiers are; no parameters of the module, as
             steps train a few rows only. ``is_trained`` marks the anchors of train queries.
     """
@@ -176,23 +172,6 @@ class Augmentation(nn.Module):
         self.combiner.eval()
         yield
         self.combiner.train(was_training)
-
-    def save(self, folder: Path) -> None:
-        """Write both into ``folder``."""
-        combiner = self.combiner
-        self.bank.save(folder / BANK_FOLDER)
-        weights = {name: value.detach() for name, value in combiner.state_dict().items()}
-        save_file(weights, folder / WEIGHTS_FILE)
-        settings = {"dim": combiner.dim, "pooling": combiner.pooling, "dropout": combiner.dropout}
-        (folder / CONFIG_FILE).write_text(json.dumps(settings) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, folder: Path) -> "Augmentation":
-        """Load what :meth:`save` wrote; the bank is read as it is used."""
-        settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        combiner = Combiner(settings["dim"], settings["pooling"], settings["dropout"])
-        combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
-        return cls(combiner, Classifiers.open(folder / BANK_FOLDER))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the bank along with the parameters."""

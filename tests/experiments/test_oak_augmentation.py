@@ -1,14 +1,12 @@
 """OAK's combiner against loops over queries, and what it does with no links, order and padding."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ramen_ray.method.model.augmentation import Augmentation, Combiner, Pooling
+from experiments.oak.augmentation import Augmentation, Combiner, Pooling
 from ramen_ray.method.model.classifiers import Classifiers
 
 DIM, NUM_ANCHORS = 6, 9
@@ -140,15 +138,11 @@ def test_no_query_has_links(queries: Tensor):
     assert torch.equal(_applied(augmentation, queries, np.full_like(LINKS, -1)), queries)
 
 
-def test_what_is_saved_enriches_as_before(queries: Tensor, tmp_path: Path):
+def test_a_search_enriches_without_training(queries: Tensor):
     augmentation = _augmentation()
     augmentation.combiner.train()  # enriching does not count as training
-    before = augmentation.enrich(queries.numpy(), LINKS.astype(np.int32))
+    found = augmentation.enrich(queries.numpy(), LINKS.astype(np.int32))
     np.testing.assert_allclose(
-        before, _applied(_augmentation(), queries, LINKS).detach().numpy(), atol=1e-6
+        found, _applied(_augmentation(), queries, LINKS).detach().numpy(), atol=1e-6
     )
     assert augmentation.combiner.training
-    augmentation.save(tmp_path)
-    loaded = Augmentation.load(tmp_path)
-    assert np.array_equal(loaded.enrich(queries.numpy(), LINKS), before)
-    assert np.array_equal(loaded.bank.is_trained, augmentation.bank.is_trained)
