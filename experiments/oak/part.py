@@ -71,10 +71,9 @@ class OakPart(Part):
             self.bank.update(anchors, rows.grad)
         self._step += 1
 
-    def figures(self) -> dict[str, float]:
-        """Return ``evenness`` of the last batch; see :meth:`Augmentation.evenness`."""
-        evenness = None if self._drawn is None else self.augmentation.evenness(*self._drawn)
-        return {} if evenness is None else {"evenness": evenness}
+    def evenness(self) -> float | None:
+        """Return :meth:`Augmentation.evenness` of the last batch."""
+        return None if self._drawn is None else self.augmentation.evenness(*self._drawn)
 
 
 class Links:

@@ -181,7 +181,7 @@ def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prep
         after = list(run.part.augmentation.parameters())
         moved = [bool((old != new).any()) for old, new in zip(before, after, strict=True)]
         assert sum(moved) >= len(moved) - 1  # a bias that all weights share moves nothing
-        assert 0 < run.part.figures()["evenness"] <= 1 + 1e-6
+        assert 0 < run.part.evenness() <= 1 + 1e-6
 
 
 def test_figures_of_a_linker_are_those_of_its_links() -> None:

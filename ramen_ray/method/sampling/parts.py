@@ -18,7 +18,7 @@ class Part:
     """A part that does nothing; others override what they need.
 
     Attributes:
-        name: of its state in checkpoints and of its figures.
+        name: of its state in checkpoints.
         is_shared: whether each worker saves a share, and not the first worker all.
     """
 
@@ -42,10 +42,6 @@ class Part:
         Every worker calls this before the first step, and before each checkpoint is written.
         """
         return sources
-
-    def figures(self) -> dict[str, float]:
-        """Return figures of the last batch."""
-        return {}
 
     def save(self, folder: Path) -> Any:
         """Return plain values and tensors for a checkpoint, and write what is large into it."""

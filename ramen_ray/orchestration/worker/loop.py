@@ -158,10 +158,9 @@ def train(run: Training) -> None:
         check_weights(run.model, stop)
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
-        figures = {} if rest else batch_figures(run, stop)
+        figures = {} if rest else pool_of_last_batch(run, stop)
         if setup.log is not None:
-            for name, of_batch in figures.items():
-                setup.log.log_figures(name, of_batch, stop)
+            setup.log.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{training.epochs}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
@@ -171,16 +170,13 @@ def train(run: Training) -> None:
         report(run, metrics)
 
 
-def batch_figures(run: Training, stop: int) -> dict[str, dict[str, float]]:
-    """Return figures of the batch of the last step before ``stop``, by what they are about.
-
-    ``pool``: of the pool, if the loss sees all of it; the others are those of the parts.
-    """
-    setup, figures = run.setup, {part.name: part.figures() for part in run.state.parts}
-    if setup.config.base.parts.loss != "triplet":
-        batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
-        figures["pool"] = pool_figures(batch, setup.sampler.data.clicks)
-    return figures
+def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
+    """Return figures of the pool of the last step before ``stop``, if the loss sees all of it."""
+    setup = run.setup
+    if setup.config.base.parts.loss == "triplet":
+        return {}
+    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+    return pool_figures(batch, setup.sampler.data.clicks)
 
 
 def stops(setup: Setup, step: int) -> Iterator[int]:
