@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,12 @@ from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, v
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,
@@ -33,6 +34,18 @@ Change = Callable[[TrainingData], TrainingData]
 """Replaces a run's training data before it begins."""
 
 
+@dataclass
+class Run:
+    """A run before its first epoch."""
+
+    config: RunConfig
+    data: Prepared
+    model: DualEncoder
+    objective: Objective
+    sampler: Sampler
+    state: TrainState
+
+
 def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     """Train as ``jobs/train.py`` does with synchronous tasks; returns the last model.
 
@@ -41,6 +54,11 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
         data: the prepared dataset.
         changes: applied to the training data, in their order.
     """
+    return train_all_epochs(begin(config, data, *changes))
+
+
+def begin(config: RunConfig, data: Prepared, *changes: Change) -> Run:
+    """Build what :func:`train` trains."""
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
     add_free_vectors(config, model, data)
@@ -53,14 +71,21 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     for change in changes:
         training_data = change(training_data)
     sampler = build_sampler(config, data, training_data)
-    state = build_state(config, model, model, sampler)
-    state.advance_curriculum()
+    return Run(config, data, model, objective, sampler, build_state(config, model, model, sampler))
+
+
+def train_all_epochs(run: Run) -> DualEncoder:
+    """Train a run to its last epoch; returns its model."""
+    config, state, steps_per_epoch = run.config, run.state, run.sampler.steps_per_epoch
+    state.advance()
     for epoch in range(config.training.epochs):
-        state.sources = renewed(config, data, model, training_data.graphs, state.sources, epoch)
-        list(train_steps(state, sampler, objective, sampler.steps_per_epoch * (epoch + 1)))
-        state.advance_curriculum()
-    model.encoder.set_token_table(model.encoder.token_table.whole())
-    return model
+        graphs = run.sampler.data.graphs
+        state.sources = renewed(config, run.data, run.model, graphs, state.sources, epoch)
+        list(train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1)))
+        state.advance()
+    encoder = run.model.encoder
+    encoder.set_token_table(encoder.token_table.whole())
+    return run.model
 
 
 def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:

@@ -28,6 +28,7 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.clustering import balanced_clusters
+from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.pool_figures import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierTraining
@@ -95,7 +96,7 @@ def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, floa
     if config.base.parts.order != "random":
         queries = model.embed_texts(data.queries["train"], training_data.clicked_rows)
         clusters = balanced_clusters(torch.from_numpy(queries), sampler.batch_size, config.seed)
-    state.curriculum = None  # the clusters stay as they are
+    state.parts = [one for one in state.parts if not isinstance(one, Curriculum)]  # clusters stay
     state.sources = replace(state.sources, shortlists=shortlists, clusters=clusters)
     list(train_steps(state, sampler, objective, WARMUP_STEPS))
     started = time.perf_counter()

@@ -6,7 +6,6 @@ Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions predictions.parquet
     python jobs/evaluate.py --checkpoint outputs/runs/debian --names datasets/debian/names.csv
-    python jobs/evaluate.py --checkpoint outputs/runs/foldoc-oak --links oracle
 """
 
 import sys
@@ -18,12 +17,8 @@ from rich.console import Console
 from ramen_ray.bases.combination import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
-from ramen_ray.orchestration.evaluation.checkpoint import (
-    AnsweredBy,
-    LinkChoice,
-    evaluate_checkpoint,
-)
-from ramen_ray.reports.run import bad_match_table, linker_line, metrics_table
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.reports.run import bad_match_table, metrics_table
 
 
 class EvaluateSettings(Section):
@@ -38,9 +33,6 @@ class EvaluateSettings(Section):
     part: Part | None = None
     """What a model with classifiers finds ads by: encoder, classifier, or both; by default what
     validation chose."""
-    links: LinkChoice | None = None
-    """What enriches queries in a run of OAK: the anchors that its linker retrieved, by default, or
-    the dataset's own edges of the queries, as an oracle."""
     json_file: Path | None = None
     """Also write all metrics to this file, as JSON."""
     predictions: Path | None = None
@@ -60,14 +52,12 @@ def main() -> None:
         settings.dataset,
         None if predictions is None else predictions.absolute(),
         settings.names,
-        AnsweredBy(settings.part, settings.links),
+        settings.part,
     )
     console = Console(width=110)
     console.print(metrics_table({checkpoint.name: {settings.split: metrics}}))
     if settings.names is not None:
         console.print(bad_match_table(metrics))
-    if "linker/known" in metrics:
-        print(linker_line(metrics))
     if settings.json_file is not None:
         write_json(settings.json_file, metrics)
         print(f"all metrics: {settings.json_file}")

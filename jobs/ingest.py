@@ -12,9 +12,6 @@ Examples:
     python jobs/ingest.py tables --clicks clicks.csv --query-splits splits.csv \
         --filters filters.csv --drop-own-text --output datasets/mine
     python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
-    python jobs/ingest.py foldoc --source sources/foldoc --output datasets/foldoc
-    python jobs/ingest.py debian --source sources/debian --output datasets/debian
-    python jobs/ingest.py rdocs --source sources/rdocs.tsv --output datasets/rdocs
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
     python jobs/ingest.py links --dataset datasets/foldoc --anchor-sets links --output foldoc-links
@@ -33,9 +30,6 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.importers.debian import import_debian
-from ramen_ray.data.importers.foldoc import import_foldoc
-from ramen_ray.data.importers.rdocs import import_rdocs
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import make_novel_split
@@ -145,50 +139,12 @@ class Propagate(Import):
         return propagate_clicks(Dataset(self.dataset), self.output, self.settings)
 
 
-class Foldoc(Import):
-    """Rebuild the built-in dictionary from foldoc.index and foldoc.dict.dz."""
-
-    source: Path
-    """Folder with the two files (/usr/share/dictd of Debian's dict-foldoc)."""
-
-    def run(self) -> Dataset:
-        """Rebuild it."""
-        return import_foldoc(self.source, self.output)
-
-
-class Debian(Import):
-    """Rebuild the built-in package archive from Packages and vocabulary."""
-
-    source: Path
-    """Folder with a package index (Packages, plain, .xz or .gz), the file vocabulary of Debian's
-    debtags and, to record suite and date, InRelease."""
-
-    def run(self) -> Dataset:
-        """Rebuild it."""
-        return import_debian(self.source, self.output)
-
-
-class Rdocs(Import):
-    """Rebuild the built-in help topics of R from a list of topics."""
-
-    source: Path
-    """The list that ramen_ray/data/importers/rdocs.R writes (plain or .xz), or a folder with it as
-    rdocs.tsv or rdocs.tsv.xz."""
-
-    def run(self) -> Dataset:
-        """Rebuild it."""
-        return import_rdocs(self.source, self.output)
-
-
 IMPORTS: dict[str, type[Import]] = {
     "tables": Tables,
     "xc": Xc,
     "novel": Novel,
     "links": Links,
     "propagate": Propagate,
-    "foldoc": Foldoc,
-    "debian": Debian,
-    "rdocs": Rdocs,
 }
 
 

@@ -120,33 +120,6 @@ class ClassifierConfig(Section):
     """Give each worker a share of the classifiers, instead of all of them to each."""
 
 
-class OakConfig(Section):
-    """OAK, a method to compare with: queries are enriched by their anchors (docs/oak.md)."""
-
-    anchor_sets: tuple[str, ...] = ()
-    """Anchor sets that queries are enriched by; none trains without OAK."""
-    linker: str | None = None
-    """Folder of a finished run whose model links validation and test queries to anchors: one that
-    was trained for it (ingest.py links), or any other."""
-    max_links: Positive = 15
-    """Most of a query's edges that a step uses, drawn anew each time."""
-    links_at_test: Positive = 3
-    """Anchors that the linker gives a validation or test query."""
-    encoder_weight: NotNegative = 1.0
-    """Weight of the task with queries that are not enriched; with them it is 1."""
-    calibration_weight: NotNegative = 0.1
-    """Weight of the calibration: enriched scores beat the others for the right ads only."""
-    calibration_margin: NotNegative = 0.05
-    """Margin of the calibration."""
-    bank_lr: NotNegative = 0.2
-    """Peak learning rate of the anchors' vectors, which get Adam row by row; 0 keeps them as they
-    start, at the embeddings of the anchors' texts."""
-    pooling: Literal["attention", "mean"] = "attention"
-    """How the vectors of a query's anchors become one."""
-    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the attention's weights that are dropped in training."""
-
-
 class RegularizationConfig(Section):
     """Weights of the graph regularisers, per anchor set; sets without weight cost nothing."""
 
@@ -348,7 +321,7 @@ class RunConfig(Section):
     experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
     allow_changed: bool = False
-    """Go on with what another encoder, linker, or version of ramen_ray or its libraries has begun.
+    """Go on with what another encoder or version of ramen_ray or its libraries has begun.
     It is not saved with a run."""
     encoder: EncoderConfig
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -356,7 +329,6 @@ class RunConfig(Section):
     regularization: RegularizationConfig = RegularizationConfig()
     base: BaseConfig = BaseConfig()
     classifier: ClassifierConfig = ClassifierConfig()
-    oak: OakConfig = OakConfig()
     walk: WalkConfig = WalkConfig()
     pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()
@@ -408,9 +380,6 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if encoder.is_dir():
         pretrained = str(encoder.absolute())
         paths["encoder"] = config.encoder.model_copy(update={"pretrained": pretrained})
-    if config.oak.linker is not None:
-        linker = str(Path(config.oak.linker).absolute())
-        paths["oak"] = config.oak.model_copy(update={"linker": linker})
     return config.model_copy(update=paths)
 
 

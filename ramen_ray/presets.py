@@ -94,19 +94,6 @@ def foldoc_unidec() -> RunConfig:
     return _softmax_base(foldoc_ramen(), "unidec")
 
 
-def foldoc_oak() -> RunConfig:
-    """The dictionary with OAK, a method to compare with; it needs a linker first (docs/oak.md)."""
-    graph = dict.fromkeys(("links", *FOLDOC_OTHERS), 0.0)  # a flag for each anchor set
-    changes = {
-        "regularization.lambda_x": graph,
-        "regularization.lambda_z": graph,
-        "oak.anchor_sets": ("links",),
-        "oak.linker": "outputs/runs/foldoc-linker",
-        "oak.bank_lr": 0.02,
-    }
-    return overlay(foldoc_ramen(), {**WITHOUT_GRAPH, **changes})
-
-
 def debian_depsl() -> RunConfig:
     """The archive with a softmax over several ads of each query, in batches of similar ones."""
     return _softmax_base(debian_ramen(), "depsl")
@@ -263,7 +250,6 @@ PRESETS: dict[str, Callable[[], RunConfig]] = {
     "debian-ramen": debian_ramen,
     "foldoc-depsl": foldoc_depsl,
     "foldoc-unidec": foldoc_unidec,
-    "foldoc-oak": foldoc_oak,
     "debian-depsl": debian_depsl,
     "debian-unidec": debian_unidec,
     "tiny": tiny,

@@ -221,10 +221,7 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
             "base.heads": "classifier",
             "optimizer.decay": "cosine",
             "classifier.unclicked": "own",
-            "oak.anchor_sets": ("links",),
-            "oak.linker": "linker",
             "local_folder": "local",
-            "oak.pooling": "mean",
         }
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:

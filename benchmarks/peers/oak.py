@@ -12,18 +12,20 @@ import torch
 
 from benchmarks.graph_gain import dataset_of
 from benchmarks.in_process import train
-from benchmarks.oak_gain import link_dataset, oak_config
+from benchmarks.oak_gain import link_dataset, oak_base, train_oak
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.ours import config_of, saved_bytes
 from benchmarks.peers.rivals import Rival, Settings
+from experiments.oak.augmentation import Augmentation
+from experiments.oak.links import bank_texts, links_own_text
+from experiments.oak.queries import AugmentedQueries
+from experiments.oak.settings import OakSettings
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex, hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.augmented_queries import AugmentedQueries
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.links import bank_texts, links_own_text
 from ramen_ray.method.retrieval.search import (
     build_index,
     drop_filtered,
@@ -31,6 +33,7 @@ from ramen_ray.method.retrieval.search import (
     search_index,
 )
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.tuning.variants import used_sets
 
 Datasets = tuple[Prepared, Prepared]
 """The dataset, and the one that its linker is trained on."""
@@ -40,18 +43,27 @@ class Oak:
     """A linker and its index of the anchors, the model with its bank, and its index of the ads."""
 
     def __init__(
-        self, config: RunConfig, linker: DualEncoder, model: DualEncoder, data: Prepared
+        self,
+        config: RunConfig,
+        oak: OakSettings,
+        linker: DualEncoder,
+        trained: tuple[DualEncoder, Augmentation],
+        data: Prepared,
     ) -> None:
         """Embed and index the anchors and the ads."""
         self.tokenize = encoder_tokenizer(config.encoder)
-        self.linker, self.model, self.num_links = linker, model, config.oak.links_at_test
-        anchors = bank_texts(data, config.oak.anchor_sets)
+        self.model, self.augmentation = trained
+        self.linker, self.num_links = linker, oak.links_at_test
+        anchors = bank_texts(data, oak.anchor_sets)
         of_anchors = linker.embed_ads(anchors, np.arange(len(anchors)))
-        of_ads = model.embed_ads(data.ads, np.arange(len(data.ads)))
+        of_ads = self.model.embed_ads(data.ads, np.arange(len(data.ads)))
         self.anchors, self.ads = build_index(of_anchors), build_index(of_ads)
-        keeps_own = links_own_text(data, config.oak.anchor_sets)
+        keeps_own = links_own_text(data, oak.anchor_sets)
         self.own = None if keeps_own else HashIndex.from_hashes(anchors.hashes)
-        self.model_bytes = saved_bytes(config, linker) + saved_bytes(config, model)
+        own_bytes = sum(one.nbytes for one in self.augmentation.parameters())
+        bank_bytes = self.augmentation.bank.vectors.nbytes
+        self.model_bytes = saved_bytes(config, linker) + saved_bytes(config, self.model)
+        self.model_bytes += own_bytes + bank_bytes
         self.index_bytes = of_anchors.nbytes + of_ads.nbytes
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
@@ -59,7 +71,7 @@ class Oak:
         token_ids, lengths = self.tokenize(queries)
         offsets, rows = np.append(0, lengths.cumsum()), np.arange(len(queries))
         table = TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
-        answering = AugmentedQueries(self.model, self._links(table))
+        answering = AugmentedQueries(self.model, self.augmentation, self._links(table))
         return search_index(self.ads, answering.embed_queries(table, rows), k)[0]
 
     def _links(self, table: TokenTable) -> np.ndarray:
@@ -87,8 +99,8 @@ def fit(corpus: Corpus, data: Datasets, settings: Settings, seed: int, threads: 
     config = overlay(config_of(corpus.name, "ance", True), {"seed": seed})
     without = overlay(config_of(corpus.name, "ance", False), {"seed": seed})
     linker = train(overlay(without, {"dataset": str(link_dataset(config))}), of_links)
-    enriched = oak_config(config)
-    return Oak(enriched, linker, train(enriched, of_dataset), of_dataset)
+    base, oak = oak_base(config), OakSettings(anchor_sets=tuple(used_sets(config)))
+    return Oak(base, oak, linker, train_oak(base, oak, of_dataset), of_dataset)
 
 
 RIVALS = {"OAK": Rival("ours with the graph", fit, ({},), prepare, is_random=True)}

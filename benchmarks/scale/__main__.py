@@ -6,25 +6,24 @@ The stages of a size follow one another, each in a process of its own with Ray s
 of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
 bag, batch 1024, 20 steps), pruning, co-session graphs, similar texts (by a bag). Figures of each:
 seconds, processor seconds, microseconds a row, peak memory of the driver with and without what it
-shares, of Ray's processes without, and of Ray's store. With --unit-costs, the planner's unit costs
-are measured and fitted too: give at least four sizes, one with more edges.
+shares, of Ray's processes without, and of Ray's store. With --unit-costs, the costs of the stages
+are fitted too, and printed as ramen_ray/machines.toml has them, for jobs/plan.py: give at least
+four sizes, one with more edges.
 `ratio` is the training's queries per processor second at the largest size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish, in_fresh_process
-from benchmarks.scale.fitting import UNITS, fit
+from benchmarks.common import finish
+from benchmarks.scale.fitting import COUNTED, as_toml, fit
 from benchmarks.scale.generated import Shape
 from benchmarks.scale.measuring import measure_size
 from benchmarks.scale.stages import STAGES, Row
-from benchmarks.scale.units import unit_costs
 
 DEFAULT_EDGES = 5
 
@@ -37,18 +36,15 @@ def main() -> None:
     parser.add_argument("--unit-costs", action="store_true")
     options = parser.parse_args()
     rows: dict[str, dict[str, Row]] = {}
-    units: dict[str, float] = {}
     for shape in map(_shape, options.sizes):
         with tempfile.TemporaryDirectory() as name:
             rows[str(shape)] = measure_size(shape, Path(name), options.stages)
-            if options.unit_costs and len(rows) == len(options.sizes):
-                units = in_fresh_process(unit_costs, Path(name))
     figures: dict[str, Any] = {"stages": rows}
     if options.unit_costs:
-        cores = len(os.sched_getaffinity(0))
-        for stage in UNITS:
-            units |= fit(stage, [of_size[stage] for of_size in rows.values()], cores)
-        figures["unit_costs"] = units
+        most_queries = max(_shape(size).queries for size in options.sizes)
+        for stage in COUNTED.keys() & set(options.stages):
+            costs = fit(stage, [of_size[stage] for of_size in rows.values()])
+            print(as_toml(stage, costs, most_queries))
     rates = [
         of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size
     ]

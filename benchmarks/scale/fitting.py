@@ -1,8 +1,7 @@
-"""Unit costs of the stages, fitted to their seconds at several sizes.
+"""Costs of the stages, fitted to their seconds at several sizes, as ``machines.toml`` has them.
 
-All cores count, busy or not, since nobody else has them. Each stage is taken to cost a constant,
-and something for each text and each edge; the relative errors are least. Sizes with different
-numbers of edges per node tell texts from edges.
+Each stage is taken to cost a constant, and something for each of what it counts; the relative
+errors are least. Sizes with different numbers of edges per node tell texts from edges.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +12,32 @@ from scipy.optimize import nnls
 Row = Mapping[str, float]
 """A stage's figures at one size, with its ``texts`` and ``edges``."""
 
-UNITS = {
-    "clicks": {"rows": "import_row_s"},
-    "edges": {"texts": "edges_text_s", "edges": "edges_edge_s"},
-    "validate": {"texts": "validate_text_s", "edges": "validate_edge_s"},
-    "prepare": {"texts": "prepare_text_s", "edges": "prepare_edge_s"},
-    "walk": {"rows": "walk_hop_s", "edges": "walk_edge_s"},
-    "sessions": {"rows": "session_event_s"},
+DATA = {"text_s": "texts", "edge_s": "edges"}
+COUNTED = {
+    "clicks": {"row_s": "rows"},
+    "edges": DATA,
+    "validate": DATA,
+    "describe": DATA,
+    "prepare": DATA,
+    "walk": {"hop_s": "rows"},
+    "prune": {"edge_s": "rows"},
+    "sessions": {"event_s": "rows"},
 }
 
 
-def fit(stage: str, rows: Sequence[Row], cores: int) -> dict[str, float]:
-    """Return the unit costs of a stage on ``cores``, and its constant as ``start_s``."""
-    units = UNITS[stage]
-    features = np.array([[1.0, *(row[name] for name in units)] for row in rows])
-    seconds = cores * np.array([row["seconds"] for row in rows])
+def fit(stage: str, rows: Sequence[Row]) -> dict[str, float]:
+    """Return the seconds of a stage's start, and of each of what it counts."""
+    counted = COUNTED[stage]
+    features = np.array([[1.0, *(row[name] for name in counted.values())] for row in rows])
+    seconds = np.array([row["seconds"] for row in rows])
     scale = features.max(axis=0)
     found, _ = nnls(features / scale / seconds[:, None], np.ones(len(rows)))
-    names = [f"{stage}_start_s", *units.values()]
-    return dict(zip(names, (found / scale).tolist(), strict=True))
+    return dict(zip(("start_s", *counted), (found / scale).tolist(), strict=True))
+
+
+def as_toml(stage: str, costs: Mapping[str, float], most_queries: int) -> str:
+    """Return the costs of a stage as lines of ``machines.toml``, to go below a machine's."""
+    lines = [f"{name} = {value:.3g}" for name, value in costs.items()]
+    source = "benchmarks.scale --unit-costs"
+    head = [f"[MACHINE.costs.{stage}]", f'source = "{source}"', f"most_queries = {most_queries}"]
+    return "\n".join([*head, *lines]) + "\n"

@@ -56,14 +56,6 @@ def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
     return table
 
 
-def linker_line(metrics: Metrics) -> str:
-    """Return figures of OAK's linker in a line, in per cent."""
-    names = [name for name in ("P@3", "R@10") if f"linker/{name}" in metrics]
-    found = [f"{name} {100 * metrics[f'linker/{name}']:.2f}" for name in names]
-    known = f"{100 * metrics['linker/known']:.2f} % of its links are to anchors of train queries"
-    return f"linker: {', '.join([*found, known])}"
-
-
 def difference_table(
     metrics: Metrics,
     differences: Mapping[str, tuple[float, float, float]],

@@ -30,16 +30,7 @@ ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
 
-NO_SETS = str(())
 A_QUERY = "a query"
-
-
-def not_served(run: str) -> str:
-    """Say why a run has no retriever although it is finished."""
-    return (
-        f"the run {run} is OAK, a method to compare with: it is not served, as its queries need a "
-        f"linker first; jobs/evaluate.py evaluates it"
-    )
 
 
 class RegistryError(UserError):
@@ -108,7 +99,7 @@ class Registry:
                 each child selected its best checkpoint.
 
         Raises:
-            RegistryError: there is no retriever, as OAK is not served or the run did not finish.
+            RegistryError: there is no retriever, as the run did not finish.
         """
         with _registry_errors(self.uri):
             run = self._client.get_run(run_id)
@@ -118,8 +109,6 @@ class Registry:
                 model_id = self._latest_retriever(found)
                 if model_id is not None:
                     return found.info.run_id, model_id
-        if run.data.params.get("oak.anchor_sets", NO_SETS) != NO_SETS:
-            raise RegistryError(not_served(str(run.info.run_name)))
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"finish?"

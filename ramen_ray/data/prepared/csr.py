@@ -1,6 +1,6 @@
 """Sparse rows on disk: clicks and edges as memory-mapped CSR arrays."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -174,22 +174,6 @@ def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
             if part.cumulative_weights is not None:
                 append["cumulative_weights"](total + part.cumulative_weights[1:])
                 total += float(part.cumulative_weights[-1])
-
-
-def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:
-    """Join tables of the same rows: the columns of each follow those of the ones before.
-
-    Args:
-        parts: the tables; their weights are left out.
-        num_columns: how many columns each has.
-    """
-    if len(parts) == 1:
-        return Csr(parts[0].indptr, parts[0].indices)
-    every_row = np.arange(parts[0].num_rows)
-    starts = np.cumsum([0, *num_columns])
-    rows, columns = zip(*(part.gather(every_row) for part in parts), strict=True)
-    shifted = [own + start for own, start in zip(columns, starts, strict=False)]
-    return Csr.from_pairs(np.concatenate(rows), np.concatenate(shifted), len(every_row))
 
 
 def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:

@@ -1,6 +1,5 @@
 """Token tables: every text tokenised once, unpadded, memory-mapped."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,15 +48,3 @@ class TokenTable:
         """Return the tokens of ``rows`` (n,), one text after another, as int64."""
         positions = ragged_positions(self.offsets[rows], self.lengths(rows))
         return self.token_ids[positions].astype(np.int64)
-
-
-def one_after_another(tables: Sequence[TokenTable]) -> TokenTable:
-    """Join tables: the texts of each follow those of the ones before; in memory if several."""
-    if len(tables) == 1:
-        return tables[0]
-    lengths = np.concatenate([np.diff(table.offsets) for table in tables])
-    return TokenTable(
-        np.concatenate([table.token_ids for table in tables]),
-        np.append(0, lengths.cumsum()),
-        np.concatenate([table.hashes for table in tables]),
-    )

@@ -5,7 +5,6 @@ import numpy as np
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
-from ramen_ray.method.model.augmented_queries import AugmentedQueries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import (
     TopK,
@@ -17,7 +16,7 @@ from ramen_ray.method.retrieval.search import (
 
 
 def evaluate(
-    model: DualEncoder | AugmentedQueries,
+    model: DualEncoder,
     data: Prepared,
     split: str,
     propensity: Propensity,

@@ -21,7 +21,6 @@ from ramen_ray.bases.combination import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.distributed import own_range
-from ramen_ray.method.model.augmentation import Augmentation
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Head, unit
@@ -30,7 +29,6 @@ from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
 
 ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "classifiers"
-AUGMENTATION_FOLDER = "augmentation"
 SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
@@ -64,8 +62,6 @@ class DualEncoder(nn.Module):
             as steps train a few rows only. Without them ads are asked for by their texts.
         part: what ``embed_queries`` and ``embed_ads`` return.
         scoring: how classifiers take part in a score.
-        augmentation: what enriches queries by their anchors (OAK), for
-            :class:`~ramen_ray.method.model.augmented_queries.AugmentedQueries`; else None.
     """
 
     def __init__(
@@ -81,7 +77,6 @@ class DualEncoder(nn.Module):
         self.classifiers = classifiers
         self.part: Part = "encoder" if classifier_head is None else "both"
         self.scoring = Scoring()
-        self.augmentation: Augmentation | None = None
 
     @property
     def dim(self) -> int:
@@ -269,8 +264,6 @@ class DualEncoder(nn.Module):
             self.classifier_head.save(folder / HEAD_FOLDER)
             scoring = json.dumps(asdict(self.scoring)) + "\n"
             (folder / HEAD_FOLDER / SCORING_FILE).write_text(scoring)
-        if self.augmentation is not None:
-            self.augmentation.save(folder / AUGMENTATION_FOLDER)
 
 
 def load_model(folder: Path, held: range | None = None, part: Part | None = None) -> DualEncoder:
@@ -289,10 +282,7 @@ def load_model(folder: Path, held: range | None = None, part: Part | None = None
     if part in {"both", "classifier"} and not has_head:
         raise EncoderError(f"{folder} has no classifiers: it can only answer by its encoder")
     if not has_head:
-        model = DualEncoder(encoder)
-        if (folder / AUGMENTATION_FOLDER).is_dir():
-            model.augmentation = Augmentation.load(folder / AUGMENTATION_FOLDER)
-        return model
+        return DualEncoder(encoder)
     has_classifiers = (folder / CLASSIFIER_FOLDER).is_dir()
     classifiers = Classifiers.open(folder / CLASSIFIER_FOLDER, held) if has_classifiers else None
     model = DualEncoder(encoder, Head.load(folder / HEAD_FOLDER), classifiers)

@@ -25,6 +25,8 @@ Shapes: b rows of this worker and B of the global batch, L candidates, D width o
 regularisers.
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,7 +34,9 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
@@ -41,13 +45,15 @@ START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
 
-class AdaptiveWeights:
+class AdaptiveWeights(Part):
     """The weights of a run's terms, the same on every worker.
 
     Attributes:
         weights: (terms,) float32, in the objective's order; those of terms without a regulariser
             never move.
     """
+
+    name = "adaptive"
 
     def __init__(
         self, objective: Objective, max_weight: float, step_size: float, device: torch.device
@@ -67,6 +73,11 @@ class AdaptiveWeights:
         self._is_moved = torch.tensor(is_moved, device=device)
         own = torch.tensor(objective.weights, device=device)
         self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
+
+    def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
+        """Move the weights by the gains of a step, which has the new ones, and return them."""
+        self.observe(encoded)
+        return self.weights
 
     def observe(self, encoded: EncodedBatch) -> None:
         """Move the weights by the gains of a step; steps without anchors move nothing."""
@@ -89,14 +100,15 @@ class AdaptiveWeights:
         moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
         self.weights = torch.where(self._is_moved, moved, self.weights)
 
-    def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint keeps: the weights by the terms' names."""
+    def save(self, folder: Path) -> dict[str, float]:
+        """Return the weights by the terms' names."""
         return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
-    def load_state_dict(self, content: dict[str, float]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+    def restore(self, folder: Path, content: dict[str, float], sources: Sources) -> Sources:
+        """Restore the weights."""
         weights = [content[name] for name in self.objective.names]
         self.weights = torch.tensor(weights, device=self.weights.device)
+        return sources
 
 
 def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import own_range
 from ramen_ray.method.model.heads import unit
@@ -18,6 +19,9 @@ from ramen_ray.method.sampling.training_data import ADS, QUERIES
 
 REVERSE, CLASSIFIER, CLASSIFIER_REVERSE = "task_reverse", "classifier", "classifier_reverse"
 BCE = "classifier_bce"
+CLASSIFIERS, OF_CLASSIFIERS = "classifiers_Ld", "classifier_queries_Ud"
+"""What is added to a batch: (L, d) float32, the classifiers of the pool; (U, d) float32, the
+vectors of its texts, not normalised, that are compared with them."""
 
 
 def reverse_term(loss: Loss, weight: float) -> Term:
@@ -41,7 +45,7 @@ def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries_bd, classifiers_Ld = _own_queries(encoded), _classifiers(encoded)
+        queries_bd, classifiers_Ld = _own_queries(encoded), encoded.added[CLASSIFIERS]
         if by_cosine:
             queries_bd, classifiers_Ld = unit(queries_bd), unit(classifiers_Ld)
         positives_bP = encoded.places(encoded.ad_pool, encoded.local.ads)
@@ -55,8 +59,8 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
     """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries_Bd = encoded.classifier_queries(encoded.batch.queries)
-        return _reverse_share(loss, encoded, queries_Bd, _classifiers(encoded))
+        queries_Bd = _queries(encoded, encoded.batch.queries)
+        return _reverse_share(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS])
 
     return Term(CLASSIFIER_REVERSE, weight, share)
 
@@ -65,7 +69,7 @@ def bce_term(temperature: float, weight: float) -> Term:
     """Build the binary cross-entropy of whether each ad of the pool was clicked for a query."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        logits_bL = _own_queries(encoded) @ _classifiers(encoded).T / temperature
+        logits_bL = _own_queries(encoded) @ encoded.added[CLASSIFIERS].T / temperature
         clicked_bL = encoded.own_clicked_in_pool.to(logits_bL.dtype)
         total = functional.binary_cross_entropy_with_logits(logits_bL, clicked_bL, reduction="sum")
         return total / (len(encoded.batch.queries) * len(encoded.ad_pool.ids))
@@ -83,9 +87,8 @@ def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD
 
 
 def _own_queries(encoded: EncodedBatch) -> Tensor:
-    return encoded.classifier_queries(encoded.local.queries)
+    return _queries(encoded, encoded.local.queries)
 
 
-def _classifiers(encoded: EncodedBatch) -> Tensor:
-    assert encoded.classifiers_Ld is not None, "the model has no classifiers"
-    return encoded.classifiers_Ld
+def _queries(encoded: EncodedBatch, queries: Int64s) -> Tensor:
+    return encoded.added[OF_CLASSIFIERS][encoded.positions(QUERIES, queries)]

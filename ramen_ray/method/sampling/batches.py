@@ -21,7 +21,6 @@ from ramen_ray.method.sampling.draws import (
     draw_ads,
     draw_anchors,
     draw_hard_negatives,
-    draw_links,
     draw_nodes,
     draw_several_ads,
 )
@@ -53,15 +52,12 @@ class Batch:
         hard_negatives: (b, H) ads that were never clicked for each query.
         anchors: per regulariser that the step draws, its nodes and their anchors. The nodes need
             not be queries or ads of the batch.
-        links: (b, m) anchors of a bank that each query is linked to (OAK); their texts are not
-            needed, and only this worker's batch has them. None if there is no bank.
     """
 
     queries: Int64s
     ads: Int64s
     hard_negatives: Int64s
     anchors: Mapping[Regularizer, NodeAnchors]
-    links: Int64s | None = None
 
     def drawn(self) -> list[tuple[str, Int64s]]:
         """List all ids with the names of the tables that have their texts."""
@@ -123,8 +119,6 @@ class Sampler:
             ``rare`` draws them in proportion to 1 / (1 + train clicks). ``clicked`` takes the
             batch's queries and ads, as the paper's training does (section 3.2); ads without clicks
             are then never drawn.
-        links: train query rows x anchors of a bank, to draw links from (OAK); None to draw none.
-        num_links: m, links drawn for a query.
     """
 
     data: TrainingData
@@ -134,8 +128,6 @@ class Sampler:
     num_hard_negatives: int = 0
     nodes: NodeChoice = "all"
     num_positives: int = 1
-    links: Csr | None = None
-    num_links: int = 0
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
     _linked: dict[Regularizer, tuple[Csr, Csr]] = field(default_factory=dict, init=False)
 
@@ -176,10 +168,7 @@ class Sampler:
             hard_negatives = draw_hard_negatives(
                 sources.shortlists, rows, ids, self.num_hard_negatives, key
             )
-        links = None
-        if self.links is not None:
-            links = draw_links(self.links, rows, ids, self.num_links, key)
-        return Batch(rows, ads, hard_negatives, anchors, links)
+        return Batch(rows, ads, hard_negatives, anchors)
 
     def _draw_ads(self, rows: Int64s, ids: Int64s, key: tuple[int, int]) -> Int64s:
         """Draw the ads (b, P) of queries; every query with clicks has at least the first."""

@@ -6,7 +6,8 @@ of the epoch are put into clusters at random. The first worker sends the cluster
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from torch import Tensor
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.sampling.batches import Sampler
+from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_levels
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.training_data import QUERIES
 
 
@@ -50,7 +52,7 @@ class ClusterSchedule:
         return self.cluster_size * 2 ** sum(epoch >= doubled for doubled in self.double_at)
 
 
-class Curriculum:
+class Curriculum(Part):
     """Makes the clusters that a run's batches are cut from.
 
     Attributes:
@@ -59,6 +61,8 @@ class Curriculum:
             has seen so far. Only on the first worker, and only in an epoch before clusters are
             made; else None.
     """
+
+    name = "curriculum"
 
     def __init__(
         self, schedule: ClusterSchedule, sampler: Sampler, dim: int, device: torch.device
@@ -79,7 +83,7 @@ class Curriculum:
         self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
         self._dim, self._device = dim, device
 
-    def observe(self, encoded: EncodedBatch) -> None:
+    def after(self, encoded: EncodedBatch) -> None:
         """Keep the embeddings of a batch's queries if clusters will be made from them."""
         if self.seen is None:
             return
@@ -87,12 +91,11 @@ class Curriculum:
         kept = encoded.vectors(QUERIES, queries).detach().to(self.seen.dtype)
         self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
-    def advance(self, step: int) -> None:
-        """Make new clusters if they are due after ``step``, and start collecting embeddings.
+    def advance(self, step: int, sources: Sources) -> Sources:
+        """Make new clusters if they are due at ``step``, and start collecting embeddings.
 
-        Every worker calls this before the first step, and before each checkpoint is written, so
-        that the checkpoint has the new clusters. The embeddings come from earlier steps of the
-        epoch, and so from a slightly older encoder, as in NGAME.
+        The embeddings come from earlier steps of the epoch, and so from a slightly older encoder,
+        as in NGAME.
         """
         epoch, position = divmod(step, self._steps_per_epoch)
         if position == 0 and self.schedule.is_due(epoch):
@@ -102,6 +105,7 @@ class Curriculum:
         if collects and self.seen is None:
             shape = (self._num_queries, self._dim)
             self.seen = torch.zeros(shape, dtype=torch.float16, device=self._device)
+        return replace(sources, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
         size = self.schedule.size_at(epoch)
@@ -112,17 +116,18 @@ class Curriculum:
         rows = array_from_first_worker(rows, self._device)
         return Clusters(rows, 2 ** count_levels(self._num_queries, size))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the clusters, and the embeddings seen so far."""
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Return the clusters, and the embeddings seen so far."""
         content: dict[str, Any] = {"seen": self.seen}
         if self.clusters is not None:
             content["rows"] = torch.from_numpy(self.clusters.rows)
             content["num_clusters"] = self.clusters.num_clusters
         return content
 
-    def load_state_dict(self, content: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+    def restore(self, folder: Path, content: dict[str, Any], sources: Sources) -> Sources:
+        """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if content["seen"] is not None and world()[0] == 0:
             self.seen = content["seen"].to(self._device)
+        return replace(sources, clusters=self.clusters)

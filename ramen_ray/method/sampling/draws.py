@@ -22,7 +22,6 @@ class Stream(IntEnum):
     NODE = 5
     NODE_ANCHOR = 6
     FURTHER_ADS = 7
-    LINK = 8
 
 
 def draw_ads(
@@ -62,26 +61,10 @@ def draw_several_ads(
         (b, P) int64; a query with fewer than P clicks has all of them, then -1.
     """
     own_keys = keyed_hash((*key, Stream.AD), query_ids)
-    return _draw_several(clicks, query_rows, own_keys, num_ads, (*key, Stream.FURTHER_ADS))
+    return draw_several(clicks, query_rows, own_keys, num_ads, (*key, Stream.FURTHER_ADS))
 
 
-def draw_links(
-    edges: Csr,
-    query_rows: Int64s,
-    query_ids: NDArray[Any],
-    num_links: int,
-    key: tuple[int, int],
-) -> Int64s:
-    """Draw distinct anchors for each query, as :func:`draw_several_ads` does ads.
-
-    Returns:
-        (b, num_links) int64; a query with fewer edges has all of them, then -1.
-    """
-    own_keys = keyed_hash((*key, Stream.LINK), query_ids)
-    return _draw_several(edges, query_rows, own_keys, num_links, (*key, Stream.LINK))
-
-
-def _draw_several(
+def draw_several(
     edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
 ) -> Int64s:
     """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight.

@@ -4,8 +4,8 @@ Shapes: b rows of this worker and B of the global batch, U distinct texts, L can
 D width of an embedding, d width of a classifier.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,18 +30,12 @@ class EncodedBatch:
     Attributes:
         inputs: what was encoded, the pools and the positives.
         embeddings_UD: (U, D) float32, the embeddings of the distinct texts.
-        classifier_queries_Ud: (U, d) float32, the vectors of these texts that are compared with
-            classifiers; None if the model has none.
-        classifiers_Ld: (L, d) float32, the classifiers of the ``ad_pool``; likewise.
-        enriched_bD: (b, D) float32, this worker's queries with their anchors (OAK); None if the
-            model has no bank of these.
+        added: what the parts of the step have added for the losses, by name.
     """
 
     inputs: StepInputs
     embeddings_UD: Tensor
-    classifier_queries_Ud: Tensor | None = None
-    classifiers_Ld: Tensor | None = None
-    enriched_bD: Tensor | None = None
+    added: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> Batch:
@@ -65,17 +59,10 @@ class EncodedBatch:
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
         # not by indexing, whose gradients take several times as long
-        return functional.embedding(self._positions(table, ids), self.embeddings_UD)
+        return functional.embedding(self.positions(table, ids), self.embeddings_UD)
 
-    def classifier_queries(self, queries: Int64s) -> Tensor:
-        """Return the vectors (n, d), not normalised, of ``queries`` (n,) for classifiers.
-
-        The model must have classifiers.
-        """
-        assert self.classifier_queries_Ud is not None, "the model has no classifiers"
-        return self.classifier_queries_Ud[self._positions(QUERIES, queries)]
-
-    def _positions(self, table: str, ids: Int64s) -> Tensor:
+    def positions(self, table: str, ids: Int64s) -> Tensor:
+        """Return the places (n,) of drawn ids (n,) among the U texts, on the device."""
         texts = self.inputs.texts
         positions = texts.find(table, ids.clip(min=texts.ids[table][0]))
         return to_device(positions, self.embeddings_UD.device)
@@ -121,27 +108,20 @@ class EncodedBatch:
         links = pool.links(self.inputs.data.known_edges[regularizer], nodes)
         starts = np.searchsorted(links, np.arange(len(nodes) + 1) * len(pool.ids))
         device = self.embeddings_UD.device
-        anchors = self._positions(pool.table, pool.ids[links % len(pool.ids)])
+        anchors = self.positions(pool.table, pool.ids[links % len(pool.ids)])
         means_nD = functional.embedding_bag(
             anchors, self.embeddings_UD, to_device(starts[:-1], device), mode="mean"
         )
         return means_nD, to_device(np.diff(starts) > 0, device)[:, None]
 
 
-def encode(
-    model: nn.Module,
-    inputs: StepInputs,
-    use_bf16: bool = False,
-    classifiers_of: Callable[[Int64s], Tensor] | None = None,
-) -> EncodedBatch:
+def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:
     """Encode each distinct text of the global batch once, split over the workers.
 
     Args:
         model: maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings.
         inputs: the batch.
         use_bf16: encode under bfloat16 autocast.
-        classifiers_of: returns the classifiers (n, d) of ads (n,), the same on every worker; None
-            if the model has none.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
@@ -151,9 +131,4 @@ def encode(
     padded = functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
     # the transpose puts the workers' texts back into order
     in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[:num_texts]
-    if classifiers_of is None:
-        return EncodedBatch(inputs, in_order)
-    classifiers_Ld = classifiers_of(inputs.ad_pool.ids)
-    dim = in_order.shape[1] - classifiers_Ld.shape[1]
-    embeddings_UD, classifier_queries_Ud = in_order[:, :dim], in_order[:, dim:]
-    return EncodedBatch(inputs, embeddings_UD, classifier_queries_Ud, classifiers_Ld)
+    return EncodedBatch(inputs, in_order)

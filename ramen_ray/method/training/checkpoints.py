@@ -1,18 +1,15 @@
 """A checkpoint: the model as it is deployed, and the rest of the training state."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, DualEncoder
-from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.training.step import TrainState
 
-STATE_FILE, CURRICULUM_FILE = "state.pt", "curriculum.pt"
-MOMENTS_FOLDER, BANK_MOMENTS_FOLDER = "classifier_moments", "bank_moments"
+STATE_FILE = "state.pt"
 
 
 class CheckpointError(UserError):
@@ -24,36 +21,30 @@ def save_checkpoint(
 ) -> None:
     """Write model, training state and ``progress`` (plain values) into ``folder``.
 
-    Classifiers are left to :func:`save_classifiers`, as several workers can hold them.
+    The first worker writes it; what others hold they write by :func:`save_shares`.
     All draws are functions of the seed and the step, so no state of random generators is needed.
     Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
     model.save(folder, max_length)
-    bank = state.augmentation.bank if state.augmentation else None
-    if bank is not None:
-        bank.save(folder / BANK_MOMENTS_FOLDER)
     content = {
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "step": state.step,
-        "adaptive": state.adaptive.state_dict() if state.adaptive else None,
-        "classifiers": state.classifiers.state_dict() if state.classifiers else None,
-        "bank": bank.state_dict() if bank else None,
+        "parts": {part.name: part.save(folder) for part in state.parts},
         "progress": progress,
     }
     torch.save(content, folder / STATE_FILE)
-    if state.curriculum is not None:
-        torch.save(state.curriculum.state_dict(), folder / CURRICULUM_FILE)
 
 
-def save_classifiers(folder: Path, training: ClassifierTraining) -> None:
-    """Write the classifiers that this worker holds, and their moments, into ``folder``."""
-    training.classifiers.save(folder / CLASSIFIER_FOLDER)
-    training.save(folder / MOMENTS_FOLDER)
+def save_shares(folder: Path, state: TrainState) -> None:
+    """Write what this worker, which is not the first, holds of shared parts into ``folder``."""
+    for part in state.parts:
+        if part.is_shared:
+            part.save(folder)
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Restore optimiser, schedule, step, weights and order; the model is loaded before.
+    """Restore optimiser, schedule, step and parts; the model is loaded before.
 
     Returns:
         The ``progress`` that was given to :func:`save_checkpoint`.
@@ -65,15 +56,8 @@ def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
     state.optimizer.load_state_dict(content["optimizer"])
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
-    if state.adaptive is not None:
-        state.adaptive.load_state_dict(content["adaptive"])
-    if state.classifiers is not None:
-        state.classifiers.restore(folder / MOMENTS_FOLDER, content["classifiers"])
-    if state.augmentation is not None and state.augmentation.bank is not None:
-        state.augmentation.bank.restore(folder / BANK_MOMENTS_FOLDER, content["bank"])
-    if state.curriculum is not None:
-        state.curriculum.load_state_dict(_read(folder / CURRICULUM_FILE))
-        state.sources = replace(state.sources, clusters=state.curriculum.clusters)
+    for part in state.parts:
+        state.sources = part.restore(folder, content["parts"][part.name], state.sources)
     progress: dict[str, Any] = content["progress"]
     return progress
 

@@ -1,7 +1,7 @@
 """AdamW with a linear warm-up, and a linear or cosine decay."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ def build_optimizer(
         head_lr: peak learning rate of the heads; None for ``lr``.
     """
     tokens = encoder.token_embeddings
-    of_heads = [parameter for head in heads for parameter in head.parameters()]
+    of_heads = (parameter for head in heads for parameter in head.parameters())
     apart = {id(parameter) for parameter in (tokens, *of_heads)}
     others = [p for p in encoder.parameters() if id(p) not in apart]
     groups = [
@@ -41,10 +41,21 @@ def build_optimizer(
         {"params": [p for p in others if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
     ]
-    for parameter in of_heads:
-        decay = weight_decay if parameter.ndim >= 2 else 0.0
-        groups.append({"params": [parameter], "weight_decay": decay, "lr": head_lr or lr})
+    groups += head_groups(heads, head_lr or lr, weight_decay)
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, eps=1e-6, fused=True)
+
+
+def head_groups(heads: Sequence[nn.Module], lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the parameter groups of heads, one for each parameter."""
+    return [
+        {
+            "params": [parameter],
+            "weight_decay": weight_decay if parameter.ndim >= 2 else 0.0,
+            "lr": lr,
+        }
+        for head in heads
+        for parameter in head.parameters()
+    ]
 
 
 def build_schedule(

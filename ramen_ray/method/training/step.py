@@ -1,9 +1,8 @@
 """The training step: take a batch, encode its distinct texts once, compute losses, update."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,14 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen_ray.method.distributed import sum_over_workers, world
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
-from ramen_ray.method.sampling.curriculum import Curriculum
-from ramen_ray.method.sampling.encoded import EncodedBatch, encode
-from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.training.augmentation_training import AugmentationTraining
-from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.training.prefetching import step_inputs
 
 
@@ -32,10 +27,8 @@ class TrainState:
         schedule: the schedule of the learning rate.
         sources: what batches are drawn from at present.
         step: number of steps done; all random draws depend on it.
-        adaptive: adapts the terms' weights; None to keep those of the objective.
-        curriculum: makes clusters of queries; None for random order.
-        classifiers: the ads' classifiers in training; None if the model has none.
-        augmentation: enriches queries with their anchors (OAK); None if the model has no bank.
+        parts: what extends the steps, in their order.
+        weights: (terms,) the weights of the last step's losses.
     """
 
     model: nn.Module
@@ -43,16 +36,13 @@ class TrainState:
     schedule: torch.optim.lr_scheduler.LRScheduler
     sources: Sources
     step: int = 0
-    adaptive: AdaptiveWeights | None = None
-    curriculum: Curriculum | None = None
-    classifiers: ClassifierTraining | None = None
-    augmentation: AugmentationTraining | None = None
+    parts: Sequence[Part] = ()
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def advance_curriculum(self) -> None:
-        """Let the curriculum prepare for the next steps, and use its clusters."""
-        if self.curriculum is not None:
-            self.curriculum.advance(self.step)
-            self.sources = replace(self.sources, clusters=self.curriculum.clusters)
+    def advance(self) -> None:
+        """Let the parts prepare for the next steps."""
+        for part in self.parts:
+            self.sources = part.advance(self.step, self.sources)
 
 
 def train_steps(
@@ -69,36 +59,28 @@ def train_steps(
     The yielded losses stay on the device, so that no step waits for them. All batches are drawn
     from the sources that ``state`` has at the beginning.
     """
-    device = next(state.model.parameters()).device
-    num_workers = world()[1]
+    device, num_workers = next(state.model.parameters()).device, world()[1]
     weights = torch.tensor(objective.weights, device=device)
-    classifiers_of = None if state.classifiers is None else state.classifiers.rows
-    encode_batch: Callable[[StepInputs], EncodedBatch] = partial(
-        encode, state.model, use_bf16=use_bf16, classifiers_of=classifiers_of
-    )
-    if state.augmentation is not None:
-        encode_batch = state.augmentation.after(encode_batch)
     steps = range(state.step, stop)
     with closing(step_inputs(sampler, state.sources, objective, steps, device)) as batches:
         for inputs in batches:
-            encoded = encode_batch(inputs)
+            encoded = encode(state.model, inputs, use_bf16)
+            for part in state.parts:
+                encoded = part.before(encoded)
             losses = objective.losses(encoded, state.step)
-            if state.curriculum is not None:
-                state.curriculum.observe(encoded)
-            if state.adaptive is not None:
-                state.adaptive.observe(encoded)  # before the update: this step has the new weights
-                weights = state.adaptive.weights
-            loss = (losses * weights).sum() * num_workers  # DDP averages gradients over the workers
+            state.weights = weights
+            for part in state.parts:
+                state.weights = part.weigh(state.weights, encoded)
+            # DDP averages gradients over the workers
+            loss = (losses * state.weights).sum() * num_workers
             state.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if max_gradient_norm is not None:
                 nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
             state.optimizer.step()
             state.schedule.step()
-            if state.classifiers is not None and encoded.classifiers_Ld is not None:
-                state.classifiers.update(encoded.ad_pool.ids, encoded.classifiers_Ld.grad)
-            if state.augmentation is not None:
-                state.augmentation.update()
+            for part in state.parts:
+                part.after(encoded)
             state.step += 1
             yield losses.detach()
 

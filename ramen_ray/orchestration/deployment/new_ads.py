@@ -17,7 +17,6 @@ from ramen_ray.method.model.dual_encoder import Embeddings
 from ramen_ray.method.novel_ads.retriever import combiner_of
 from ramen_ray.method.retrieval.retriever import add_ads, known_ids, text_embedder
 from ramen_ray.orchestration.deployment.copies import log_copy, take_place
-from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
@@ -56,7 +55,6 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         NewAdsError: there are clicks, but the retriever has no combiner to use them.
         RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
     """
-    refuse_unserved(model_uri)
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))

@@ -36,7 +36,6 @@ from ramen_ray.orchestration.deployment.partitions import (
 )
 from ramen_ray.orchestration.deployment.parts import claim, locked
 from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
-from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
 
@@ -112,7 +111,6 @@ def predict(
         RegistryError, TrackingError: there is no such retriever.
         ClusterError: the cluster has no room for it.
     """
-    refuse_unserved(model_uri)
     retriever = registry.look_up(model_uri)
     _check_fit(retriever, top_k, processes.use_gpu)
     files = _parquet_files(table)

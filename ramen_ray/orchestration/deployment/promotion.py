@@ -8,7 +8,6 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
-from ramen_ray.orchestration.deployment.unserved import refuse_unserved
 from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
@@ -94,7 +93,6 @@ def promote(
     """
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
-    refuse_unserved(run)
     registry.check_name(name, alias)
     run_id = _mlflow_run_id(run)
     source, model_id = registry.find_logged(run_id, metric)

@@ -5,9 +5,7 @@ If one process cannot hold the embeddings of the ads, they are searched in shard
 
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import ray
@@ -23,9 +21,7 @@ from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
-from ramen_ray.method.model.augmented_queries import AugmentedQueries, save_links, with_links
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, load_model
-from ramen_ray.method.retrieval.links import first_links, held_out_links
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import (
     TopK,
     drop_filtered,
@@ -42,30 +38,12 @@ from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     RUN_FILE,
-    Identity,
     RunDirectory,
     read_run_config,
 )
 from ramen_ray.orchestration.search import ShardResources, search_shards
-from ramen_ray.orchestration.training.linking import write_links
 
 ADS_PER_PART = 65_536
-LinkChoice = Literal["retrieved", "oracle"]
-
-
-@dataclass(frozen=True)
-class AnsweredBy:
-    """What a model answers by, if it has a choice.
-
-    Attributes:
-        part: which of its vectors a model with classifiers answers by; None for what validation
-            chose for the run, or both if that is not known.
-        links: which links enrich queries with OAK: those of its linker, also for None, or, as an
-            oracle, the dataset's edges of the split's queries.
-    """
-
-    part: Part | None = None
-    links: LinkChoice | None = None
 
 
 def evaluate_checkpoint(
@@ -74,11 +52,9 @@ def evaluate_checkpoint(
     dataset: str | None = None,
     predictions: Path | None = None,
     names: str | None = None,
-    answered_by: AnsweredBy = AnsweredBy(),
+    part: Part | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's model on a split.
-
-    With OAK there are also figures of its linker, such as ``linker/P@3``.
 
     Args:
         checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
@@ -87,23 +63,22 @@ def evaluate_checkpoint(
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
         names: a list of names, to measure how often predictions have other names than the query.
-        answered_by: what the model answers by.
+        part: which of its vectors a model with classifiers answers by; None for what validation
+            chose for the run, or both if that is not known.
 
     Raises:
         CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
-            has, or what ``answered_by`` asks for.
+            has, or what ``part`` asks for.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset directory or the list of names is not usable, or another one than
-            trained on; there is no such split, or it has no edges for an oracle.
+            trained on, or there is no such split.
     """
     checkpoint, chosen = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
-    part = answered_by.part or chosen
+    part = part or chosen
     _check_classifiers(checkpoint, config, part)
-    if answered_by.links is not None and not config.oak.anchor_sets:
-        raise CheckpointError(f"{checkpoint} is not of OAK, so it answers without links")
-    opened, made_from = _open_dataset(checkpoint, config, dataset, part)
+    opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
@@ -116,13 +91,6 @@ def evaluate_checkpoint(
     with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
         file = Path(folder) / "embeddings.npy"
         _embed(checkpoint, data, split, file, config, part)
-        linker: dict[str, float] = {}
-        if config.oak.anchor_sets:
-            linker = write_links(config, opened, Path(folder), made_from)
-            if answered_by.links == "oracle":
-                _write_true_links(config, opened, data, split, Path(folder))
-            task = ray.remote(_enrich).options(num_cpus=config.workers.cpus_per_worker)
-            ray.get(task.remote(checkpoint, Path(folder), split, file))
         propensity = build_propensity(config)
         found = _search_shards(config.workers, data, split, file)
         task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
@@ -133,34 +101,7 @@ def evaluate_checkpoint(
         if name_list is not None:
             with opened.unchanged(WHILE_READ):
                 metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
-    of_split = f"linker/{split}/"
-    return metrics | {
-        f"linker/{name.removeprefix(of_split)}": value
-        for name, value in linker.items()
-        if name.startswith(of_split)
-    }
-
-
-def _write_true_links(
-    config: RunConfig, dataset: Dataset, data: Prepared, split: str, folder: Path
-) -> None:
-    """Write the links of an oracle in place of those of the linker."""
-    oak = config.oak
-    edges = held_out_links(data, oak.anchor_sets, split)
-    if edges is None:
-        missing = ", ".join(f"edges/{name}/{split}_query" for name in oak.anchor_sets)
-        raise DatasetError(f"{dataset.path} lacks some of {missing}, which an oracle needs")
-    save_links(folder, split, first_links(edges, oak.max_links))
-
-
-def _enrich(checkpoint: Path, folder: Path, split: str, file: Path) -> None:
-    """Enrich the embeddings of a split's queries, the first in ``file``, by their links."""
-    model, embeddings = load_model(checkpoint), np.load(file, mmap_mode="r+")
-    answering = with_links(model, folder, split)
-    assert isinstance(answering, AugmentedQueries), f"{checkpoint} has no bank of anchors"
-    queries = embeddings[: len(answering.links)]
-    queries[:] = answering.enrich(np.array(queries), np.arange(len(queries)))
-    embeddings.flush()
+    return metrics
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
@@ -178,30 +119,29 @@ def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
 
 def _open_dataset(
     checkpoint: Path, config: RunConfig, given: str | None, part: Part | None
-) -> tuple[Dataset, Identity]:
-    """Open the dataset to evaluate on; also returns what the checkpoint's run is made from.
+) -> Dataset:
+    """Open the dataset to evaluate on.
 
     Raises:
         DatasetError: it is not what the checkpoint was trained on, and was not asked for, or the
-            checkpoint has vectors of the ads or anchors.
+            checkpoint has vectors of the ads.
     """
     file = checkpoint / IDENTITY_FILE
     made_from = dict(json.loads(file.read_text())) if file.is_file() else {}
     opened = Dataset(given or config.dataset)
     if opened.fingerprint == made_from.get("dataset"):
-        return opened, made_from
+        return opened
     if given is None:
         raise DatasetError(
             f"{opened.path} is not what {checkpoint} was trained on, or has changed since; give "
             f"--dataset {opened.path} to evaluate on it as it is now"
         )
-    has_classifiers = config.base.parts.heads == "classifier" and part != "encoder"
-    if config.oak.anchor_sets or has_classifiers:
+    if config.base.parts.heads == "classifier" and part != "encoder":
         raise DatasetError(
-            f"{opened.path} is not what {checkpoint} was trained on, whose ads or anchors have "
-            f"vectors of their own there; only the encoder can answer here (--part encoder)"
+            f"{opened.path} is not what {checkpoint} was trained on, whose ads have vectors of "
+            f"their own there; only the encoder can answer here (--part encoder)"
         )
-    return opened, made_from
+    return opened
 
 
 def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:

@@ -1,6 +1,5 @@
 """Build the parts of a run from its configuration; this module does not need Ray."""
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.augmentation import Augmentation, Combiner
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
@@ -20,7 +18,6 @@ from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import load_config, load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.objectives.augmentation_terms import oak_terms
 from ramen_ray.method.objectives.classifier_terms import (
     bce_term,
     classifier_reverse_term,
@@ -29,11 +26,11 @@ from ramen_ray.method.objectives.classifier_terms import (
 )
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective, Term, ramen_objective, task_term
-from ramen_ray.method.retrieval.links import bank_texts, train_links
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.augmentation_training import AugmentationTraining
+from ramen_ray.method.training.classifier_part import ClassifierPart
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState
@@ -68,11 +65,9 @@ def embedding_dim(config: EncoderConfig) -> int:
 
 
 def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
-    """Add to a new model, on its device, what is made of the data: classifiers, or OAK's bank."""
+    """Add to a new model, on its device, what is made of the data: classifiers."""
     if model.classifier_head is not None:
         model.classifiers = build_classifiers(config, model, data)
-    if config.oak.anchor_sets:
-        model.augmentation = build_augmentation(config, model, data)
     return model
 
 
@@ -88,19 +83,6 @@ def build_classifiers(config: RunConfig, model: DualEncoder, data: Prepared) -> 
     is_trained = is_clicked if settings.unclicked == "text" else np.ones(num_ads, dtype=bool)
     first = int(own[0]) if settings.sharded else 0
     return Classifiers(torch.from_numpy(vectors).to(model.device), first, is_trained)
-
-
-def build_augmentation(config: RunConfig, model: DualEncoder, data: Prepared) -> Augmentation:
-    """Build what OAK starts from: a combiner that adds, and a bank of the anchors' texts."""
-    oak = config.oak
-    texts = bank_texts(data, oak.anchor_sets)
-    own = model.unscaled(texts, own_range(len(texts)))
-    vectors = np.concatenate(gather_arrays(own, model.device))
-    is_linked = np.zeros(len(texts), dtype=bool)
-    is_linked[train_links(data, oak.anchor_sets).indices] = True
-    combiner = Combiner(model.encoder.dim, oak.pooling, oak.attention_dropout)
-    bank = Classifiers(torch.from_numpy(vectors), 0, is_linked)
-    return Augmentation(combiner, bank).to(model.device)
 
 
 def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
@@ -140,14 +122,6 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
         is_decoupled = parts.loss == "decoupled"
         return triplet if parts.loss == "triplet" else SoftmaxLoss(temperature, is_decoupled)
 
-    if config.oak.anchor_sets:
-        oak = config.oak
-        return oak_terms(
-            loss(config.loss.temperature),
-            oak.encoder_weight,
-            oak.calibration_weight,
-            oak.calibration_margin,
-        )
     own, classifiers_own = loss(config.loss.temperature), loss(settings.temperature)
     by_cosine = parts.loss == "triplet"
     terms = [task_term(own, encoder_share * (1 - reverse))]
@@ -170,7 +144,7 @@ def build_propensity(config: RunConfig) -> Propensity:
 
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
     """Build the sampler that draws a run's batches."""
-    parts, oak = config.base.parts, config.oak
+    parts = config.base.parts
     has_shortlists = parts.hard_negatives == "shortlists"
     return Sampler(
         training_data,
@@ -180,8 +154,6 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
         parts.num_hard_negatives if has_shortlists else 0,
         config.regularization.nodes,
         parts.num_positives,
-        train_links(data, oak.anchor_sets) if oak.anchor_sets else None,
-        oak.max_links,
     )
 
 
@@ -209,10 +181,7 @@ def build_state(
     """
     rates, regularization, device = config.optimizer, config.regularization, model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs
-    added = model.augmentation
-    of_oak = None if added is None else added.combiner
-    parts = (model.encoder.projection, model.classifier_head, of_oak)
-    heads = [one for one in parts if one is not None]
+    heads = [one for one in (model.encoder.projection, model.classifier_head) if one is not None]
     optimizer = build_optimizer(
         model.encoder, rates.lr, rates.weight_decay, rates.embedding_lr, heads, rates.head_lr
     )
@@ -221,24 +190,19 @@ def build_state(
         warmup_steps = round(rates.warmup_fraction * num_steps)
         return build_schedule(one, warmup_steps, num_steps, rates.decay)
 
-    state = TrainState(trained, optimizer, scheduled(optimizer), Sources(sampler.data.graphs))
+    parts: list[Part] = []
     if model.classifiers is not None:
         lr = config.classifier.lr
-        state.classifiers = ClassifierTraining(model.classifiers, lr, scheduled)
-    if added is not None:
-        lr = config.oak.bank_lr
-        falling = partial(build_schedule, warmup_steps=0, total_steps=num_steps, decay="cosine")
-        bank = ClassifierTraining(added.bank, lr, falling) if lr else None
-        state.augmentation = AugmentationTraining(added, bank)
+        parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if regularization.adaptive:
         objective = build_objective(config)
-        state.adaptive = AdaptiveWeights(
-            objective, regularization.adaptive_max, regularization.adaptive_step, device
-        )
+        highest, step_size = regularization.adaptive_max, regularization.adaptive_step
+        parts.append(AdaptiveWeights(objective, highest, step_size, device))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
-        state.curriculum = Curriculum(schedule, sampler, model.encoder.dim, device)
-    return state
+        parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
+    sources = Sources(sampler.data.graphs)
+    return TrainState(trained, optimizer, scheduled(optimizer), sources, parts=parts)
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

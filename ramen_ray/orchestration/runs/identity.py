@@ -13,14 +13,13 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.orchestration.runs.run_directory import (
     Identity,
-    RunDirectory,
     RunError,
     differences,
 )
 
 CHANGE_NUMBERS = ("torch", "transformers")
 """Libraries whose other versions compute other numbers."""
-SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained", "linker": "oak.linker"}
+SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
 
 
@@ -29,13 +28,8 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
 
     Raises:
         EncoderError: there is no such encoder.
-        RunError: the notes of OAK's linker are damaged.
     """
     parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
-    if config.oak.anchor_sets and config.oak.linker is not None:
-        best = RunDirectory(Path(config.oak.linker)).notes.get("best_checkpoint")
-        if best is not None:  # else it is refused when the configuration is checked
-            parts["linker"] = content_of(str(Path(config.oak.linker) / best))
     return {**parts, **software()}
 
 

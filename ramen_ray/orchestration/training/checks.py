@@ -11,7 +11,6 @@ from ramen_ray.method.model.pretrained import load_config
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.runs.components import cluster_schedule, encoder_tokenizer
-from ramen_ray.orchestration.training.linking import open_linker
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -22,8 +21,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
         ConfigError: an anchor set or the selection metric does not exist; texts may be longer,
             layers more, or heads wider, than the encoder has; training ends before pruning or the
             base's hard negatives begin; clusters outgrow a batch, or are to double in an epoch that
-            makes none; ads are to be ranked for queries, and also the reverse, by a triplet loss;
-            OAK is combined with the graph's regularisers, or lacks a linker.
+            makes none; ads are to be ranked for queries, and also the reverse, by a triplet loss.
         EncoderError: encoder or tokenizer cannot be found.
     """
     num_rows = check_structure(dataset)
@@ -48,8 +46,6 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
     _check_encoder(config.encoder)
     _check_pruning(config)
     _check_base(config)
-    if config.oak.anchor_sets:
-        _check_oak(config, dataset)
     if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
         raise ConfigError(
             f"index.kind ivf_pq learns its cells from at least {FEWEST_IVF_PQ_ADS} ads; "
@@ -127,30 +123,6 @@ def _check_base(config: RunConfig) -> None:
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
             f"to decoupled or supcon"
         )
-
-
-def _check_oak(config: RunConfig, dataset: Dataset) -> None:
-    graph = config.regularization
-    excluded = {
-        **{f"regularization.lambda_x.{name}": bool(w) for name, w in graph.lambda_x.items()},
-        **{f"regularization.lambda_z.{name}": bool(w) for name, w in graph.lambda_z.items()},
-        "walk.enabled": config.walk.enabled,
-        "pruning.mode": config.pruning.mode != "never",
-        "base.heads": config.base.parts.heads != "none",
-        "loss.reverse_share": bool(config.loss.reverse_share),
-    }
-    if keys := [key for key, is_set in excluded.items() if is_set]:
-        raise ConfigError(
-            f"oak.anchor_sets excludes {', '.join(keys)}: OAK takes the dataset's own edges, and "
-            f"answers by the encoder alone; turn them off"
-        )
-    for name in config.oak.anchor_sets:
-        if not dataset.has(f"edges/{name}/query"):
-            raise ConfigError(
-                f"oak.anchor_sets: the dataset {dataset.path} has no edges of queries to an anchor "
-                f"set {name!r}; its sets are {', '.join(dataset.anchor_sets) or 'none'}"
-            )
-    open_linker(config.oak, dataset)
 
 
 def _check_clusters(config: RunConfig) -> None:

@@ -84,25 +84,21 @@ def log_results(
         DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
     # imported here, so that training does not wait for what only its end needs
-    from ramen_ray.orchestration.training.retriever import RunRetriever, write_run_retriever
+    from ramen_ray.orchestration.training.retriever import write_run_retriever
     from ramen_ray.reports.run import write_plots
     from ramen_ray.tracking.retriever import NAME as RETRIEVER
 
     run, metrics = result.run, result.metrics
     StepLogger(run, result.run_directory).send_unsent()
     best = result.encoder.parent, trained.evaluation.part
-    model_id: str | None = None
-    retriever: RunRetriever | None = None
     with scratch_folder(result.run_directory / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             sample = _sample_predictions(dataset, trained.evaluation.sample)
-            if not config.oak.anchor_sets:  # OAK is not served
-                folder = aside / RETRIEVER
-                retriever = write_run_retriever(folder, config, dataset, data, best, is_worker)
-        if retriever is not None:
-            model_id = retriever.log(run)
+            folder = aside / RETRIEVER
+            retriever = write_run_retriever(folder, config, dataset, data, best, is_worker)
+        model_id = retriever.log(run)
     named = {
-        **(retriever.figures if retriever else {}),
+        **retriever.figures,
         "best/step": trained.evaluation.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,

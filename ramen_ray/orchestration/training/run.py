@@ -27,7 +27,6 @@ from ramen_ray.orchestration.runs.run_directory import (
 )
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
-from ramen_ray.orchestration.training.linking import write_links
 from ramen_ray.orchestration.training.one_worker import train_in_one_worker
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.trainer import run_in_workers
@@ -97,9 +96,6 @@ def fit(
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
             _log_inputs(run, config, data, made_from)
-            if config.oak.anchor_sets:
-                with _timed(seconds, "links"):
-                    run.log_metrics(write_links(config, dataset, directory.path, made_from))
             task = WorkerTask(
                 config,
                 str(data.path),
@@ -172,7 +168,7 @@ def is_ready(config: RunConfig) -> bool:
     """
     dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
     data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
-    if config.oak.anchor_sets or not data.is_dir():
+    if not data.is_dir():
         return False
     if not config.walk.enabled:
         return True

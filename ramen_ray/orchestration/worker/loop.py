@@ -17,7 +17,6 @@ from ramen_ray.config import write_config
 from ramen_ray.data.store.checksums import check_intact, write_checksums
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.model.augmented_queries import with_links
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
@@ -26,7 +25,7 @@ from ramen_ray.method.sampling.pool_figures import pool_figures
 from ramen_ray.method.training.checkpoints import (
     restore_checkpoint,
     save_checkpoint,
-    save_classifiers,
+    save_shares,
 )
 from ramen_ray.method.training.divergence import check_losses, check_weights
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
@@ -112,7 +111,7 @@ def start_or_resume(setup: Setup) -> Training:
         run = _new_run(setup, _untrained_model(setup))
         for one in setup.background:
             one.forget_after(0)
-        run.state.advance_curriculum()
+        run.state.advance()
         return run
     check_intact(last)
     model = load_model(last, held_classifiers(setup.config, setup.data))
@@ -169,31 +168,25 @@ def train(run: Training) -> None:
         check_weights(run.model, stop)
         if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
             metrics = validate(run)
-        figures = {} if rest else batch_figures(run, stop)
+        figures = {} if rest else pool_of_last_batch(run, stop)
         if setup.log is not None:
-            for name, of_batch in figures.items():
-                setup.log.log_figures(name, of_batch, stop)
+            setup.log.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{training.epochs}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
         started = time.monotonic()
-        state.advance_curriculum()
+        state.advance()
         run.progress.trained_seconds += time.monotonic() - started
         report(run, metrics)
 
 
-def batch_figures(run: Training, stop: int) -> dict[str, dict[str, float]]:
-    """Return figures of the batch of the last step before ``stop``, by what they are about.
-
-    ``pool``: of the pool, if the loss sees all of it. ``attention``: of OAK's.
-    """
-    setup, figures = run.setup, {}
-    if setup.config.base.parts.loss != "triplet":
-        batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
-        figures["pool"] = pool_figures(batch, setup.sampler.data.clicks)
-    if run.state.augmentation is not None:
-        figures["attention"] = run.state.augmentation.figures()
-    return figures
+def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
+    """Return figures of the pool of the last step before ``stop``, if the loss sees all of it."""
+    setup = run.setup
+    if setup.config.base.parts.loss == "triplet":
+        return {}
+    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+    return pool_figures(batch, setup.sampler.data.clicks)
 
 
 def stops(setup: Setup, step: int) -> Iterator[int]:
@@ -239,8 +232,8 @@ def train_until(run: Training, stop: int) -> StepLosses:
         if setup.log is not None:
             setup.log.show_step(state.step)
         waiting.append(losses)
-        if state.adaptive is not None:
-            weights.append(state.adaptive.weights)
+        if setup.config.regularization.adaptive:
+            weights.append(state.weights)
         if len(waiting) == STEPS_PER_LOG or state.step == stop:
             trained.append(global_losses(waiting))
             check_losses(trained[-1], setup.objective.names, state.step)
@@ -266,8 +259,7 @@ def validate(run: Training) -> dict[str, float]:
 
 def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
     """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-    propensity, answering = build_propensity(setup.config), with_links(model, setup.folder, split)
-    return evaluate(answering, setup.data, split, propensity, setup.use_bf16)
+    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:
@@ -276,12 +268,11 @@ def report(run: Training, metrics: dict[str, float]) -> None:
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
     reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
-    (rank, num_workers), training = world(), state.classifiers
-    is_shared = training is not None and training.classifiers.is_share
+    (rank, num_workers), is_shared = world(), any(part.is_shared for part in state.parts)
     with tempfile.TemporaryDirectory() as folder:
-        if training is not None and (rank == 0 or is_shared):
-            save_classifiers(Path(folder), training)
-        if rank == 0:
+        if rank:
+            save_shares(Path(folder), state)
+        else:
             run.progress.background = {one.name: one.progress for one in setup.background}
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
             save_checkpoint(Path(folder), run.model, state, max_length, progress)

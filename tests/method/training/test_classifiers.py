@@ -27,8 +27,9 @@ from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.checkpoints import (
     restore_checkpoint,
     save_checkpoint,
-    save_classifiers,
+    save_shares,
 )
+from ramen_ray.method.training.classifier_part import ClassifierPart
 from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.orchestration.runs.components import (
@@ -80,21 +81,24 @@ class Run:
         self.state = build_state(config, self.model, self.model, self.sampler)
         self.state.sources = Sources(training_data.graphs, shortlists=lists)
 
+    @property
+    def part(self) -> ClassifierPart:
+        (part,) = (one for one in self.state.parts if isinstance(one, ClassifierPart))
+        return part
+
     def losses(self, stop: int) -> list[list[float]]:
         steps = list(train_steps(self.state, self.sampler, self.objective, stop))
         return global_losses(steps).tolist()
 
     def save(self, folder: Path) -> None:
         save_checkpoint(folder, self.model, self.state, 16, {})
-        save_classifiers(folder, self.state.classifiers)
 
 
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
-    rows_of = run.state.classifiers.rows
     steps, device = range(1, 2), run.model.device
     (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
-    encoded = encode(run.model, inputs, classifiers_of=rows_of)
+    encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
     clicks, batch = prepared_bag.clicks["train"], encoded.batch
@@ -163,7 +167,7 @@ def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepa
 
 
 def _moments(run: Run) -> list[Tensor]:
-    (state,) = run.state.classifiers.optimizer.state.values()
+    (state,) = run.part.training.optimizer.state.values()
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
 
@@ -198,8 +202,8 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
         checkpoint = folder / f"sharded-{sharded}"
         if rank == 0:
             save_checkpoint(checkpoint, run.model, run.state, 16, {})
-        if rank == 0 or sharded:
-            save_classifiers(checkpoint, run.state.classifiers)
+        else:
+            save_shares(checkpoint, run.state)
         torch.save(found, folder / f"{sharded}-{rank}.pt")
         del trained, run
     gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed

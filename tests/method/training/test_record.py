@@ -102,13 +102,12 @@ class RecordedRun:
             trained = nn.parallel.DistributedDataParallel(trained)
         self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
         if case.adaptive:
-            self.state.adaptive = AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)
+            self.state.parts = [AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)]
         if case.base in {"ngame", "depsl"}:
             clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
-            self.state.curriculum = Curriculum(
-                clusters, self.sampler, self.model.dim, self.model.device
-            )
-            self.state.advance_curriculum()
+            made = Curriculum(clusters, self.sampler, self.model.dim, self.model.device)
+            self.state.parts = [made]
+            self.state.advance()
 
     def __call__(self) -> dict[str, Any]:
         losses, gradients = [], []
@@ -120,9 +119,9 @@ class RecordedRun:
             ):
                 losses.append(terms)
                 gradients.append(self._gradient())
-            self.state.advance_curriculum()
+            self.state.advance()
         metrics, _ = evaluate(self.model, self.data, "test", Propensity())
-        weights = self.state.adaptive.weights.tolist() if self.state.adaptive else None
+        weights = self.state.weights.tolist() if self.case.adaptive else None
         return {
             "losses": global_losses(losses).tolist(),
             "gradients": gradients,

@@ -342,11 +342,12 @@ def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
     model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
     schedule = ClusterSchedule(1, 1, 4, (), 2)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
-    curriculum.advance(0)
+    sources = curriculum.advance(0, Sources(sampler.data.graphs))
+    assert sources.clusters is None
     rows = []
     for step in range(sampler.steps_per_epoch):
         encoded = encode(model, _inputs(sampler, step))
-        curriculum.observe(encoded)
+        curriculum.after(encoded)
         rows += encoded.batch.queries.tolist()
     expected = model.embed_queries(data.queries["train"], np.array(rows))
     seen = curriculum.seen

@@ -172,22 +172,6 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
         assert opened(named) == before, "it is made from that now"
 
 
-def test_a_linker_is_a_part_of_what_a_run_is_made_from(
-    config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
-    linker = RunDirectory(tmp_path / "linker")
-    best = linker.path / "checkpoint_000000007"
-    best.mkdir(parents=True)
-    linker.note(best_checkpoint=best.name)
-    changes = {"oak.anchor_sets": ("links",), "oak.linker": str(linker.path)}
-    found = []
-    for content in ("one", "two"):
-        (best / "state.pt").write_text(content)
-        found.append(identity_of(overlay(config, changes), dataset))
-    assert found[0].pop("linker") != found[1].pop("linker")
-    assert found[0] == found[1] == identity_of(config, dataset)
-
-
 def test_a_run_of_an_earlier_version_that_noted_nothing_is_not_continued(
     config: RunConfig, dataset: Dataset
 ) -> None:

@@ -19,7 +19,7 @@ from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.pruning import GraphPruning
-from ramen_ray.orchestration.evaluation.checkpoint import AnsweredBy, evaluate_checkpoint
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.runs.components import (
     build_classifiers,
@@ -149,7 +149,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
     losses, weights = [], []
     best: dict[str, Any] = {}
     for epoch in range(config.training.epochs):
-        state.advance_curriculum()
+        state.advance()
         if epoch in PRUNED_AFTER:
             (folder / f"{epoch}").mkdir()
             model.save(folder / f"{epoch}", config.encoder.max_length)
@@ -158,7 +158,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
         stop = state.step + STEPS_PER_EPOCH
         for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)
-            weights.append(state.adaptive.weights.numpy().copy())
+            weights.append(state.weights.numpy().copy())
         splits = ("validation", "test")
         found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
         metric = config.training.selection_metric
@@ -219,7 +219,7 @@ def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
     part = max(PARTS, key=lambda one: rows[one]["validation"]["P@1"])
     assert rows["trained"] == rows[part]
     for one in ("encoder", "both"):
-        found = evaluate_checkpoint(killed.run_directory, "test", answered_by=AnsweredBy(one))
+        found = evaluate_checkpoint(killed.run_directory, "test", part=one)
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
     pool = client.get_metric_history(killed.run.id, "pool/ads")
     assert len(pool) == NUM_EPOCHS

@@ -27,7 +27,7 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
-from ramen_ray.orchestration.evaluation.checkpoint import AnsweredBy, evaluate_checkpoint
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
@@ -113,7 +113,7 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
     unharmed: TrainResult, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="no classifiers, so part 'both' cannot answer"):
-        evaluate_checkpoint(unharmed.run_directory, "test", answered_by=AnsweredBy("both"))
+        evaluate_checkpoint(unharmed.run_directory, "test", part="both")
     copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
     config = read_config(copied / "config.json")
     write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")

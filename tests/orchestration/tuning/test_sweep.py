@@ -54,7 +54,7 @@ def stand_in(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "foldoc-oak"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
     config = PRESETS[preset]()
     samplers = SPACES[space](config)

@@ -1,0 +1,1 @@
+"""Methods to compare with, which are not served; each hooks into ramen_ray by its public seams."""

@@ -1,0 +1,1 @@
+"""OAK, which enriches queries by their anchors: docs/oak.md."""

@@ -1,0 +1,545 @@
+"""Recipes of the built-in datasets: sources worked by hand, errors, and what keeps edges strict."""
+
+import gzip
+import lzma
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT
+from written_out import clicks_of, column_of, edges_of, pairs_of
+
+from corpus import AnchorSet, Corpus, build_tables
+from debian import build_debian
+from foldoc import build_foldoc
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
+from rdocs import build_rdocs
+
+HELD_OUT = ("validation", "test")
+BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+
+# Enough entries and packages for the shares that make a mention junk and a dependency a hub.
+ENTRIES = {
+    "alpha": "<letter, greek> First, like {beta} and {delta}. See also\n   {GAMMA}.",
+    "beta\nthe second": "<letter> After {alpha}. See {junk}.",
+    "gamma": "<letter> After {The  Second}; {junk}, {gamma}, {nowhere}.",
+    "delta": "<letter> After {gamma}. {junk}.",
+    "epsilon": "<letter> After {delta}.",
+    "junk": "What everyone names.",
+} | {f"filler {number}": "No references." for number in range(44)}
+
+VOCABULARY = """\
+Facet: role
+Description: Role
+
+Tag: role::program
+Description: Program
+ Executable computer program.
+
+Tag: role::TODO
+Description: Need an extra tag
+
+Facet: special
+Description: Service tags
+
+Tag: special::unreviewed
+Description: Needs review
+"""
+
+PACKAGES = """\
+Package: vim
+Version: 2:9.0
+Depends: libc6 (>= 2.34), libedit [amd64] | libedit-tiny, editor-common:any
+Pre-Depends: dpkg
+Recommends: vim-data
+Suggests: speller (>= 1) | aspell:any, mail-agent, ambiguous, old-vim, libedit, vim, nowhere
+Description: text editor
+ The long description is not read.
+Tag: role::program, role::TODO,
+ special::unreviewed, unknown::tag
+Section: editors
+
+Package: vim-data
+Source: vim (2:9.0-3)
+Depends: aspell
+Suggests: vim
+Description: text editor - data
+Section: misc
+
+Package: vim-plugin
+Source: plugins
+Depends: vim
+Suggests: speller
+Enhances: vim
+Description: plugin
+
+Package: aspell
+Description: spell checker
+Recommends: vim-data
+Depends: vim-data-reader | speller
+
+Package: speller
+Description: other spell checker
+Suggests: libc6, libedit
+
+Package: postie
+Depends: libc6
+Provides: mail-agent (= 1)
+Description: mail agent
+
+Package: one
+Provides: ambiguous
+Description: first provider
+
+Package: two
+Provides: ambiguous
+Description: second provider
+
+Package: libedit
+Description: line editing
+
+Package: libc6
+Description: C library
+
+Package: dpkg
+Description: package manager
+
+Package: vim
+Version: 1:1.0
+Recommends: two
+Description: text editor of another version
+
+Package: old-vim
+Description: transitional package for vim
+Recommends: vim
+
+Package: vim-dbg
+Description: text editor
+Recommends: vim
+
+Package: vim-debug
+Section: debug
+Description: text editor
+Recommends: vim
+
+Package: vim-symbols
+Description: text editor (debugging symbols)
+Recommends: vim
+""" + "".join(
+    f"\nPackage: filler{number}\nDescription: filler\nDepends: libc6\n" for number in range(44)
+)
+
+BAD_SOURCES = {
+    "no_vocabulary": ("vocabulary", None, "vocabulary is missing"),
+    "no_index": ("Packages", None, "no Debian package index"),
+    "empty_index": ("Packages", "", "lists no packages"),
+    "no_colon": ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
+    "no_description": ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'Desc"),
+    "no_clicks": ("Packages", "Package: a\nDescription: a\n", "no package of the index"),
+    "no_facet": ("vocabulary", "Tag: a::b\nDescription: c\n", "'a::b' comes before its facet"),
+}
+
+
+# Package, page, title, aliases, see also, links, keywords. "twice" stands for two pages of packages
+# that are not R's own, "pick" for one, as topics that are not for readers do not count.
+TOPICS = [
+    "base|sort|Sort a vector|sort;sorts|^order;^rev;^sort|^split;^index;=rank^ranks;^order|manip",
+    "base|order|Order a table|order|^nowhere;zoo^merge;^pick||manip",
+    "base|split|Split a vector|split|^sort;^rev;^merge|^rank|",
+    "base|rev|Reverse a vector|rev|^split;^sort||rare",
+    "base|rank|Rank values|rank|plots:line-page^any;^twice;zoo^sort||rare",
+    "stats|merge-page|Merge two tables|merge|||rare",
+    "plots|line-page|Draw a line|line|^fit||",
+    "plots|fit|Fit a line|fit;twice||^line|manip;rare",
+    "zoo|bind|Bind rows|merge;twice|||manip",
+    "zoo|pick|Sample values|pick|stats:merge-page^any||",
+    "zoo|line|draw a line|zooline|^merge||manip",
+    "zoo|zoo-internal|Internal sort functions|sort.zoo|^sort|^sort|",
+    "plots|old|Deprecated Functions|pick|^sort|^sort|",
+    "plots|reexports|Objects exported from other packages|sort;pick|^sort|^sort|",
+    "guide|index|Index of help|index|||",
+] + [f"filler|f{n}|Filler {n}|f{n}||{'^index' if n < 3 else ''}|" for n in range(44)]
+
+BAD_TOPICS = {
+    "cells": ("base\tsort\tSort\n", r"line 1: 3 cells between tabs, expected 7: package, name"),
+    "title": ("a\tb\tc\t\t|d\t\t\na\tb\t\t\t|d\t\t\n", "line 2: package, name or title is empty"),
+    "see_also": ("a\tb\tc\t\t\t|d\t\n", "lists no topic with a see-also link"),
+    "encoding": (b"a\tb\t\xff\t\t\t\t\n", "cannot be read"),
+}
+
+
+def _write_rdocs(folder: Path) -> Path:
+    folder.mkdir()
+    lines = [topic.replace("|", "\t").replace("^", "|") + "\n" for topic in TOPICS]
+    (folder / "rdocs.tsv").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def _write_foldoc(folder: Path) -> Path:
+    folder.mkdir()
+    data, index = b"", []
+    for headwords, body in ENTRIES.items():
+        entry = f"{headwords}\n\n   {body}\n\n".encode()
+        for headword in headwords.split("\n"):
+            index.append(f"{headword}\t{_to_base64(len(data))}\t{_to_base64(len(entry))}\n")
+        data += entry
+    (folder / "foldoc.index").write_text("".join(index), encoding="utf-8")
+    (folder / "foldoc.dict.dz").write_bytes(gzip.compress(data))
+    return folder
+
+
+def _to_base64(number: int) -> str:
+    return (_to_base64(number // 64) if number >= 64 else "") + BASE64[number % 64]
+
+
+def _write_debian(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "Packages").write_text(PACKAGES, encoding="utf-8")
+    (folder / "vocabulary").write_text(VOCABULARY, encoding="utf-8")
+    return folder
+
+
+def _names(pairs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Shorten package texts to names; tag texts stay."""
+    return {(a.split(": ")[0], b if b[0].isupper() else b.split(": ")[0]) for a, b in pairs}
+
+
+RECIPES = [
+    (build_foldoc, _write_foldoc),
+    (build_debian, _write_debian),
+    (build_rdocs, _write_rdocs),
+]
+
+
+@pytest.fixture(params=RECIPES)
+def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Dataset]:
+    """A recipe with its source already chosen."""
+    build, write_source = request.param
+    source = write_source(tmp_path / "source")
+    return lambda output: build(source, output)
+
+
+def test_foldoc_tables(tmp_path: Path) -> None:
+    """A dictionary by hand; the hash has given beta and gamma to test and split the mentions."""
+    dataset = build_foldoc(_write_foldoc(tmp_path / "source"), tmp_path / "output")
+    assert clicks_of(dataset, "train") == {
+        "alpha": ["gamma"],
+        "delta": ["gamma"],
+        "epsilon": ["delta"],
+    }
+    assert clicks_of(dataset, "validation") == {}
+    assert clicks_of(dataset, "test") == {"beta": ["alpha"], "gamma": ["beta"]}
+    # alpha also mentions beta, but beta -> alpha is a test click: no edge on any side.
+    links = {("alpha", "delta"), ("delta", "alpha")}
+    assert edges_of(dataset, "links", "query") == edges_of(dataset, "links", "ad") == links
+    published = {side: edges_of(dataset, "links_published", side) for side in ("query", "ad")}
+    leaks = {("alpha", "beta"), ("beta", "alpha")}
+    assert published == {"query": links | {("alpha", "beta")}, "ad": links | leaks}
+    # beta's only link is to alpha, its answer, which no oracle may see
+    assert not dataset.has("edges/links/test_query")
+    assert not dataset.has("edges/links_published/test_query")
+    assert edges_of(dataset, "categories", "test_query") == {
+        ("beta", "letter"),
+        ("gamma", "letter"),
+    }
+    assert column_of(dataset, "anchors/categories") == ["letter"]
+    assert edges_of(dataset, "categories", "query") == {
+        (q, "letter") for q in clicks_of(dataset, "train")
+    }
+    assert edges_of(dataset, "categories", "ad") == {
+        (a, "letter") for a in column_of(dataset, "ads")
+    }
+    assert pairs_of(dataset, "filters/test", "queries/test", "ads") == {
+        ("beta", "beta"),
+        ("gamma", "gamma"),
+    }
+    assert "GNU Free Documentation License" in dataset.metadata["licence"]
+
+
+def test_debian_tables(tmp_path: Path) -> None:
+    """An index by hand; the hash has given the source plugins to test and aspell to validation.
+
+    By its own name, or its source field as written, vim-data would be in test; its source vim
+    brings it into train.
+    """
+    source = _write_debian(tmp_path / "source")
+    release = "Origin: Debian\nCodename: bookworm\nDate: Sat, 11 Jul 2026 10:16:37 UTC\n"
+    (source / "InRelease").write_text(release, encoding="utf-8")
+    dataset = build_debian(source, tmp_path / "output")
+    aspell, data = "aspell: spell checker", "vim-data: text editor - data"
+    speller = "speller: other spell checker"
+    assert clicks_of(dataset, "train") == {
+        "vim: text editor": [aspell, "postie: mail agent", speller, data, "vim-plugin: plugin"],
+        data: ["vim: text editor"],
+        speller: ["libc6: C library", "libedit: line editing"],
+    }
+    assert clicks_of(dataset, "validation") == {aspell: [data]}
+    assert clicks_of(dataset, "test") == {"vim-plugin: plugin": [speller]}
+    # libc6 is a hub, and vim-data -> aspell would join the texts of aspell's validation click.
+    own = {("vim", "dpkg"), ("vim", "libedit")}
+    assert _names(edges_of(dataset, "depends", "query")) == own
+    others = {("aspell", "speller"), ("vim-plugin", "vim")}
+    assert _names(edges_of(dataset, "depends", "ad")) == own | others
+    tags = {
+        ("vim", "Role: Program"),
+        ("vim", "Section: editors"),
+        ("vim-data", "Section: misc"),
+    }
+    assert (
+        _names(edges_of(dataset, "tags", "query"))
+        == _names(edges_of(dataset, "tags", "ad"))
+        == tags
+    )
+    built = {("vim", "vim"), ("vim-data", "vim")}  # aspell and plugins build one package each
+    assert _names(edges_of(dataset, "sources", "query")) == built
+    assert pairs_of(dataset, "filters/validation", "queries/validation", "ads") == {
+        (aspell, aspell)
+    }
+    assert dataset.metadata["suite"] == "bookworm"
+    assert dataset.metadata["date"] == "Sat, 11 Jul 2026 10:16:37 UTC"
+    assert dataset.metadata["suite_version"] == "unknown"
+
+
+def test_rdocs_tables(tmp_path: Path) -> None:
+    """Help topics by hand; the hash has given Split to test and Sample to validation.
+
+    The reverse of a test click, Reverse -> Split, is no train click.
+    """
+    dataset = build_rdocs(_write_rdocs(tmp_path / "source"), tmp_path / "output")
+    assert clicks_of(dataset, "train") == {
+        "Draw a line": ["Bind rows", "Fit a line"],
+        "Order a table": ["Bind rows", "Sample values"],
+        "Rank values": ["Draw a line"],
+        "Reverse a vector": ["Sort a vector"],
+        "Sort a vector": ["Order a table", "Reverse a vector"],
+    }
+    assert clicks_of(dataset, "validation") == {"Sample values": ["Merge two tables"]}
+    assert clicks_of(dataset, "test") == {
+        "Split a vector": ["Merge two tables", "Reverse a vector", "Sort a vector"]
+    }
+    clicked = {ad for split in SPLITS for ads in clicks_of(dataset, split).values() for ad in ads}
+    assert set(column_of(dataset, "ads")) == clicked | {"Split a vector"}
+    mentions = [("Sort a vector", "Rank values"), ("Split a vector", "Rank values")]
+    mentions += [("Fit a line", "Draw a line")]
+    links = {*mentions, *(pair[::-1] for pair in mentions)}
+    leak = ("Sort a vector", "Split a vector")
+    for side, nodes in (("query", clicks_of(dataset, "train")), ("ad", column_of(dataset, "ads"))):
+        strict = {edge for edge in links if edge[0] in nodes}
+        assert edges_of(dataset, "links", side) == strict
+        more = {edge for edge in (leak, leak[::-1]) if edge[0] in nodes}
+        assert edges_of(dataset, "links_published", side) == strict | more
+    # package guide and keyword "rare" have too few topics, package filler has too many
+    base = {"Order a table", "Rank values", "Reverse a vector", "Sort a vector"}
+    manip = {"Bind rows", "Draw a line", "Fit a line", "Order a table", "Sort a vector"}
+    both = {(title, "base") for title in {*base, "Split a vector"}} | {
+        (title, "manip") for title in manip
+    }
+    ads = set(column_of(dataset, "ads"))
+    assert edges_of(dataset, "categories", "ad") == {edge for edge in both if edge[0] in ads}
+    assert "anchors/categories_published" not in dataset.tables
+    for split, title in (("validation", "Sample values"), ("test", "Split a vector")):
+        assert pairs_of(dataset, f"filters/{split}", f"queries/{split}", "ads") == {(title, title)}
+
+
+def test_rdocs_source(tmp_path: Path) -> None:
+    """A folder, the file in it and a compressed one give the same tables."""
+    source = _write_rdocs(tmp_path / "source")
+    folder = build_rdocs(source, tmp_path / "folder")
+    file = build_rdocs(source / "rdocs.tsv", tmp_path / "file")
+    packed = source / "rdocs.tsv.xz"
+    packed.write_bytes(lzma.compress((source / "rdocs.tsv").read_bytes()))
+    (source / "rdocs.tsv").unlink()
+    compressed = build_rdocs(source, tmp_path / "compressed")
+    assert folder.fingerprint == file.fingerprint == compressed.fingerprint
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match=r"rdocs\.tsv\.xz cannot be read"):
+        build_rdocs(source, tmp_path / "truncated")
+    packed.unlink()
+    with pytest.raises(DatasetError, match=r"rdocs\.tsv or .*rdocs\.tsv\.xz is missing"):
+        build_rdocs(source, tmp_path / "missing")
+
+
+@pytest.mark.parametrize("case", BAD_TOPICS)
+def test_rdocs_refuses(case: str, tmp_path: Path) -> None:
+    """A broken list is refused with its place, and nothing is left behind."""
+    text, message = BAD_TOPICS[case]
+    source = tmp_path / "topics.tsv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DatasetError, match=message):
+        build_rdocs(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["topics.tsv"]
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_index(suffix: str, compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """A compressed index gives the tables of the plain one; a truncated one is refused by name."""
+    source = _write_debian(tmp_path / "source")
+    plain = build_debian(source, tmp_path / "plain")
+    (source / "Packages").unlink()
+    packed = source / f"Packages{suffix}"
+    packed.write_bytes(compress(PACKAGES.encode()))
+    assert build_debian(source, tmp_path / "packed").fingerprint == plain.fingerprint
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DatasetError, match=f"Packages{suffix} cannot be read"):
+        build_debian(source, tmp_path / "truncated")
+
+
+@pytest.mark.parametrize("case", BAD_SOURCES)
+def test_debian_refuses(case: str, tmp_path: Path) -> None:
+    """A broken source is refused by file and line, and no files are left."""
+    file, text, message = BAD_SOURCES[case]
+    source = _write_debian(tmp_path / "source")
+    (source / file).unlink()
+    if text is not None:
+        (source / file).write_text(text, encoding="utf-8")
+    with pytest.raises(DatasetError, match=message):
+        build_debian(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_foldoc_refuses(tmp_path: Path) -> None:
+    """A missing dictionary file is named, and no files are left."""
+    source = _write_foldoc(tmp_path / "source")
+    (source / "foldoc.index").unlink()
+    with pytest.raises(DatasetError, match=r"foldoc\.index is missing"):
+        build_foldoc(source, tmp_path / "output")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_recipe_repeats(recipe: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    """Two builds from one source give equal tables."""
+    first, second = recipe(tmp_path / "first"), recipe(tmp_path / "second")
+    assert first.tables == second.tables
+    assert first.fingerprint == second.fingerprint
+
+
+def test_a_recipe_keeps_existing_output(recipe: Callable[[Path], Dataset], tmp_path: Path) -> None:
+    """An output that exists is refused and left as it is, with no half-written folder beside it."""
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "notes").write_text("mine", encoding="utf-8")
+    with pytest.raises(DatasetError, match="exists already"):
+        recipe(output)
+    assert [path.name for path in output.iterdir()] == ["notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "source"]
+
+
+NODES = st.sampled_from("abcdef")
+RELATION = st.dictionaries(NODES, st.sets(NODES))
+
+
+@given(
+    clicks=RELATION,
+    anchors=RELATION,
+    splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
+)
+def test_build_tables_drops_just_the_leaks(
+    clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
+) -> None:
+    """Exactly the edges that join a held-out click's texts are gone, if not as published."""
+    split_of = dict(zip("abcdef", splits, strict=True))
+    texts = {name: name.upper() for name in "abcdef"}
+    tables = build_tables(
+        Corpus(texts, texts, clicks, split_of, {"graph": AnchorSet(texts, anchors)})
+    )
+    held_out = {
+        frozenset((query.upper(), ad.upper()))
+        for query, ads in clicks.items()
+        if split_of[query] != "train"
+        for ad in ads
+    }
+    clicked = {ad for ads in clicks.values() for ad in ads}
+    train = {query for query, ads in clicks.items() if ads and split_of[query] == "train"}
+    found: dict[str, list[set[tuple[str, str]]]] = {}
+    for name in {table.split("/")[1] for table in tables if table.startswith("anchors/")}:
+        anchor_texts = tables[f"anchors/{name}"]["text"].to_pylist()
+        used: set[int] = set()
+        for side, table in (("query", "queries/train"), ("ad", "ads")):
+            columns = tables[f"edges/{name}/{side}"].columns
+            node_ids, anchor_ids, _ = (column.to_pylist() for column in columns)
+            node_texts = tables[table]["text"].to_pylist()
+            pairs = zip(node_ids, anchor_ids, strict=True)
+            found.setdefault(name, []).append({(node_texts[n], anchor_texts[a]) for n, a in pairs})
+            used |= set(anchor_ids)
+        assert used == set(range(len(anchor_texts)))
+    published = [
+        {(node.upper(), anchor.upper()) for node in nodes for anchor in anchors.get(node, ())}
+        for nodes in (train, clicked)
+    ]
+    strict = [{edge for edge in edges if frozenset(edge) not in held_out} for edges in published]
+    more = {} if strict == published else {"graph_published": published}
+    assert found == {"graph": strict, **more}
+    for nodes, table in ((train, "queries/train"), (clicked, "ads")):
+        assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
+
+
+@given(
+    clicks=RELATION,
+    anchors=RELATION,
+    splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
+)
+def test_held_out_queries_have_their_edges_but_no_answers(
+    clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
+) -> None:
+    """Under both protocols, to anchors that training has; the other tables do not depend on it."""
+    split_of = dict(zip("abcdef", splits, strict=True))
+    texts = {name: name.upper() for name in "abcdef"}
+    corpus = Corpus(texts, texts, clicks, split_of, {"graph": AnchorSet(texts, anchors)})
+    tables = build_tables(corpus)
+    held_out = {
+        frozenset((query, ad))
+        for query, ads in clicks.items()
+        if split_of[query] != "train"
+        for ad in ads
+    }
+    for name in {table.split("/")[1] for table in tables if table.startswith("anchors/")}:
+        known = [text.lower() for text in tables[f"anchors/{name}"]["text"].to_pylist()]
+        for split, side in HELD_OUT_SIDES.items():
+            queries = tables[f"queries/{split}"]["text"].to_pylist()
+            expected = {
+                (query, anchor)
+                for query in map(str.lower, queries)
+                for anchor in anchors.get(query, ())
+                if frozenset((query, anchor)) not in held_out and anchor in known
+            }
+            table = tables.get(f"edges/{name}/{side}")
+            rows = [] if table is None else table.to_pylist()
+            pairs = {(queries[row["query_id"]].lower(), known[row["anchor_id"]]) for row in rows}
+            assert (pairs, len(rows)) == (expected, len(expected))
+
+
+def test_build_tables_finds_leaks_in_any_spelling() -> None:
+    """An anchor that is spelt otherwise than the query that it names is a leak all the same."""
+    texts = {"a": "Sort", "b": "Order", "c": "Rank"}
+    splits = {"a": "test", "b": "train", "c": "train"}
+    anchors = AnchorSet({"label": "  SORT", "other": "sorting"}, {"b": ["label", "other"]})
+    tables = build_tables(
+        Corpus(texts, texts, {"a": ["b"], "b": ["c"]}, splits, {"labels": anchors})
+    )
+    assert tables["anchors/labels"]["text"].to_pylist() == ["sorting"]
+    assert tables["anchors/labels_published"]["text"].to_pylist() == ["  SORT", "sorting"]
+
+
+@pytest.mark.parametrize(
+    ("name", "write_source"),
+    [("foldoc", _write_foldoc), ("debian", _write_debian), ("rdocs", _write_rdocs)],
+)
+def test_a_recipe_is_one_command(
+    name: str, write_source: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """It prints where the result is; on an error it prints one line and exits with 2."""
+    source, output = write_source(tmp_path / "source"), tmp_path / "output"
+    command = [sys.executable, f"datasets/build/{name}.py"]
+    command += ["--source", str(source), "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert str(output) in done.stdout
+    assert Dataset(output).name == name
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert len(refused.stderr.splitlines()) == 1

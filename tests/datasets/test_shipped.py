@@ -1,0 +1,128 @@
+"""Properties of the data sets that the repository ships."""
+
+import pytest
+from support import ROOT
+from written_out import clicks_of, column_of, edges_of, pairs_of
+
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
+
+HELD_OUT = ("validation", "test")
+
+
+@pytest.fixture(params=["foldoc", "debian", "rdocs"])
+def shipped(request: pytest.FixtureRequest) -> Dataset:
+    """A data set of the repository."""
+    return Dataset(ROOT / "datasets" / request.param)
+
+
+def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
+    """No strict edge joins the two texts of a test or validation click, in any direction or case.
+
+    As published, a set has its strict edges and such ones, and on the query side no such click.
+    """
+    held_out = {
+        (query.casefold(), ad.casefold())
+        for split in HELD_OUT
+        for query, ads in clicks_of(shipped, split).items()
+        for ad in ads
+    }
+    assert len(held_out) > 1000
+
+    def leaks(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        folded = {edge: (edge[0].casefold(), edge[1].casefold()) for edge in edges}
+        return {edge for edge, pair in folded.items() if {pair, pair[::-1]} & held_out}
+
+    for name in shipped.strict_anchor_sets:
+        for side in ("query", "ad"):
+            edges = edges_of(shipped, name, side)
+            assert len(edges) > 1000
+            assert not leaks(edges)
+            if f"{name}_published" in shipped.anchor_sets:
+                published = edges_of(shipped, f"{name}_published", side)
+                assert published - leaks(published) == edges
+                assert side == "ad" or not published & held_out
+
+
+def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None:
+    """An oracle is told neither an answer nor whose answer a query is, under either protocol."""
+    clicks = {split: clicks_of(shipped, split) for split in HELD_OUT}
+    held_out = {
+        frozenset((query.casefold(), ad.casefold()))
+        for split in HELD_OUT
+        for query, ads in clicks[split].items()
+        for ad in ads
+    }
+    for name in set(shipped.anchor_sets) - {"similar"}:
+        for split in HELD_OUT:
+            edges = edges_of(shipped, name, HELD_OUT_SIDES[split])
+            assert len({query for query, _ in edges}) > 0.2 * len(clicks[split])
+            assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
+
+
+def test_shipped_sets_as_published() -> None:
+    """Links and dependencies exist under both protocols, labels only where a label is a title."""
+    published = {
+        name: set(dataset.anchor_sets) - set(dataset.strict_anchor_sets)
+        for name in ("foldoc", "debian", "rdocs")
+        if (dataset := Dataset(ROOT / "datasets" / name))
+    }
+    assert published == {
+        "foldoc": {"links_published", "categories_published"},
+        "debian": {"depends_published"},
+        "rdocs": {"links_published", "categories_published"},
+    }
+
+
+def test_shipped_queries_are_in_one_split(shipped: Dataset) -> None:
+    """No query text is in two splits, whatever its letter case."""
+    texts = [text.casefold() for split in SPLITS for text in column_of(shipped, f"queries/{split}")]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize("split", HELD_OUT)
+def test_shipped_filters(shipped: Dataset, split: str) -> None:
+    """The filter pairs are each held-out query that is an ad, with itself."""
+    own = set(column_of(shipped, f"queries/{split}")) & set(column_of(shipped, "ads"))
+    pairs = pairs_of(shipped, f"filters/{split}", f"queries/{split}", "ads")
+    assert pairs == {(text, text) for text in own}
+    assert pairs
+
+
+def test_shipped_tables_are_whole(shipped: Dataset) -> None:
+    """Row counts are those of the description, ids are dense, and the folder is small."""
+    counts = {table: shipped.num_rows(table) for table in shipped.tables}
+    assert counts == shipped.metadata["num_rows"]
+    for table in shipped.tables:
+        if not table.startswith(("edges", "filters")):
+            assert shipped.read(table).columns[0].to_pylist() == list(range(counts[table]))
+    assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 4e6
+    assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
+
+
+def test_shipped_debian_siblings_share_a_split() -> None:
+    """A package and its -doc or -dev, nearly always of one source, are in one split."""
+    dataset = Dataset(ROOT / "datasets" / "debian")
+    split_of = {
+        text.split(":")[0]: split
+        for split in SPLITS
+        for text in column_of(dataset, f"queries/{split}")
+    }
+    siblings = [
+        split_of[name] == split_of[name + suffix]
+        for name in split_of
+        for suffix in ("-doc", "-dev", "-data", "-common")
+        if name + suffix in split_of
+    ]
+    assert len(siblings) > 300
+    assert sum(siblings) / len(siblings) > 0.95
+
+
+def test_shipped_rdocs_has_no_click_both_ways() -> None:
+    """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
+    dataset = Dataset(ROOT / "datasets" / "rdocs")
+    clicks = {split: clicks_of(dataset, split) for split in SPLITS}
+    held_out = {(q, ad) for split in HELD_OUT for q, ads in clicks[split].items() for ad in ads}
+    assert not {(ad, q) for q, ads in clicks["train"].items() for ad in ads} & held_out
+    clicked = {ad for split in SPLITS for ads in clicks[split].values() for ad in ads}
+    assert clicked < set(column_of(dataset, "ads"))

@@ -1,0 +1,247 @@
+"""OAK as a part of the step: what it moves, and planted data that only it can learn."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import (
+    MAX_LENGTH,
+    csr_of,
+    node_edges,
+    prepare_in_process,
+    query_table,
+    rows_of,
+    text_table,
+)
+from torch import Tensor
+
+from experiments.oak.links import (
+    bank_texts,
+    first_links,
+    held_out_links,
+    link_figures,
+    nearest_anchors,
+    side_by_side,
+    train_links,
+)
+from experiments.oak.method import oak_objective, oak_part
+from experiments.oak.part import Links
+from experiments.oak.queries import AugmentedQueries
+from experiments.oak.settings import OakSettings
+from ramen_ray.config import EncoderConfig, RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.pretrained import load_tokenizer
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.orchestration.runs.components import (
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+)
+
+SETS = ("links", "topics")
+OAK = OakSettings(anchor_sets=SETS, max_links=3, bank_lr=0.1)
+CHANGES = {"training.epochs": 3, "training.global_batch_size": 8, "optimizer.lr": 0.02}
+
+
+@pytest.fixture(scope="module")
+def config(encoder_path: Path) -> RunConfig:
+    encoder = EncoderConfig(kind="bag", pretrained=str(encoder_path))
+    return overlay(RunConfig(encoder=encoder), CHANGES)
+
+
+class Run:
+    """A run in this process: of OAK, or of its base."""
+
+    def __init__(self, config: RunConfig, data: Prepared, oak: OakSettings | None = OAK) -> None:
+        self.data, self.model = data, build_model(config)
+        self.objective = build_objective(config)
+        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
+        self.sampler = build_sampler(config, data, training_data)
+        self.state = build_state(config, self.model, self.model, self.sampler)
+        if oak is not None:
+            self.objective = oak_objective(config, oak)
+            self.part = oak_part(config, oak, data, self.model, self.sampler)
+            self.state.parts = [self.part]
+
+    @property
+    def bank(self) -> Tensor:
+        return self.part.augmentation.bank.vectors
+
+    def losses(self, stop: int) -> list[list[float]]:
+        steps = list(train_steps(self.state, self.sampler, self.objective, stop))
+        return global_losses(steps).tolist()
+
+    def metrics(self, split: str, links: np.ndarray) -> dict[str, float]:
+        answering = AugmentedQueries(self.model, self.part.augmentation, links)
+        return evaluate(answering, self.data, split, Propensity())[0]
+
+
+def test_the_bank_starts_at_the_anchors_texts(config: RunConfig, prepared_bag: Prepared):
+    run = Run(config, prepared_bag)
+    texts = bank_texts(prepared_bag, SETS)
+    assert len(texts) == 30 + 6
+    weights = run.model.encoder.token_embeddings
+    for row, vector in enumerate(run.bank):
+        tokens = torch.from_numpy(texts.gather(np.array([row])))
+        torch.testing.assert_close(vector, weights[tokens].mean(dim=0))
+    edges = train_links(prepared_bag, SETS)
+    assert run.part.augmentation.bank.is_trained.nonzero()[0].tolist() == sorted(
+        set(edges.indices.tolist())
+    )
+
+
+def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag: Prepared):
+    links, topics = (prepared_bag.edges(name, "query") for name in SETS)
+    both = side_by_side([links, topics], [30, 6])
+    assert rows_of(both) == [
+        [*own, *(30 + topic for topic in more)]
+        for own, more in zip(rows_of(links), rows_of(topics), strict=True)
+    ]
+    assert first_links(both, 2).tolist() == [[*row, -1, -1][:2] for row in rows_of(both)]
+
+
+def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(
+    config: RunConfig, prepared_bag: Prepared
+):
+    run, both = Run(config, prepared_bag, None), train_links(prepared_bag, SETS)
+    edges, links_of = rows_of(both), Links(both, 3, run.sampler)
+    drawn: dict[int, set[tuple[int, ...]]] = {}
+    for step in range(10 * run.sampler.steps_per_epoch):
+        queries = run.sampler.draw(step, run.state.sources, []).queries
+        for row, links in zip(queries.tolist(), links_of.draw(step, queries).tolist(), strict=True):
+            own = [link for link in links if link >= 0]
+            assert len(own) == len(set(own)) == min(3, len(edges[row]))
+            assert set(own) <= set(edges[row])
+            drawn.setdefault(row, set()).add(tuple(sorted(own)))
+    assert all(len(drawn[row]) > 1 for row in drawn if len(edges[row]) > 3)
+    assert np.array_equal(links_of.draw(5, queries), links_of.draw(5, queries))
+
+
+def _moments(run: Run) -> list[Tensor]:
+    (state,) = run.part.bank.optimizer.state.values()
+    return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
+
+
+def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prepared):
+    run = Run(config, prepared_bag)
+    run.losses(1)
+    before, moments = run.bank.clone(), _moments(run)
+    queries = run.sampler.draw(1, run.state.sources, []).queries
+    links = Links(train_links(prepared_bag, SETS), 3, run.sampler).draw(1, queries)
+    linked = np.unique(links[links >= 0])
+    run.losses(2)
+    moved = (run.bank != before).any(dim=1).numpy()
+    assert np.flatnonzero(moved).tolist() == linked.tolist()
+    others = np.setdiff1d(np.arange(len(before)), linked)
+    for old, new in zip(moments, _moments(run), strict=True):
+        assert torch.equal(old[others], new[others])
+
+
+def test_a_bank_without_a_rate_stays_as_it_starts(config: RunConfig, prepared_bag: Prepared):
+    run = Run(config, prepared_bag, OAK.model_copy(update={"bank_lr": 0.0}))
+    before = run.bank.clone()
+    run.losses(4)
+    assert torch.equal(run.bank, before)
+
+
+def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_bag: Prepared):
+    """With the other weights at 0, losses and what they move are the base's, to the bit."""
+    base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
+    weights = {"task": 0.0, "encoder": 1.0, "calibration": 0.0}
+    terms = (replace(term, weight=weights[term.name]) for term in ours.objective.terms)
+    ours.objective = Objective(tuple(terms))
+    of_encoder = ours.objective.names.index("encoder")
+    assert [step[of_encoder] for step in ours.losses(9)] == [step[0] for step in base.losses(9)]
+    for found, expected in zip(
+        ours.model.encoder.parameters(), base.model.encoder.parameters(), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+def test_terms_without_weight_are_left_out(config: RunConfig):
+    assert oak_objective(config, OAK).names == ["task", "encoder", "calibration"]
+    without = OAK.model_copy(update={"encoder_weight": 0.0, "calibration_weight": 0.0})
+    assert oak_objective(config, without).names == ["task"]
+
+
+def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prepared_bag: Prepared):
+    for pooling, num_maps in (("attention", 3), ("mean", 1)):
+        run = Run(config, prepared_bag, OAK.model_copy(update={"pooling": pooling}))
+        before = [one.clone() for one in run.part.augmentation.parameters()]
+        assert len(before) == 2 + 2 * num_maps
+        run.losses(3)
+        after = list(run.part.augmentation.parameters())
+        moved = [bool((old != new).any()) for old, new in zip(before, after, strict=True)]
+        assert sum(moved) >= len(moved) - 1  # a bias that all weights share moves nothing
+        assert 0 < run.part.evenness() <= 1 + 1e-6
+
+
+def test_figures_of_a_linker_are_those_of_its_links() -> None:
+    """Three queries, the last without true edges; anchor 3 has no train query."""
+    edges = side_by_side([csr_of([[0, 1], [2], []]), csr_of([[], [0], []])], [4, 2])
+    anchors = np.array([[0, 3, 1], [1, 4, 2], [0, 1, 2]])
+    anchors = np.concatenate([anchors, np.full((3, 7), -1)], axis=1)
+    known = np.array([True, True, True, False, True, True])
+    found = link_figures(anchors, 2, edges, known)
+    assert found == pytest.approx({"known": 5 / 6, "P@3": (2 / 3 + 2 / 3) / 2, "R@10": 1.0})
+    assert link_figures(anchors, 2, None, known).keys() == {"known"}
+
+
+@pytest.fixture(scope="module")
+def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Queries of random words, whose one anchor alone says which ad they led to."""
+    draw = np.random.default_rng(0)
+    vocabulary = load_tokenizer(str(encoder_path)).get_vocab()
+    words = sorted(word for word in vocabulary if word.isalpha())
+    tables = {
+        "ads": text_table("ad_id", words[:12]),
+        "anchors/links": text_table("anchor_id", words[12:24]),
+    }
+    for split, count in (("train", 144), ("validation", 24), ("test", 36)):
+        kinds = draw.integers(0, 12, size=count)
+        texts = [" ".join(draw.choice(words[24:40], 3, replace=False)) for _ in range(count)]
+        if split == "test":
+            texts[:6] = words[12:18]  # the texts of anchors
+        tables[f"queries/{split}"] = query_table(texts, [[kind] for kind in kinds])
+        side = "query" if split == "train" else f"{split}_query"
+        tables[f"edges/links/{side}"] = node_edges("query_id", [[kind] for kind in kinds])
+    folder = tmp_path_factory.mktemp("planted")
+    dataset = write_dataset(folder / "dataset", tables, name="planted")
+    return prepare_in_process(dataset, folder / "bag", str(encoder_path), MAX_LENGTH, False)
+
+
+def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
+    """The oracle finds what no text tells; random links do not."""
+    oak = OAK.model_copy(update={"anchor_sets": ("links",)})
+    run = Run(overlay(config, {"training.epochs": 6, "optimizer.lr": 0.003}), planted, oak)
+    run.losses(6 * run.sampler.steps_per_epoch)
+    oracle = held_out_links(planted, ["links"], "test")
+    assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.9
+    base = evaluate(run.model, planted, "test", Propensity())[0]["P@1"]
+    chosen = np.random.default_rng(1).integers(0, 12, size=(36, 1))
+    chance = run.metrics("test", chosen)["P@1"]
+    assert max(base, chance) < 0.35
+    assert held_out_links(planted, ["links"], "zero_shot") is None
+
+
+def test_nearest_anchors_are_those_of_most_alike_texts_but_never_the_own_one(
+    config: RunConfig, planted: Prepared
+):
+    model, texts = build_model(config), bank_texts(planted, ["links"])
+    queries = planted.queries["test"]
+    scores = model.embed_texts(queries, np.arange(36)) @ model.embed_texts(texts, np.arange(12)).T
+    is_own = queries.hashes[:, None] == texts.hashes[None]
+    assert is_own.sum() == 6
+    scores[is_own] = -2
+    found = nearest_anchors(model, planted, ["links"], "test", 4)
+    assert not is_own[np.arange(36)[:, None], found].any()
+    expected = -np.sort(-scores, axis=1)[:, :4]
+    np.testing.assert_allclose(np.take_along_axis(scores, found, axis=1), expected, atol=1e-6)

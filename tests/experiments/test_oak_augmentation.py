@@ -1,0 +1,148 @@
+"""OAK's combiner against loops over queries, and what it does with no links, order and padding."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.oak.augmentation import Augmentation, Combiner, Pooling
+from ramen_ray.method.model.classifiers import Classifiers
+
+DIM, NUM_ANCHORS = 6, 9
+LINKS = np.array([[3, 0, -1, -1], [-1, -1, -1, -1], [8, 2, 5, 0], [4, -1, -1, -1]])
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def queries() -> Tensor:
+    return functional.normalize(_normal(len(LINKS), DIM, seed=1), dim=1)
+
+
+def _augmentation(pooling: Pooling = "attention", *, trained: bool = True) -> Augmentation:
+    """Build one whose maps, biases and norm are anything, as after training."""
+    combiner = Combiner(DIM, pooling)
+    if trained:
+        with torch.no_grad():
+            for number, parameter in enumerate(combiner.parameters()):
+                parameter.add_(_normal(*parameter.shape, seed=10 + number))
+    bank = Classifiers(3 * _normal(NUM_ANCHORS, DIM, seed=2), 0, np.ones(NUM_ANCHORS, dtype=bool))
+    return Augmentation(combiner.eval(), bank)
+
+
+def _applied(augmentation: Augmentation, queries: Tensor, links: np.ndarray) -> Tensor:
+    anchors = np.unique(links[links >= 0])
+    return augmentation(queries, links, anchors, augmentation.bank.take(anchors))
+
+
+def _map(module: nn.Module, vector: Tensor) -> Tensor:
+    """Apply a map whose weights are divided by their norm as torch's own layer finds it."""
+    plain = nn.Linear(DIM, DIM)
+    normed = nn.utils.spectral_norm(plain).eval()
+    state = module.state_dict()
+    plain.weight_orig.data = state["parametrizations.weight.original"]
+    plain.weight_u, plain.weight_v = (state[f"parametrizations.weight.0._{n}"] for n in "uv")
+    plain.bias.data = state["bias"]
+    return normed(vector)
+
+
+@pytest.mark.parametrize("pooling", ["attention", "mean"])
+def test_each_query_gets_the_printed_sum(pooling: Pooling, queries: Tensor):
+    augmentation = _augmentation(pooling)
+    combiner = augmentation.combiner
+    found = _applied(augmentation, queries, LINKS)
+    for x, links, enriched in zip(queries, LINKS, found, strict=True):
+        linked = [anchor for anchor in links.tolist() if anchor >= 0]
+        if not linked:
+            assert torch.equal(enriched, x)
+            continue
+        vectors = [v / v.norm() for v in augmentation.bank.vectors[linked]]
+        scores = torch.zeros(len(linked))
+        if pooling == "attention":
+            asking = _map(combiner.of_query, x)
+            keys = [_map(combiner.of_anchor, v) for v in vectors]
+            scores = torch.stack([asking @ key / DIM**0.5 for key in keys])
+        weights = torch.exp(scores) / torch.exp(scores).sum()
+        mixed = sum(w * v for w, v in zip(weights, vectors, strict=True))
+        summed = x + _map(combiner.output, mixed)
+        centred = (summed - summed.mean()) / (summed.var(unbiased=False) + 1e-5).sqrt()
+        expected = centred * combiner.norm.weight + combiner.norm.bias
+        torch.testing.assert_close(enriched, expected / expected.norm(), rtol=1e-5, atol=1e-6)
+
+
+def test_it_starts_as_a_normalised_sum_with_nearly_equal_weights(queries: Tensor):
+    augmentation = _augmentation(trained=False)
+    found = _applied(augmentation, queries, LINKS)
+    units = functional.normalize(augmentation.bank.vectors, dim=1)
+    for x, links, enriched in zip(queries, LINKS, found, strict=True):
+        linked = units[links[links >= 0]]
+        if not len(linked):
+            continue
+        weights = torch.softmax(linked @ x / DIM**0.5, dim=0)
+        bound = np.exp(1 / DIM**0.5) / len(linked)
+        assert 1 / len(linked) ** 2 / bound - 1e-6 <= weights.min() <= weights.max() <= bound
+        summed = functional.layer_norm(x + weights @ linked, (DIM,))
+        torch.testing.assert_close(enriched, summed / summed.norm(), rtol=1e-5, atol=1e-6)
+
+
+def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries: Tensor):
+    augmentation = _augmentation()
+    augmentation.combiner.train()  # where each use of the maps would move them
+    before = {name: value.clone() for name, value in augmentation.state_dict().items()}
+    anchors = np.arange(NUM_ANCHORS)
+    found = augmentation.evenness(queries, LINKS, anchors, augmentation.bank.take(anchors))
+    shares = []
+    for query, links in zip(queries, LINKS, strict=True):
+        vectors = functional.normalize(augmentation.bank.vectors[links[links >= 0]], dim=1)
+        if len(vectors) > 1:
+            is_link = torch.ones(1, len(vectors), dtype=torch.bool)
+            augmentation.combiner.eval()
+            weights = augmentation.combiner.weights(query[None], vectors[None], is_link)[0]
+            entropy = -sum(w * np.log(w) for w in weights.tolist())
+            shares.append(entropy / np.log(len(vectors)))
+    assert len(shares) == 2 and max(shares) < 0.999
+    assert found == pytest.approx(np.mean(shares), abs=1e-6)
+    for name, value in augmentation.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    alone = np.array([[3, -1]] * len(queries))
+    rows = augmentation.bank.take(anchors)
+    assert augmentation.evenness(queries, alone, anchors, rows) is None
+
+
+def test_padding_has_no_influence_and_the_order_of_links_hardly_any(queries: Tensor):
+    augmentation = _augmentation()
+    found = _applied(augmentation, queries, LINKS)
+    wider = np.concatenate([LINKS, np.full((len(LINKS), 3), -1)], axis=1)
+    assert torch.equal(_applied(augmentation, queries, wider), found)
+    other = np.array([[0, 3, -1, -1], [-1, -1, -1, -1], [0, 5, 2, 8], [-1, -1, -1, 4]])
+    torch.testing.assert_close(_applied(augmentation, queries, other), found)
+
+
+def test_a_query_without_links_has_its_own_embedding_and_gradient(queries: Tensor):
+    augmentation, pull = _augmentation(), _normal(len(LINKS), DIM, seed=3)
+    asked = queries.clone().requires_grad_()
+    rows = augmentation.bank.take(np.arange(NUM_ANCHORS)).clone().requires_grad_()
+    found = augmentation(asked, LINKS, np.arange(NUM_ANCHORS), rows)
+    (found * pull).sum().backward()
+    assert torch.equal(asked.grad[1], pull[1])
+    used = sorted(set(LINKS[LINKS >= 0].tolist()))
+    assert torch.isfinite(rows.grad).all()
+    assert (rows.grad != 0).any(dim=1).nonzero().flatten().tolist() == used
+
+
+def test_no_query_has_links(queries: Tensor):
+    augmentation = _augmentation()
+    assert torch.equal(_applied(augmentation, queries, np.full_like(LINKS, -1)), queries)
+
+
+def test_a_search_enriches_without_training(queries: Tensor):
+    augmentation = _augmentation()
+    augmentation.combiner.train()  # enriching does not count as training
+    found = augmentation.enrich(queries.numpy(), LINKS.astype(np.int32))
+    np.testing.assert_allclose(
+        found, _applied(_augmentation(), queries, LINKS).detach().numpy(), atol=1e-6
+    )
+    assert augmentation.combiner.training

@@ -1,0 +1,31 @@
+"""What a dataset directory holds, written out with texts in place of ids."""
+
+from typing import Any
+
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+
+
+def column_of(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
+    values: list[Any] = dataset.read(table)[column].to_pylist()
+    return values
+
+
+def clicks_of(dataset: Dataset, split: str) -> dict[str, list[str]]:
+    ads = column_of(dataset, "ads")
+    rows = dataset.read(f"queries/{split}").to_pylist()
+    return {row["text"]: [ads[ad] for ad in row["ad_ids"]] for row in rows}
+
+
+def pairs_of(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
+    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``."""
+    left_texts, right_texts = column_of(dataset, left), column_of(dataset, right)
+    columns = dataset.read(table).columns
+    pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
+    return {(left_texts[a], right_texts[b]) for a, b in pairs}
+
+
+def edges_of(dataset: Dataset, name: str, side: str) -> set[tuple[str, str]]:
+    held_out = {name: f"queries/{split}" for split, name in HELD_OUT_SIDES.items()}
+    nodes = {"query": "queries/train", "ad": "ads", **held_out}[side]
+    return pairs_of(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
