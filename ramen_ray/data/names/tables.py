@@ -34,7 +34,7 @@ def read_names(source: str) -> NameList:
     columns = {"kind": Column("kind"), "name": Column("name", optional=True)}
     if ALIAS_COLUMN in header:
         columns[ALIAS_COLUMN] = Column(ALIAS_COLUMN, optional=True)
-    table = UserTable(source, columns, skip_bad_rows=False)
+    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     rows = table.read()
     kinds, names = fold(rows["kind"].combine_chunks()), rows["name"].combine_chunks()
     of_kind, phrases = hash_strings(kinds), hash_phrases(names.fill_null(""))[0]

@@ -12,6 +12,8 @@ from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.reading.columns import id_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
+ADVICE = "correct these rows"
+
 
 @dataclass(frozen=True)
 class NewAdColumns:
@@ -55,7 +57,7 @@ def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
         "ad_id": id_column(named.ad_id),
         "text": text_column(named.ad_text, change=normalized),
     }
-    table = UserTable(source, columns, skip_bad_rows=False)
+    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     ads = table.read()
     in_use = _repeats(ads["ad_id"]) | _among(ads["ad_id"], known.cast(pa.string()))
     table.report_rows(
@@ -89,7 +91,7 @@ def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[
         "ad_id": id_column(named.clicks_ad),
         "query": text_column(named.clicks_query, change=normalized),
     }
-    table = UserTable(source, columns, skip_bad_rows=False)
+    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     table.report_rows(

@@ -290,7 +290,7 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
     assert Dataset(path).anchor_sets == []
 
 
-CORRECT = "correct them, or leave these rows out with skip_bad_rows"
+CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
 
 
 def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:

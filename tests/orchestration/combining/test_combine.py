@@ -152,9 +152,9 @@ def _check_new_ads(made: Made, run_here: RunHere, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.linalg.norm(index.reconstruct_n(0, index.ntotal - 2), axis=1).max() <= 1.0001
     for text, message in (
-        ("ad_id,query\nn2, \n", "no query"),
-        ("ad_id,query\nn7,robin\n", "no new ad has this id: 'n7'"),
-        ("ad_id,query\nn2,robin\nn2,heron\n", "a second click: 'n2'"),
+        ("ad_id,query\nn2, \n", "1 cells are empty"),
+        ("ad_id,query\nn7,robin\n", "1 clicks are on ads that are not new: 'n7'"),
+        ("ad_id,query\nn2,robin\nn2,heron\n", "1 clicks are not the first on their ad: 'n2'"),
     ):
         clicks.write_text(text)
         code, printed = run_here(index_job, *job, "--ads", ads, "--clicks", clicks)

@@ -388,7 +388,7 @@ def test_a_cluster_without_room_is_reported(
     [
         ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
         ({"use-gpu": ""}, "answers on CPUs only, as all bags and compiled encoders do"),
-        ({"column": "query"}, "has no column 'query'; it has day, text"),
+        ({"columns.query-text": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
         ({"queries": "{csv}"}, "queries can be read from parquet only"),
         ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
@@ -439,7 +439,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
     code, printed = run(index, model="models:/answering@champion", ads=ads)
     assert code == 2
-    assert "ads.csv, row 2, column 'ad_id': an id that is in use: 'new-1', 'new-2'" in printed
+    assert "ads.csv, row 2, column 'ad_id': 2 ids are in use: 'new-1', 'new-2'" in printed
     assert registry.restore("answering", "champion") == ("2", "1")
 
 
@@ -475,9 +475,9 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_p
     [
         ("ad_id,text\n", "holds no ads"),
         ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': an id that is in use: 'a'"),
-        ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': no text"),
-        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': an id that is in use: '5'"),
+        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': 1 ids are in use: 'a'"),
+        ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': 1 cells are empty"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use: '5'"),
     ],
 )
 def test_bad_ads_are_named(

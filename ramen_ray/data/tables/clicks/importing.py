@@ -254,7 +254,7 @@ class _Import:
         return (
             f"{number} queries are given two splits, up to case and white space:"
             f" {', '.join(map(repr, texts))}{more}; give each one, or let the held-out one count"
-            " with skip_bad_rows"
+            " with --skip-bad-rows"
         )
 
     def _write_filters(self, writer: DatasetWriter) -> None:

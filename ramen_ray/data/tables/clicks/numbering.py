@@ -130,7 +130,7 @@ def check_repeated_ids(connection: duckdb.DuckDBPyConnection, kind: Kind, table:
         "id",
         f"of {num_rows} rows repeat an id with another text",
         "have the ids lost digits? Give each row its own, or keep the first text of each with"
-        " skip_bad_rows",
+        " --skip-bad-rows",
         found.fetchall(),
         number,
     )
@@ -161,7 +161,7 @@ def report_unknown(
         table.report(
             kind,
             f"rows name {what} that is not in {listed}",
-            "add what is missing, or leave these rows out with skip_bad_rows",
+            "add what is missing, or leave these rows out with --skip-bad-rows",
             found.fetchall(),
             number,
         )

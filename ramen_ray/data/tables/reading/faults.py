@@ -10,7 +10,7 @@ from ramen_ray.data.findings import Finding, Severity
 EXAMPLES = 3
 FEW = 3
 """Doubtful rows of a kind that are not yet an error."""
-ADVICE = "correct them, or leave these rows out with skip_bad_rows"
+ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 
 
 @dataclass(frozen=True)

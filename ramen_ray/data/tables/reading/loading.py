@@ -17,7 +17,7 @@ from ramen_ray.data.findings import Finding, error_at, raise_errors
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.tables.reading.batches import Rows, read_file
 from ramen_ray.data.tables.reading.columns import Column
-from ramen_ray.data.tables.reading.faults import EXAMPLES, Faults, Kind
+from ramen_ray.data.tables.reading.faults import ADVICE, EXAMPLES, Faults, Kind
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.errors import first_line_of
 
@@ -41,7 +41,13 @@ class UserTable:
         left_out: rows left out so far, by reason.
     """
 
-    def __init__(self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool) -> None:
+    def __init__(
+        self,
+        source: str,
+        columns: Mapping[str, Column],
+        skip_bad_rows: bool,
+        advice: str = ADVICE,
+    ) -> None:
         """Find the files of ``source``.
 
         Args:
@@ -49,6 +55,7 @@ class UserTable:
             columns: the columns to read, by role.
             skip_bad_rows: whether rows with bad cells are left out; else :meth:`check` refuses
                 them.
+            advice: what to do about bad cells.
 
         Raises:
             DatasetError: there are no files, or one cannot be opened or lacks a column.
@@ -56,6 +63,7 @@ class UserTable:
         self.source = source
         self.columns = dict(columns)
         self.skip_bad_rows = skip_bad_rows
+        self._advice = advice
         self.rows_read = 0
         self.left_out: Counter[str] = Counter()
         names = [name for column in columns.values() for name in column.names]
@@ -188,7 +196,7 @@ class UserTable:
         """Note the cells (rows,) that could not be converted; returns their rows."""
         if bad.any():
             examples = cells.filter(pa.array(bad))[:EXAMPLES].to_pylist()
-            kind = Kind(f"cells {column.fault}", column=column.shown)
+            kind = Kind(f"cells {column.fault}", self._advice, column.shown)
             self._faults.add(kind, path, rows.numbers[bad], examples)
             self.left_out[kind.message] += int(bad.sum())
         return bad
