@@ -30,6 +30,10 @@ from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
 """For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
+ROWS_PER_GROUP = 1 << 20
+"""Rows of a parquet row group."""
+BYTES_PER_GROUP = 1 << 30
+"""An Arrow array cannot have more than 2 GiB of texts."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -235,14 +239,14 @@ class DatasetWriter:
         """Write a table as one file, from rows in memory or from batches as they come.
 
         Columns are cast to the table's schema; columns that the format does not define are dropped.
+        The same rows give the same bytes, however they are cut into batches.
         """
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         writer: pq.ParquetWriter | None = None
         try:
-            for batch in batches:
-                known = conform(table, batch)
+            for known in row_groups(conform(table, batch) for batch in batches):
                 writer = writer or pq.ParquetWriter(file, known.schema, compression="zstd")
                 writer.write_table(known)
             if writer is None:
@@ -325,6 +329,30 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
         for name, rows in tables.items():
             writer.write(name, rows)
     return Dataset(path)
+
+
+def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Regroup a stream of rows into groups of one chunk, cut where only the rows decide."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    for batch in batches:
+        waiting.append(batch)
+        num_waiting += len(batch)
+        while num_waiting >= ROWS_PER_GROUP:
+            rows = pa.concat_tables(waiting)
+            yield from _of_one_chunk(rows[:ROWS_PER_GROUP])
+            waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
+    if num_waiting:
+        yield from _of_one_chunk(pa.concat_tables(waiting))
+
+
+def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
+    """Halve rows until an array can hold each half's texts."""
+    if rows.nbytes <= BYTES_PER_GROUP or len(rows) == 1:
+        yield rows.combine_chunks()
+        return
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        yield from _of_one_chunk(half)
 
 
 def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:

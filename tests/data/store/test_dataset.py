@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramen_ray.data.store import dataset as store
 from ramen_ray.data.store.dataset import (
     FORMAT_VERSION,
     Dataset,
@@ -69,3 +70,20 @@ def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(
     known = Dataset(path).fingerprint
     os.mkfifo(path / "ads.parquet" / "part-1.parquet")
     assert Dataset(path).fingerprint == known
+
+
+def test_the_same_rows_give_the_same_bytes_however_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where texts are too many for one array: then row groups are cut by their bytes."""
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(store, "BYTES_PER_GROUP", 4000)
+    texts = [f"text {n} " * (1 + n % 17) for n in range(1000)]
+    rows = pa.table({"ad_id": range(1000), "text": texts})
+    for name, size in (("one", 1000), ("many", 7)):
+        DatasetWriter(tmp_path / name).write("ads", rows.to_batches(max_chunksize=size))
+    one, many = (tmp_path / name / "ads.parquet" for name in ("one", "many"))
+    assert one.read_bytes() == many.read_bytes()
+    assert pq.read_table(many)["text"].to_pylist() == texts
+    footer = pq.read_metadata(many)
+    assert 10 < footer.num_row_groups < 100

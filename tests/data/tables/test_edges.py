@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.engine import engine, stream
+from ramen_ray.data.store import dataset as store
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -132,7 +133,7 @@ def test_edges_in_batches_are_those_of_a_plain_loop(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(edge_tables, "stream", sliced)
-        patch.setattr(edge_tables, "ROWS_PER_GROUP", rows_per_batch)
+        patch.setattr(store, "ROWS_PER_GROUP", rows_per_batch)
         counts = _add(
             path,
             replace=True,

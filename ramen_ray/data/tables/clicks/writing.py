@@ -1,20 +1,16 @@
 """Write what an import keeps as the tables of a dataset directory.
 
-All rows are written in the order of their ids, in row groups of a fixed size, so that the same
-tables give the same bytes on any machine.
+All rows are written in the order of their ids, so that the same tables give the same bytes on any
+machine.
 """
 
-from collections.abc import Iterable, Iterator
-
 import duckdb
-import pyarrow as pa
 
 from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.numbering import PLURAL, Kind
 
-ROWS_PER_GROUP = 1 << 20
 QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
 
@@ -25,7 +21,7 @@ def write_ads(
     """Write the ads; with the user's ids if ``with_ids``."""
     source_id = ", id AS source_id" if with_ids else ""
     rows = f"""SELECT ad_id, text{source_id} FROM kept_ads JOIN ads USING (number) ORDER BY ad_id"""
-    writer.write("ads", regrouped(stream(connection, rows)))
+    writer.write("ads", stream(connection, rows))
 
 
 def write_queries(
@@ -71,7 +67,7 @@ def write_queries(
                 ORDER BY query_id""",
             )
         )
-        writer.write(f"queries/{split}", regrouped(batches))
+        writer.write(f"queries/{split}", batches)
 
 
 def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
@@ -80,7 +76,7 @@ def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) 
         rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
             ORDER BY query_id, ad_id"""
         if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
-            writer.write(f"filters/{split}", regrouped(stream(connection, rows)))
+            writer.write(f"filters/{split}", stream(connection, rows))
 
 
 def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: DatasetWriter) -> None:
@@ -91,24 +87,7 @@ def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: Dat
         LEFT JOIN kept_{nodes} ON kept_{nodes}.number = {nodes}.number
         WHERE kept_{nodes}.number IS NULL OR name <> id ORDER BY name"""
     if count(connection, f"SELECT count(*) FROM ({rows})"):
-        writer.write(f"aliases/{kind}", regrouped(stream(connection, rows)))
-
-
-def regrouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Regroup a stream of batches into tables of ROWS_PER_GROUP rows, each one chunk."""
-    waiting: list[pa.RecordBatch] = []
-    num_waiting = 0
-    for batch in batches:
-        waiting.append(batch)
-        num_waiting += len(batch)
-        if num_waiting >= ROWS_PER_GROUP:
-            rows = pa.Table.from_batches(waiting)
-            for start in range(0, num_waiting - ROWS_PER_GROUP + 1, ROWS_PER_GROUP):
-                yield rows.slice(start, ROWS_PER_GROUP).combine_chunks()
-            waiting = rows.slice(start + ROWS_PER_GROUP).to_batches()
-            num_waiting = sum(map(len, waiting))
-    if num_waiting:
-        yield pa.Table.from_batches(waiting).combine_chunks()
+        writer.write(f"aliases/{kind}", stream(connection, rows))
 
 
 def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:

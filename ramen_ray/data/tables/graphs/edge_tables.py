@@ -26,8 +26,6 @@ from ramen_ray.data.leaks import (
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 
-ROWS_PER_GROUP = 1 << 20
-"""Rows of a parquet row group; fixed, so that the same edges give the same bytes."""
 TEXTS_PER_BATCH = 2048
 """An Arrow array of texts cannot have more than 2 GiB."""
 
@@ -137,21 +135,6 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
     """Write a table in row groups of a fixed size; returns its row count."""
-    writer.write(table, _regrouped(batches))
+    writer.write(table, batches)
     num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
     return num_rows
-
-
-def _regrouped(batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[pa.Table]:
-    waiting: list[pa.Table] = []
-    num_waiting = 0
-    for batch in batches:
-        rows = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-        waiting.append(rows)
-        num_waiting += len(rows)
-        while num_waiting >= ROWS_PER_GROUP:
-            rows = pa.concat_tables(waiting)
-            yield rows[:ROWS_PER_GROUP].combine_chunks()
-            waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
-    if num_waiting:
-        yield pa.concat_tables(waiting).combine_chunks()
