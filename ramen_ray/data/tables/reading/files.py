@@ -21,6 +21,10 @@ LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 ICEBERG = re.compile(r"^(?:(.*)/)?metadata/[^/]*\.metadata\.json$")
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
+GOOGLE_RETRIES_S = 15
+"""How long Google's library tries again; by default a quarter of an hour, also where no network or
+no credentials are."""
 
 
 def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
@@ -75,6 +79,8 @@ def _filesystem(source: str) -> tuple[FileSystem, str]:
         path = Path(source).expanduser().absolute()
         filesystem, _ = FileSystem.from_uri(path.as_uri())
         return filesystem, str(path)  # as_uri quotes what globs need
+    if GOOGLE.match(source):
+        source += f"{'&' if '?' in source else '?'}retry_limit_seconds={GOOGLE_RETRIES_S}"
     try:
         return FileSystem.from_uri(source)
     except pa.ArrowInvalid:
