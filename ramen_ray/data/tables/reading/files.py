@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import fsspec
 import pyarrow as pa
@@ -14,13 +14,17 @@ from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.tables.reading.formats import COMPRESSIONS, FORMATS, TableFile
 from ramen_ray.data.tables.reading.lines import read_header
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import first_line_of, redacted
 
 LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Folders that say which files of a table are alive."""
 ICEBERG = re.compile(r"^(?:(.*)/)?metadata/[^/]*\.metadata\.json$")
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
+GOOGLE_RETRIES_S = 15
+"""How long Google's library tries again; by default a quarter of an hour, also where no network or
+no credentials are."""
 
 
 def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
@@ -35,15 +39,16 @@ def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
         DatasetError: there are no files; one cannot be opened or lacks a column; or a log beside
             them says which of them are alive.
     """
+    shown = redacted(source)
     try:
         filesystem, path = _filesystem(source)
-        listed = _list(filesystem, path, source)
+        listed = _list(filesystem, path, shown)
     except UnicodeError as error:
-        raise DatasetError(f"{source!r}: a name is not UTF-8; rename the file or folder") from error
+        raise DatasetError(f"{shown!r}: a name is not UTF-8; rename the file or folder") from error
     except (pa.ArrowException, OSError, ValueError, ImportError) as error:
         if isinstance(error, DatasetError):
             raise
-        raise DatasetError(f"cannot open {source}: {first_line_of(error)}") from error
+        raise DatasetError(f"cannot open {shown}: {first_line_of(error)}") from error
     files: list[TableFile] = []
     findings: list[Finding] = []
     for file in listed:
@@ -53,9 +58,9 @@ def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
             findings.append(Finding("error", file, str(error).removeprefix(f"{file}: ")))
         except (pa.ArrowException, OSError) as error:
             findings.append(Finding("error", file, f"cannot be read: {first_line_of(error)}"))
-    raise_errors(f"the source {source}", _one_of_each(findings))
+    raise_errors(f"the source {shown}", _one_of_each(findings))
     if not files:
-        raise DatasetError(f"{source} holds no files with rows")
+        raise DatasetError(f"{shown} holds no files with rows")
     return files
 
 
@@ -76,10 +81,21 @@ def _filesystem(source: str) -> tuple[FileSystem, str]:
         filesystem, _ = FileSystem.from_uri(path.as_uri())
         return filesystem, str(path)  # as_uri quotes what globs need
     try:
-        return FileSystem.from_uri(source)
+        return FileSystem.from_uri(_uri(source))
     except pa.ArrowInvalid:
         found, path = fsspec.core.url_to_fs(source)
         return PyFileSystem(FSSpecHandler(found)), path
+
+
+def _uri(source: str) -> str:
+    """Quote what names and globs may have, but a URI may not; bound the time of Google's retries.
+
+    A question mark begins the settings, as in ``?region=eu-west-1``, or is part of a glob.
+    """
+    uri = quote(re.sub(r"\?(?!\w+=)", "%3F", source), safe="%:/?@!$&'()*+,;=~")
+    if GOOGLE.match(uri):
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={GOOGLE_RETRIES_S}"
+    return uri
 
 
 def _list(filesystem: FileSystem, path: str, source: str) -> list[str]:

@@ -19,7 +19,7 @@ from ramen_ray.data.tables.reading.batches import Rows, read_file
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.faults import ADVICE, EXAMPLES, Faults, Kind
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
 HEADER_AGAIN = Kind(
@@ -60,7 +60,7 @@ class UserTable:
         Raises:
             DatasetError: there are no files, or one cannot be opened or lacks a column.
         """
-        self.source = source
+        self.source = redacted(source)
         self.columns = dict(columns)
         self.skip_bad_rows = skip_bad_rows
         self._advice = advice

@@ -1,0 +1,133 @@
+"""Users' tables in stores: an S3-compatible one, Google's without a network, and fsspec's."""
+
+import gzip
+import io
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pandas as pd
+import pytest
+from conftest import RunHere, free_port
+from support import answers, running, the_error, wait_until
+
+from jobs import ingest
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.reading import files
+from ramen_ray.data.tables.reading.columns import text_column
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
+
+BUCKET = "logs"
+BY_TIME = Splits(validation_from="2026-03-03", test_from="2026-03-04")
+SECONDS_TO_GIVE_UP = 60
+DAYS = {
+    f"2026-03-0{day}": [(f"query {day}-{n}", f"ad {n % 3}") for n in range(9)]
+    for day in range(1, 6)
+}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3-compatible store, which the environment names, with a bucket of clicks."""
+    install = "pip install -e '.[stores]'"
+    boto3 = pytest.importorskip("boto3", reason=install)
+    pytest.importorskip("moto.server", reason=install)
+    log, port = tmp_path_factory.mktemp("store") / "s3.log", free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with pytest.MonkeyPatch.context() as environment, running(command, log):
+        wait_until(lambda: answers(f"{address}/moto-api/"), log.read_text)
+        environment.setenv("AWS_ACCESS_KEY_ID", "us")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("AWS_ENDPOINT_URL", address)
+        client = boto3.client("s3", endpoint_url=address)
+        client.create_bucket(Bucket=BUCKET)
+        for name, content in _files().items():
+            client.put_object(Bucket=BUCKET, Key=name, Body=content)
+        yield address
+
+
+def _files() -> dict[str, bytes]:
+    """Return the same clicks as a folder of parquet by days, and as compressed CSV."""
+    made = {"days/_SUCCESS": b""}
+    for day, rows in DAYS.items():
+        parquet, clicks = io.BytesIO(), pd.DataFrame(rows, columns=["query", "ad"])
+        clicks.to_parquet(parquet)
+        made[f"days/day={day}/part-0.parquet"] = parquet.getvalue()
+        text = clicks.assign(day=day).to_csv(index=False)
+        made[f"täglich [1]/{day}.csv.gz"] = gzip.compress(text.encode())
+    return made
+
+
+def _clicks_of(dataset: Dataset) -> dict[str, dict[str, list[str]]]:
+    ads = dataset.read("ads")["text"].to_pylist()
+    return {
+        split: {
+            query["text"]: [ads[ad] for ad in query["ad_ids"]]
+            for query in dataset.read(f"queries/{split}").to_pylist()
+        }
+        for split in SPLITS
+    }
+
+
+@pytest.mark.parametrize(
+    "source", ["days", "days/day=2026-03-0?/*.parquet", "täglich [1]", "t*/2026-03-0[1-5].csv.gz"]
+)
+def test_clicks_in_s3_are_imported(source: str, address: str, tmp_path: Path) -> None:
+    settings = UserTables(
+        clicks=f"s3://{BUCKET}/{source}", columns=Columns(clicks_time="day"), splits=BY_TIME
+    )
+    expected: dict[str, Any] = {split: {} for split in SPLITS}
+    for day, rows in DAYS.items():
+        split = "test" if day >= "2026-03-04" else "train" if day < "2026-03-03" else "validation"
+        expected[split] |= {query: [ad] for query, ad in rows}
+    assert _clicks_of(import_tables(settings, tmp_path / "made")) == expected
+
+
+def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets(
+    address: str, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    host = address.removeprefix("http://")
+    clicks = f"s3://us:s3cret@{BUCKET}/days?scheme=http&endpoint_override={host}"
+    assert len(find_files(clicks, ["query", "day"])) == len(DAYS)
+    assert (
+        "s3cret" not in UserTable(clicks, {"query": text_column("query", "refuse")}, False).source
+    )
+    closed = f"127.0.0.1:{free_port()}"
+    misspelt = clicks.replace(BUCKET, "misspelt")
+    for bad in (misspelt, clicks.replace("days", "none"), clicks.replace(host, closed)):
+        with pytest.raises(DatasetError, match=r"s3://us:\*\*\*@"):
+            find_files(bad, ["query"])
+    code, said = run_here(ingest, "tables", "--clicks", misspelt, "--output", tmp_path / "made")
+    assert code == 2
+    assert "there is no file or folder s3://us:***@" in the_error(said)
+    assert "s3cret" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_google_store_that_does_not_answer_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "GOOGLE_RETRIES_S", 2)
+    store = f"scheme=http&endpoint_override=127.0.0.1:{free_port()}"
+    start = time.monotonic()
+    with pytest.raises(DatasetError, match=r"^cannot open gs://.*Could.* connect"):
+        find_files(f"gs://anonymous@bucket/clicks?{store}", ["query"])
+    assert time.monotonic() - start < SECONDS_TO_GIVE_UP
+
+
+def test_other_stores_are_opened_by_fsspec() -> None:
+    with fsspec.open("memory://shop/day=1/clicks.csv", "wt") as file:
+        file.write("query,ad\nhat,1\n")
+    (file,) = find_files("memory://shop", ["query", "ad", "day"])
+    assert file.partitions == {"day": "1"}
+    assert file.header == ("query", "ad")

@@ -1,0 +1,197 @@
+"""The page "From a warehouse": its SQL gives what the import of the same tables gives."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import ROOT
+
+from ramen_ray.data.checks import validate
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+
+PAGE = (ROOT / "docs" / "from_a_warehouse.md").read_text(encoding="utf-8")
+TABLES = (ROOT / "docs" / "from_a_warehouse.sql").read_text(encoding="utf-8")
+NAMES = ("clicks", "catalogue", "query_links", "ad_links")
+COLUMNS = Columns(
+    clicks_query="query", clicks_ad="ad", ad_id="ad", edges_ad="ad", edges_weight="weight"
+)
+FIRST_DAY = date(2026, 10, 1)
+BY_TIME = Splits(validation_from="2026-10-25", test_from="2026-10-28")
+UNKNOWN_AD = 999
+
+
+def _block(section: str, start: str) -> str:
+    """Return the page's first block of code after a paragraph of a section."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = re.search(rf"^{start}.*?^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{section}: there is no block after {start!r}"
+    return found[1]
+
+
+def _statements(script: str) -> list[str]:
+    return [one for one in re.sub(r"--.*", "", script).split(";") if one.strip()]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Parquet of the four tables: spellings, repeats, unknown names, and edges that leak."""
+    draws = np.random.default_rng(5)
+    queries = [f"Query {n}" for n in range(150)] + [f"query  {n}" for n in range(0, 150, 7)]
+    queries += ['it\'s "quoted"', "Größe; 40", "日本 語"]
+    first_days = draws.integers(0, 31, len(queries))
+    clicks = []
+    for query, first in zip(queries, first_days.tolist(), strict=True):
+        for ad in draws.integers(0, 40, 1 + draws.poisson(3)).tolist():
+            day = min(30, first + int(draws.integers(0, 9)))
+            clicks += [(query, ad, day)] * int(draws.integers(1, 3))
+    clicks += [(query, UNKNOWN_AD, day) for query, _, day in clicks[::9]]
+    catalogue = [(ad, f"Ad {ad}" if ad % 4 else f"query {ad}") for ad in range(45)]
+    texts = [text for _, text in catalogue]
+    anchors = [*(f"anchor {n}" for n in range(20)), *texts, *queries[:40]]
+    links = [
+        (queries[int(draws.integers(len(queries)))], anchors[int(draws.integers(len(anchors)))])
+        for _ in range(4000)
+    ]
+    links += [("no such query", "anchor 1")]
+    ad_links = [(int(draws.integers(45)), anchor) for _, anchor in links[:2000]]
+    ad_links += [(UNKNOWN_AD, "anchor 1")]
+    columns = {
+        "clicks": _columns("query ad day", clicks),
+        "catalogue": _columns("ad text", catalogue),
+        "query_links": _columns("query anchor", links),
+        "ad_links": _columns("ad anchor", ad_links),
+    }
+    columns["clicks"]["day"] = [FIRST_DAY + timedelta(day) for day in columns["clicks"]["day"]]
+    for name in NAMES[2:]:
+        number = len(columns[name]["anchor"])
+        columns[name]["weight"] = draws.integers(1, 4, number).astype(float)
+    for name in NAMES:
+        pq.write_table(pa.table(columns[name]), tmp_path / f"{name}.parquet")
+    return tmp_path
+
+
+def _columns(names: str, rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    return dict(zip(names.split(), map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _hash_split(query: str) -> str:
+    drawn = int(hashlib.md5(" ".join(query.lower().split()).encode()).hexdigest()[:4], 16)
+    return "test" if drawn < 0x1999 else "validation" if drawn < 0x2666 else "train"
+
+
+def _imported(folder: Path, by: str) -> Dataset:
+    """Import the same tables, with the splits of the page."""
+    queries = dict.fromkeys(pq.read_table(folder / "clicks.parquet")["query"].to_pylist())
+    splits = {"query": list(queries), "split": [*map(_hash_split, queries)]}
+    pq.write_table(pa.table(splits), folder / "splits.parquet")
+    files = {name: str(folder / f"{name}.parquet") for name in NAMES}
+    options: dict[str, Any] = {"query_splits": str(folder / "splits.parquet"), "columns": COLUMNS}
+    if by == "Or by time":
+        columns = Columns(**{**vars(COLUMNS), "clicks_time": "day"})
+        options = {"splits": BY_TIME, "columns": columns}
+    settings = UserTables(
+        clicks=files["clicks"],
+        ads=files["catalogue"],
+        query_edges={"links": files["query_links"]},
+        ad_edges={"links": files["ad_links"]},
+        skip_bad_rows=True,
+        **options,
+    )
+    return import_tables(settings, folder / f"imported-{len(by)}")
+
+
+def _finished(folder: Path) -> Dataset:
+    """Run the page's last step in a folder with the export."""
+    block = _block("5. The dataset directory", "Where you train")
+    subprocess.run([sys.executable, "-c", block], cwd=folder, check=True)
+    return Dataset(folder / "mine")
+
+
+def _content(dataset: Dataset) -> dict[str, Any]:
+    """Return a dataset directory's content by texts, whatever its ids are."""
+    ads = dataset.read("ads").to_pylist()
+    texts = {"ad": [ad["text"] for ad in ads]}
+    texts["query"] = dataset.read("queries/train")["text"].to_pylist()
+    anchors = dataset.read("anchors/links")["text"].to_pylist()
+    content: dict[str, Any] = {"ads": {ad["source_id"]: ad["text"] for ad in ads}}
+    content["anchors"] = sorted(anchors)
+    for split in SPLITS:
+        content[split] = {
+            query["text"]: sorted(ads[ad]["source_id"] for ad in query["ad_ids"])
+            for query in dataset.read(f"queries/{split}").to_pylist()
+        }
+    for side in ("query", "ad"):
+        content[side] = {
+            (texts[side][edge[f"{side}_id"]], anchors[edge["anchor_id"]]): edge["weight"]
+            for edge in dataset.read(f"edges/links/{side}").to_pylist()
+        }
+    return content
+
+
+def _check(made: Dataset, folder: Path, by: str) -> None:
+    content, expected = _content(made), _content(_imported(folder, by))
+    for what, rows in expected.items():
+        assert content[what] == rows, what
+    assert [finding for finding in validate(made) if finding.severity == "error"] == []
+    warnings = " ".join(finding.message for finding in validate(made))
+    assert "two splits" not in warnings and "answer" not in warnings
+
+
+@pytest.mark.parametrize("by", ["By a hash", "Or by time"])
+def test_the_sql_in_duckdb_gives_what_the_import_gives(by: str, tables: Path) -> None:
+    (tables / "exported").mkdir()
+    with duckdb.connect() as connection:
+        for name in NAMES:
+            connection.execute(f"CREATE VIEW {name} AS FROM '{tables}/{name}.parquet'")
+        script = _block("1. Functions", "DuckDB") + _block("2. Splits", by) + TABLES
+        connection.execute(script)
+        export = _block("4. Export", "DuckDB").replace("'exported/", f"'{tables}/exported/")
+        connection.execute(export)
+    _check(_finished(tables), tables, by)
+
+
+@pytest.mark.slow
+def test_the_sql_in_spark_gives_what_the_import_gives(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = pytest.importorskip("pyspark.sql", reason="pip install -e '.[warehouse]'")
+    if shutil.which("java") is None:
+        pytest.skip("Java is not installed: apt-get install default-jre-headless")
+    monkeypatch.chdir(tables)
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.warehouse.dir": str(tables / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    spark = sql.SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    try:
+        for name in NAMES:
+            spark.read.parquet(str(tables / f"{name}.parquet")).createOrReplaceTempView(name)
+        functions = _statements(_block("1. Functions", "Spark"))
+        for by in ("By a hash", "Or by time"):
+            for made in spark.catalog.listTables():
+                if not made.isTemporary:
+                    spark.sql(f"DROP TABLE {made.name}")
+            script = _block("2. Splits", by) + TABLES + _block("4. Export", "Spark")
+            for statement in functions + _statements(script):
+                spark.sql(statement)
+            functions = []
+            _check(_finished(tables), tables, by)
+            (tables / "mine").rename(tables / f"mine-{len(by)}")
+    finally:
+        spark.stop()
