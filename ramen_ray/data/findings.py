@@ -1,6 +1,6 @@
 """Findings: what is wrong with an input, where, how severe it is, and what to do about it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +29,6 @@ class Finding:
         advice: what to do about it.
         row: the first such row: counted from 0 in parquet, the line number (from 1) in text files.
         column: the column.
-        start: if ``row`` is counted in a piece of a text file, the byte where the piece starts;
-            :func:`~ramen_ray.data.sources.located` counts the lines before it.
     """
 
     severity: Severity
@@ -39,7 +37,6 @@ class Finding:
     advice: str = ""
     row: int | None = None
     column: str | None = None
-    start: int = 0
 
     def __str__(self) -> str:
         """Describe the finding in one line."""
@@ -50,38 +47,6 @@ class Finding:
             place.append(f"column {self.column!r}")
         advice = f"; {self.advice}" if self.advice else ""
         return printable(f"{', '.join(place)}: {self.message}{advice}")
-
-
-@dataclass(frozen=True)
-class FirstFindings:
-    """What is shown of many findings, and how many there are.
-
-    Attributes:
-        shown: the first ``MAX_LISTED``, errors before warnings.
-        num_errors: number of all errors.
-        num_findings: number of all errors and warnings.
-    """
-
-    shown: list[Finding]
-    num_errors: int
-    num_findings: int
-
-    @classmethod
-    def of(cls, findings: Sequence[Finding]) -> "FirstFindings":
-        """Keep the first of ``findings``."""
-        errors = [finding for finding in findings if finding.severity == "error"]
-        others = [finding for finding in findings if finding.severity != "error"]
-        return cls([*errors, *others][:MAX_LISTED], len(errors), len(findings))
-
-    @classmethod
-    def of_all(cls, parts: Iterable["FirstFindings"]) -> "FirstFindings":
-        """Keep the first of all parts."""
-        total = cls([], 0, 0)
-        for part in parts:
-            shown = cls.of([*total.shown, *part.shown]).shown
-            num_errors = total.num_errors + part.num_errors
-            total = cls(shown, num_errors, total.num_findings + part.num_findings)
-        return total
 
 
 @dataclass
@@ -144,18 +109,17 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def raise_errors(what: object, findings: Iterable[Finding], num_errors: int | None = None) -> None:
+def raise_errors(what: object, findings: Iterable[Finding]) -> None:
     """Raise one DatasetError that lists the first errors among ``findings``, if there are any.
 
     Args:
         what: the input, or its name, as in "the dataset directory /data/mine".
         findings: what was found; warnings are ignored.
-        num_errors: how many errors there are, if ``findings`` are only the first.
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         listed = "".join(f"\n  - {error}" for error in errors[:MAX_LISTED])
-        rest = (num_errors or len(errors)) - MAX_LISTED
+        rest = len(errors) - MAX_LISTED
         listed += f"\n  and {rest} more" if rest > 0 else ""
         raise DatasetError(f"{what} is not usable:{listed}")
 

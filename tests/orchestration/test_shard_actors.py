@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
-from ramen_ray.data.sources import find_pieces
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import search as searching
-from ramen_ray.orchestration.deployment.partitions import PART, Partition
+from ramen_ray.orchestration.deployment.partitions import Partition, row_groups
+from ramen_ray.orchestration.deployment.parts import PART, Parts
 from ramen_ray.orchestration.deployment.sharded import (
     MAPPED_ADS_FILE,
     Work,
@@ -73,13 +74,15 @@ def test_the_texts_of_many_answers_are_spelt_out_some_at_a_time(
     monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
     texts = [f"query {n}" if n != 5 else "" for n in range(9)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
-    (piece,) = find_pieces(str(tmp_path / "queries.parquet"), ["text"])
+    (group,) = row_groups(LocalFileSystem(), str(tmp_path / "queries.parquet"))
     names = [f"ad {n}" for n in range(20)]
     pq.write_table(pa.table({"ad_id": names, "text": names}), tmp_path / "ads.parquet")
-    write_mapped_ads(tmp_path / "ads.parquet", tmp_path / MAPPED_ADS_FILE)
     found = np.random.default_rng(0).integers(0, 20, (8, 3))
     scores = np.zeros((8, 3), dtype=np.float32)
-    work = Work([Partition(piece, 0, 9)], "text", 3, tmp_path, tmp_path, tmp_path)
+    parts = Parts(tmp_path, "this call")
+    parts.aside.mkdir()
+    write_mapped_ads(tmp_path / "ads.parquet", parts.aside / MAPPED_ADS_FILE)
+    work = Work([Partition(group, 0, 9)], "text", 3, parts, tmp_path)
     _Write(work)({"partition": 0, "ads": found, "scores": scores})
     file = pq.ParquetFile(tmp_path / PART.format(0))
     groups = range(file.num_row_groups)

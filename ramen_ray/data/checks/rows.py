@@ -12,7 +12,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.checks.reading import RowBatch, positions
 from ramen_ray.data.findings import Finding, Severity, Tally
 from ramen_ray.data.store.lists import list_entries
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL
 
 Hits = tuple[Int64s, pa.Array]
 """Row numbers within the batch (n,), and the bad values (n,) of these rows."""
@@ -20,7 +20,6 @@ Find = Callable[[RowBatch], Hits]
 Severities = tuple[Severity, ...]
 
 TRAIN = "queries/train"
-NULLABLE = ("source_id", "of")
 TEXTS = ("text", "source_id", "name", "of")
 _INVISIBLE = r"^[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*$"  # zero-width and other formatting characters
 _DAMAGE = (
@@ -108,7 +107,7 @@ def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[
     rules = [
         RowRule("error", name, "no value", "give every row one, or leave the row out", _nulls(name))
         for name in columns
-        if name not in NULLABLE
+        if name not in MAY_BE_NULL
     ]
     for column, limit in id_limits(table, num_rows).items():
         if column in columns:

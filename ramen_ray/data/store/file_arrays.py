@@ -1,7 +1,5 @@
 """Arrays in files, of which processes are sent the paths: those of a machine share the memory."""
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +27,3 @@ def map_array(file: Path) -> FileArray:
     mapped = np.load(file, mmap_mode="r").view(FileArray)
     mapped.file = file
     return mapped
-
-
-def into_files(value: Any, file: Path) -> Any:
-    """Write the arrays in a dataclass of arrays, mappings and dataclasses; returns it with files.
-
-    Args:
-        value: a dataclass, mapping or array; what is none of them stays.
-        file: the new files' path, to which the names of fields and keys are added.
-    """
-    if isinstance(value, np.ndarray):
-        np.save(file, value)
-        return map_array(file.with_name(f"{file.name}.npy"))
-    if isinstance(value, Mapping):
-        return {key: into_files(one, _below(file, key)) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-        return replace(
-            value, **{name: into_files(getattr(value, name), _below(file, name)) for name in names}
-        )
-    return value
-
-
-def _below(file: Path, name: str) -> Path:
-    return file.with_name(f"{file.name}-{name}")

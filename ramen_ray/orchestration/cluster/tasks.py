@@ -3,12 +3,11 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 
-from ramen_ray.data.tasks import Task
 from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     start_ray,
@@ -18,8 +17,19 @@ from ramen_ray.orchestration.cluster.resources import (
 
 logger = logging.getLogger(__name__)
 
+Task = Callable[[], Any]
+RunTasks = Callable[[Sequence[Task]], list[Any]]
+"""Runs tasks in any order (they share only files); returns the results in the given order."""
+
+ROWS_HERE = 2_000_000
+"""Rows that one process works on in about the time that a cluster takes to start."""
 TASKS_PER_CPU = 2  # so that none waits for this process
 SECONDS_BETWEEN_LINES = 30
+
+
+def runner_for(num_rows: int) -> RunTasks:
+    """Return what runs tasks that work on so many rows: the cluster or, for few, this process."""
+    return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
 def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:

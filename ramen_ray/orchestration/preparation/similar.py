@@ -31,7 +31,6 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
     put_in_place,
 )
 from ramen_ray.data.tables.graphs.text_edges import DistinctTexts, Neighbours, write_text_edges
-from ramen_ray.data.tasks import RunTasks, runner_for
 from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
     FOUND,
@@ -50,7 +49,7 @@ from ramen_ray.method.retrieval.search import TopK, search_parts, share_found
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.progress import with_time_left
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
-from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
 from ramen_ray.orchestration.embedding import (
     FEW_TEXTS,
     EmbeddingResources,
@@ -93,7 +92,7 @@ def add_similar(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    run = runner_for(dataset.total_rows, in_tasks)
+    run = runner_for(dataset.total_rows)
     with (
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,

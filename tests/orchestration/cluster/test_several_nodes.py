@@ -16,14 +16,11 @@ import ray
 from machines import Machines
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import import_in_process, text_table, wait_until
+from support import text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.sources import pieces
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration import search as searching
@@ -129,32 +126,6 @@ def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(
 def _contents(folder: Path) -> dict[str, bytes]:
     files = (file for file in folder.rglob("*") if file.is_file())
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-
-def test_a_machine_lost_amid_an_import_changes_nothing(
-    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machines.become(1, 1)
-    monkeypatch.setattr(pieces, "BYTES_PER_PIECE", 3000)
-    clicks = [f"query {row % 800},ad {row % 70}" for row in range(4000)]
-    (tmp_path / "clicks.csv").write_text("\n".join(["query,ad", *clicks]))
-    tables = UserTables(str(tmp_path / "clicks.csv"))
-    expected, _ = import_in_process(tables, tmp_path / "expected")
-    amid = False
-
-    def begins() -> bool:
-        return any(tmp_path.glob(".found-*/.staging/attempts"))
-
-    def disturb() -> None:
-        nonlocal amid
-        machines.lose()
-        amid = begins()
-
-    found = _disturbed(lambda: import_tables(tables, tmp_path / "found"), begins, disturb)
-    assert amid, "the machine was lost too late"
-    assert found.tables == expected.tables
-    for table in found.tables:
-        assert found.read(table).equals(expected.read(table))
 
 
 @pytest.mark.parametrize("stage", AMID)
