@@ -87,7 +87,7 @@ def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
         file = f"{paths['StaticEmbedding']}/model.safetensors"
         found["table"] = _required(name, file.removeprefix("/"))
     else:
-        found["pooling"] = _pooling(json_of(name, f"{paths['Pooling']}/config.json") or {})
+        found["pooling"] = _pooling(_required_json(name, f"{paths['Pooling']}/config.json"))
     if "Dense" in paths:
         found["dense"], found["dense_dim"] = _dense(name, paths["Dense"])
     return SentenceFolder(**found)
@@ -152,7 +152,7 @@ def _pooling(config: Any) -> str:
 
 def _dense(name: str, path: str) -> tuple[Path, int]:
     """Return the folder of a Dense and its width."""
-    config = json_of(name, f"{path}/config.json") or {}
+    config = _required_json(name, f"{path}/config.json")
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     refused = [] if activation in ACTIVATIONS else [f"activation_function {activation}"]
     if config.get("use_residual"):
@@ -199,6 +199,11 @@ def _required(name: str, relative: str) -> Path:
     if file is None:
         raise EncoderError(f"{name!r} has no {relative}, which its modules.json needs")
     return file
+
+
+def _required_json(name: str, relative: str) -> Any:
+    _required(name, relative)
+    return json_of(name, relative)
 
 
 def _shape(file: Path, weights: str) -> list[int]:
