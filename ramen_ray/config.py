@@ -50,15 +50,17 @@ class EncoderConfig(Section):
     """A transformer with pooling, or a bag of token embeddings."""
     pretrained: str
     """The pretrained encoder to start from: a local folder, package:MODULE/FOLDER, or a hub id."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """How a transformer's token states become one embedding."""
+    pooling: Literal["mean", "cls"] | None = None
+    """How a transformer's token states become one embedding; None takes what a
+    sentence-transformers folder says, and the mean for others."""
     num_layers: Positive | None = None
     """Keep only a transformer's first layers; None keeps all."""
     max_length: Annotated[int, Field(ge=4)] = 32
     """Longer texts are cut to this many tokens, special tokens included."""
     projection_dim: Positive | None = None
     """Width of a learned projection of the pooled state, with tanh, before it is normalised; None
-    for no projection. It is also the width of classifiers, which else have that of the encoder."""
+    for none but that of a sentence-transformers folder, which is trained further. It is also the
+    width of classifiers, which else have that of the encoder."""
 
 
 class OptimizerConfig(Section):

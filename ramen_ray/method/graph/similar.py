@@ -20,7 +20,8 @@ from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.graph.ranking import heaviest
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
-from ramen_ray.method.model.pretrained import resolve_pretrained
+from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
+from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.retrieval.search import TopK
 
 SPARE_NEIGHBOURS = 16
@@ -125,6 +126,16 @@ def best_of(
     """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
     best = heaviest(rows, similarities, others, settings.top_k)
     return rows[best], others[best], similarities[best]
+
+
+def check_similarity_encoder(name: str, max_length: int) -> None:
+    """Check, without loading weights, that an encoder can measure texts of ``max_length`` tokens.
+
+    Raises:
+        EncoderError: it cannot.
+    """
+    if read_sentence_folder(name).kind == "transformer":
+        check_length(name, max_length, "max_length")
 
 
 def load_similarity_encoder(name: str) -> Encoder:

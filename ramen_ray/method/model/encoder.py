@@ -10,7 +10,7 @@ Shapes: N texts, R rows of W tokens that they are packed into, D width of an emb
 import json
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,14 +29,15 @@ from ramen_ray.method.model.pretrained import (
     EncoderError,
     load_config,
     load_tokenizer,
+    load_transformer_tokenizer,
     resolve_pretrained,
 )
+from ramen_ray.method.model.sentence_folder import Pooling, choose_pooling, read_sentence_folder
 from ramen_ray.method.model.texts import TokenBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Pooling = Literal["mean", "cls"]
 EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 ROWS_OF_TEXTS = {
@@ -262,18 +263,31 @@ def _first_position(backbone: "PreTrainedModel") -> int:
 
 
 def build_transformer(
-    pretrained: str, pooling: Pooling = "mean", num_layers: int | None = None
+    pretrained: str, pooling: Pooling | None = None, num_layers: int | None = None
 ) -> TransformerEncoder:
     """Load a transformer encoder and its tokenizer, optionally cut to its first layers.
 
     Args:
-        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
-        pooling: the mean of the tokens' states, or the first token's state.
+        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`. The
+            projection of a sentence-transformers folder is loaded too.
+        pooling: the mean of the tokens' states, or the first token's state; None takes that of a
+            sentence-transformers folder, and the mean for others.
         num_layers: keep only this many layers; None to keep all.
 
     Raises:
         EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
     """
+    folder = read_sentence_folder(pretrained, "transformer")
+    pooling = choose_pooling(pretrained, folder, pooling)
+    tokenizer = load_transformer_tokenizer(pretrained)
+    backbone = _load_backbone(pretrained, _cut_config(pretrained, num_layers))
+    _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
+    encoder = TransformerEncoder(backbone, tokenizer, pooling)
+    encoder.projection = None if folder.dense is None else _load_head(pretrained, folder.dense)
+    return encoder
+
+
+def _cut_config(pretrained: str, num_layers: int | None) -> PreTrainedConfig:
     config = load_config(pretrained)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
@@ -282,10 +296,14 @@ def build_transformer(
                 f"{config.num_hidden_layers} layers"
             )
         config.num_hidden_layers = num_layers
-    backbone = _load_backbone(pretrained, config)
-    tokenizer = load_tokenizer(pretrained)
-    _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
-    return TransformerEncoder(backbone, tokenizer, pooling)
+    return config
+
+
+def _load_head(name: str, folder: Path) -> Head:
+    try:
+        return Head.load(folder)
+    except (OSError, LookupError, RuntimeError, SafetensorError) as error:
+        raise EncoderError(f"cannot load the projection of {name!r}: {error}") from error
 
 
 def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
@@ -321,32 +339,41 @@ def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
 
 
 def build_bag(pretrained: str) -> BagEncoder:
-    """Build a bag of token embeddings from a transformer's input embeddings."""
-    transformer = build_transformer(pretrained)
-    return BagEncoder(transformer.token_embeddings.detach().clone(), transformer.tokenizer)
+    """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings.
+
+    Raises:
+        EncoderError: it cannot be loaded, or tokenizer and embeddings do not fit together.
+    """
+    folder = read_sentence_folder(pretrained, "bag")
+    tokenizer = load_tokenizer(pretrained)
+    if folder.table is None:
+        backbone = _load_backbone(pretrained, load_config(pretrained))
+        weights = backbone.get_input_embeddings().weight.detach().clone()
+    else:
+        weights = _load_table(pretrained, folder.table)
+    _check_vocabulary(pretrained, tokenizer, len(weights))
+    encoder = BagEncoder(weights, tokenizer)
+    encoder.projection = None if folder.dense is None else _load_head(pretrained, folder.dense)
+    return encoder
+
+
+def _load_table(name: str, file: Path) -> Tensor:
+    try:
+        return load_file(file)["embedding.weight"].float()
+    except (OSError, LookupError, SafetensorError) as error:
+        raise EncoderError(f"cannot load the token embeddings of {name!r}: {error}") from error
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Load an encoder of either kind that its ``save`` wrote.
+    """Load an encoder of either kind from the sentence-transformers folder that it was saved as.
 
     Raises:
         EncoderError: the folder has no such encoder.
     """
-    modules = folder / "modules.json"
-    if not modules.is_file():
+    if not (folder / "modules.json").is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
-    kinds = [module["type"].rpartition(".")[2] for module in json.loads(modules.read_text())]
-    encoder: Encoder
-    if kinds[0] == "StaticEmbedding":
-        weights = load_file(folder / "0_StaticEmbedding" / "model.safetensors")["embedding.weight"]
-        encoder = BagEncoder(weights, load_tokenizer(str(folder)))
-    else:
-        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
-        kind: Pooling = "cls" if pooling["pooling_mode_cls_token"] else "mean"
-        encoder = build_transformer(str(folder), kind)
-    if "Dense" in kinds:
-        encoder.projection = Head.load(folder / f"{kinds.index('Dense')}_Dense")
-    return encoder
+    is_bag = read_sentence_folder(str(folder)).kind == "bag"
+    return build_bag(str(folder)) if is_bag else build_transformer(str(folder))
 
 
 def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddings: int) -> None:

@@ -67,11 +67,12 @@ class Head(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> "Head":
-        """Load what :meth:`save` wrote."""
+        """Load a Dense of sentence-transformers, with tanh or Identity; no bias is one of 0."""
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         linear = nn.Linear(config["in_features"], config["out_features"])
-        head = cls(linear, config["activation_function"].endswith("Tanh"))
-        head.load_state_dict(load_file(folder / WEIGHTS_FILE))
+        head = cls(linear, not config.get("activation_function", "Tanh").endswith("Identity"))
+        no_bias = {"linear.bias": torch.zeros(linear.out_features)}
+        head.load_state_dict(no_bias | load_file(folder / WEIGHTS_FILE))
         return head
 
 

@@ -1,19 +1,43 @@
 """Find pretrained encoders: a local folder, a folder inside an installed package, or a hub id."""
 
 import importlib.util
+import json
+import logging
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.model.texts import TextTokenizer
 
+logger = logging.getLogger(__name__)
+
 PACKAGE_PREFIX = "package:"
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
+POSITIONS_AFTER_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "lilt",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
+"""Types of transformers whose first token has the position after that of padding."""
+SPECIAL_TOKENS = ("eos_token", "unk_token", "sep_token", "cls_token", "bos_token")
 
 
 class EncoderError(UserError):
@@ -47,6 +71,42 @@ def resolve_pretrained(name: str) -> str:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise EncoderError(f"there is no encoder folder at {name}")
     return name
+
+
+def file_of(name: str, relative: str) -> Path | None:
+    """Return the path of a file of the encoder ``name``; None if it has no such file.
+
+    Raises:
+        EncoderError: there is no such encoder, or the hub does not answer.
+    """
+    source = resolve_pretrained(name)
+    if Path(source).is_dir():
+        file = Path(source) / relative
+        return file if file.is_file() else None
+    try:
+        return Path(hf_hub_download(source, relative))
+    except LocalEntryNotFoundError:
+        logger.warning("%r: cannot ask the hub for %s; taken as if there is none", name, relative)
+        return None
+    except EntryNotFoundError:
+        return None
+    except LOAD_ERRORS as error:
+        raise EncoderError(
+            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
+        ) from error
+
+
+def json_of(name: str, relative: str) -> Any:
+    """Read a file of JSON of the encoder ``name``; None if it has no such file.
+
+    Raises:
+        EncoderError: there is no such encoder, or the file is no JSON.
+    """
+    file = file_of(name, relative)
+    try:
+        return None if file is None else json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EncoderError(f"{name!r}: its {relative} is no JSON: {error}") from error
 
 
 def content_of(name: str) -> str:
@@ -83,18 +143,54 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`)."""
+    """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`).
+
+    Raises:
+        EncoderError: there is none, or it is that of an encoder with a decoder, or of no texts.
+    """
     source = resolve_pretrained(name)
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except LOAD_ERRORS as error:
         raise EncoderError(
             f"cannot load an encoder from {name!r}: {first_line_of(error)}"
         ) from error
+    kind = config.model_type
+    if config.is_encoder_decoder or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        raise EncoderError(
+            f"{name!r} is of type {kind}, an encoder with a decoder, which is not supported: take "
+            f"an encoder alone, such as a BERT, RoBERTa or MPNet"
+        )
+    if not hasattr(config, "hidden_size") or not hasattr(config, "num_hidden_layers"):
+        raise EncoderError(f"{name!r} is of type {kind}, which is no encoder of texts")
+    return config
+
+
+def most_tokens(config: PreTrainedConfig) -> int | None:
+    """Return how many positions a transformer has for tokens; None for any number."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None or limit < 0:  # XLNet writes -1
+        return None
+    is_after_padding = config.model_type in POSITIONS_AFTER_PADDING
+    return limit - config.pad_token_id - 1 if is_after_padding else limit
+
+
+def check_length(name: str, max_length: int, flag: str) -> None:
+    """Check that the transformer ``name`` has a position for each of ``max_length`` tokens.
+
+    Raises:
+        EncoderError: it has fewer; names the ``flag``.
+    """
+    limit = most_tokens(load_config(name))
+    if limit is not None and max_length > limit:
+        raise EncoderError(f"{flag} {max_length} is more than the {limit} positions of {name!r}")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of ``name`` (see :func:`resolve_pretrained`).
+
+    It cuts and pads at the right, and pads with another special token if it has none for this, so
+    that others who load it from where it is saved get the same tokens.
 
     Raises:
         EncoderError: there is no tokenizer, or it is not a fast one.
@@ -110,6 +206,33 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
+    if tokenizer.pad_token is None:
+        special = (getattr(tokenizer, kind) for kind in SPECIAL_TOKENS)
+        tokenizer.pad_token = next((token for token in special if token is not None), None)
+    return tokenizer
+
+
+def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a transformer ``name``; as :func:`load_tokenizer`.
+
+    Raises:
+        EncoderError: also if it has no special token to pad with, or sentence-transformers would
+            write texts in lower case before it.
+    """
+    tokenizer = load_tokenizer(name)
+    if tokenizer.pad_token is None:
+        raise EncoderError(
+            f"{name!r}: its tokenizer has no special token to pad with: set its pad_token"
+        )
+    settings = json_of(name, "sentence_bert_config.json") or {}
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    keeps_case = normalizer is None or normalizer.normalize_str("A") != "a"
+    if settings.get("do_lower_case") and keeps_case:
+        raise EncoderError(
+            f"{name!r}: its sentence_bert_config.json has do_lower_case, which its tokenizer does "
+            f"not do: write your texts in lower case, and take a copy without do_lower_case"
+        )
     return tokenizer
 
 

@@ -38,6 +38,7 @@ from ramen_ray.method.graph.similar import (
     SearchTexts,
     Similar,
     SimilarSettings,
+    check_similarity_encoder,
     load_similarity_encoder,
     plain_hashes,
     similar_by_embeddings,
@@ -92,6 +93,8 @@ def add_similar(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
+    if settings.encoder is not None:
+        check_similarity_encoder(settings.encoder, settings.max_length)
     run = runner_for(dataset.total_rows)
     with (
         folder_beside(dataset, name) as folder,

@@ -15,7 +15,12 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Head
-from ramen_ray.method.model.pretrained import load_config, load_tokenizer, text_tokenizer
+from ramen_ray.method.model.pretrained import (
+    load_tokenizer,
+    load_transformer_tokenizer,
+    text_tokenizer,
+)
+from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.classifier_terms import (
@@ -42,18 +47,18 @@ def build_model(config: RunConfig) -> DualEncoder:
     """Build the model that training starts from; its classifiers, if any, are built apart."""
     encoder = build_encoder(config.encoder)
     width, dim = encoder.width, config.encoder.projection_dim
-    if dim is not None:
+    if dim is not None and encoder.projection is None:
         encoder.projection = Head.orthogonal(width, dim, True, config.seed + PROJECTION_SEED)
     if config.base.parts.heads == "none":
         return DualEncoder(encoder)
     seed = config.seed + CLASSIFIER_HEAD_SEED
-    model = DualEncoder(encoder, Head.orthogonal(width, dim or width, False, seed))
+    model = DualEncoder(encoder, Head.orthogonal(width, encoder.dim, False, seed))
     model.scoring = Scoring(config.classifier.weight, config.classifier.text_scale)
     return model
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
-    """Build the encoder that training starts from, without heads."""
+    """Build the encoder that training starts from, with no head but its own projection, if any."""
     if config.kind == "bag":
         return build_bag(config.pretrained)
     return build_transformer(config.pretrained, config.pooling, config.num_layers)
@@ -61,7 +66,9 @@ def build_encoder(config: EncoderConfig) -> Encoder:
 
 def embedding_dim(config: EncoderConfig) -> int:
     """Return the width of an encoder's embeddings, without loading its weights."""
-    return int(config.projection_dim or load_config(config.pretrained).hidden_size)
+    folder = read_sentence_folder(config.pretrained, config.kind)
+    dim = config.projection_dim or folder.dense_dim
+    return dim or pooled_width(config.pretrained, folder)
 
 
 def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
@@ -96,7 +103,8 @@ def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
     special = encoder.kind == "transformer"
-    return text_tokenizer(load_tokenizer(encoder.pretrained), encoder.max_length, special)
+    load = load_transformer_tokenizer if special else load_tokenizer
+    return text_tokenizer(load(encoder.pretrained), encoder.max_length, special)
 
 
 def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:

@@ -1,5 +1,8 @@
 """Checks of a run's configuration and data before anything is started."""
 
+import logging
+from functools import cache
+
 import numpy as np
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
@@ -7,10 +10,18 @@ from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.method.model.pretrained import load_config
+from ramen_ray.method.model.pretrained import check_length, load_config
+from ramen_ray.method.model.sentence_folder import (
+    SentenceFolder,
+    choose_pooling,
+    pooled_width,
+    read_sentence_folder,
+)
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.runs.components import cluster_schedule, encoder_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -18,11 +29,12 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist; texts may be longer,
-            layers more, or heads wider, than the encoder has; training ends before pruning or the
+        ConfigError: an anchor set or the selection metric does not exist; layers are more, or heads
+            wider, than the encoder has; training ends before pruning or the
             base's hard negatives begin; clusters outgrow a batch, or are to double in an epoch that
             makes none; ads are to be ranked for queries, and also the reverse, by a triplet loss.
-        EncoderError: encoder or tokenizer cannot be found.
+        EncoderError: encoder or tokenizer cannot be found, or do what training would leave out;
+            texts may be longer than the encoder takes.
     """
     num_rows = check_structure(dataset)
     for side in ("lambda_x", "lambda_z"):
@@ -76,25 +88,39 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
 
 
 def _check_encoder(encoder: EncoderConfig) -> None:
-    known = load_config(encoder.pretrained)
-    if encoder.projection_dim is not None and encoder.projection_dim > known.hidden_size:
+    folder = read_sentence_folder(encoder.pretrained, encoder.kind)
+    for note in folder.notes:
+        _warn_once(note)
+    width, dim = pooled_width(encoder.pretrained, folder), encoder.projection_dim
+    if dim is not None and folder.dense_dim not in (None, dim):
         raise ConfigError(
-            f"encoder.projection_dim {encoder.projection_dim} is more than the {known.hidden_size} "
-            f"dimensions of {encoder.pretrained!r}"
+            f"encoder.projection_dim {dim}: {encoder.pretrained!r} has a projection to "
+            f"{folder.dense_dim} dimensions already, which is trained further; leave the flag out"
         )
-    if encoder.kind != "transformer":
-        return
-    limit = getattr(known, "max_position_embeddings", None)
-    if limit is not None and encoder.max_length > limit:
+    if dim is not None and folder.dense_dim is None and dim > width:
         raise ConfigError(
-            f"encoder.max_length {encoder.max_length} is more than the {limit} positions of "
+            f"encoder.projection_dim {dim} is more than the {width} dimensions of "
             f"{encoder.pretrained!r}"
         )
-    if encoder.num_layers is not None and encoder.num_layers > known.num_hidden_layers:
+    if encoder.kind == "transformer":
+        _check_transformer(encoder, folder)
+
+
+def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
+    choose_pooling(encoder.pretrained, folder, encoder.pooling)
+    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
+    num_layers = load_config(encoder.pretrained).num_hidden_layers
+    if encoder.num_layers is not None and encoder.num_layers > num_layers:
         raise ConfigError(
-            f"encoder.num_layers {encoder.num_layers} is more than the {known.num_hidden_layers} "
+            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
             f"layers of {encoder.pretrained!r}"
         )
+
+
+@cache
+def _warn_once(note: str) -> None:
+    """Warn of what a sweep or an ablation would find again in each of its runs."""
+    logger.warning("%s", note)
 
 
 def _check_pruning(config: RunConfig) -> None:

@@ -1,0 +1,215 @@
+"""What a sentence-transformers folder does to the states of its first module.
+
+Training goes on with its pooling, its projection (one Dense) and its normalisation. Whatever else
+would change its vectors is refused by name.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from safetensors import SafetensorError, safe_open
+
+from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
+
+Kind = Literal["transformer", "bag"]
+Pooling = Literal["mean", "cls"]
+
+FIRST_MODULES: dict[str, Kind] = {"Transformer": "transformer", "StaticEmbedding": "bag"}
+PACKAGE = "sentence_transformers."
+OLD_POOLING = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": True,
+    "torch.nn.modules.linear.Identity": False,
+}
+SENTENCE = "sentence_embedding"
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """What was found; the defaults are those of a folder that only transformers knows.
+
+    Attributes:
+        kind: what the first module is.
+        table: file of a bag's token embeddings, ``embedding.weight``; None for a transformer.
+        pooling: how token states become one, in the words of sentence-transformers.
+        dense: folder of the projection, for :meth:`~ramen_ray.method.model.heads.Head.load`.
+        dense_dim: width of the projection.
+        notes: what training does otherwise than its authors, for the user.
+    """
+
+    kind: Kind = "transformer"
+    table: Path | None = None
+    pooling: str = "mean"
+    dense: Path | None = None
+    dense_dim: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Module:
+    kind: str
+    path: str
+
+
+def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
+    """Read what is around the pretrained encoder ``name``.
+
+    Args:
+        name: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
+        kind: the encoder to be made of it; None for that which it is. A bag can be made of a
+            transformer too, of whose folder it takes the token embeddings only.
+
+    Raises:
+        EncoderError: it is no such encoder, or does what training would leave out.
+    """
+    modules = _modules(name)
+    if not modules:
+        return SentenceFolder()
+    first = FIRST_MODULES.get(modules[0].kind)
+    if kind == "bag" and first == "transformer":
+        return SentenceFolder()
+    if kind == "transformer" and first == "bag":
+        raise EncoderError(
+            f"{name!r} is a bag of token embeddings, not a transformer: set --encoder.kind bag"
+        )
+    _check_modules(name, modules)
+    paths = {module.kind: module.path for module in modules}
+    found: dict[str, Any] = {"kind": first, "notes": _check_prompts(name, "Normalize" in paths)}
+    if first == "bag":
+        file = f"{paths['StaticEmbedding']}/model.safetensors"
+        found["table"] = _required(name, file.removeprefix("/"))
+    else:
+        found["pooling"] = _pooling(_required_json(name, f"{paths['Pooling']}/config.json"))
+    if "Dense" in paths:
+        found["dense"], found["dense_dim"] = _dense(name, paths["Dense"])
+    return SentenceFolder(**found)
+
+
+def pooled_width(name: str, folder: SentenceFolder) -> int:
+    """Return the width of a pooled state, before any projection, without loading weights."""
+    if folder.table is not None:
+        return _shape(folder.table, "embedding.weight")[1]
+    return int(load_config(name).hidden_size)
+
+
+def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) -> Pooling:
+    """Return the pooling that was ``chosen``, or else the folder's.
+
+    Raises:
+        EncoderError: none was chosen, and the folder's is not offered.
+    """
+    if chosen is None and folder.pooling not in ("mean", "cls"):
+        raise EncoderError(
+            f"{name!r} pools by {folder.pooling}, which is not offered: set --encoder.pooling mean "
+            f"or cls to pool its states otherwise"
+        )
+    return chosen or cast(Pooling, folder.pooling)
+
+
+def _modules(name: str) -> list[_Module]:
+    """Return the modules but for dropout, which stays off; empty without a modules.json."""
+    listed = json_of(name, "modules.json")
+    if listed is None:
+        return []
+    try:
+        modules = [_Module(_kind(one["type"]), one["path"].strip("/")) for one in listed]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise EncoderError(f"{name!r}: its modules.json is not a list of modules") from error
+    return [module for module in modules if module.kind != "Dropout"]
+
+
+def _kind(of_class: str) -> str:
+    """Return the name of a class of sentence-transformers; code of others keeps its full name."""
+    return of_class.rpartition(".")[2] if of_class.startswith(PACKAGE) else of_class
+
+
+def _check_modules(name: str, modules: list[_Module]) -> None:
+    kinds = [module.kind for module in modules]
+    honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
+    honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
+    if kinds != honoured:
+        raise EncoderError(
+            f"{name!r}: its modules.json lists {', '.join(kinds)}; honoured are a Transformer with "
+            f"Pooling or a StaticEmbedding, then at most one Dense, then Normalize. Take another "
+            f"encoder, or leave the rest out of a copy's modules.json, to train without it"
+        )
+
+
+def _pooling(config: Any) -> str:
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in OLD_POOLING.items() if config.get(key)] or "mean"
+    return modes if isinstance(modes, str) else " and ".join(modes)
+
+
+def _dense(name: str, path: str) -> tuple[Path, int]:
+    """Return the folder of a Dense and its width."""
+    config = _required_json(name, f"{path}/config.json")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    refused = [] if activation in ACTIVATIONS else [f"activation_function {activation}"]
+    if config.get("use_residual"):
+        refused.append("use_residual")
+    for key in ("module_input_name", "module_output_name"):
+        if (value := config.get(key)) not in (None, SENTENCE):
+            refused.append(f"{key} {value}")
+    if refused:
+        raise EncoderError(
+            f"{name!r}: its {path} has {', '.join(refused)}; a projection is honoured with tanh or "
+            f"without (Identity), on the pooled state. Take another encoder, or leave it out of a "
+            f"copy's modules.json, to train without it"
+        )
+    weights = _required(name, f"{path}/model.safetensors")
+    return weights.parent, _shape(weights, "linear.weight")[0]
+
+
+def _check_prompts(name: str, is_normalised: bool) -> tuple[str, ...]:
+    """Refuse a prompt before every text; return notes of what else is not done here."""
+    config = json_of(name, "config_sentence_transformers.json") or {}
+    prompts = {key: text for key, text in (config.get("prompts") or {}).items() if text}
+    default = config.get("default_prompt_name")
+    if default in prompts:
+        raise EncoderError(
+            f"{name!r} puts its prompt {prompts[default]!r} before every text, which is not done "
+            f"here: set default_prompt_name to null in a copy's config_sentence_transformers.json, "
+            f"and write the prompt into your texts if you want it"
+        )
+    notes = []
+    if prompts:
+        listed = ", ".join(f"{key} {text!r}" for key, text in prompts.items())
+        notes.append(
+            f"{name!r} has prompts ({listed}), which are not added here; write them into your "
+            f"texts if you want them"
+        )
+    similarity = config.get("similarity_fn_name")
+    if similarity not in (None, "cosine") and not is_normalised:
+        notes.append(f"{name!r} is made for similarity {similarity!r}; here it is the cosine")
+    return tuple(notes)
+
+
+def _required(name: str, relative: str) -> Path:
+    file = file_of(name, relative)
+    if file is None:
+        raise EncoderError(f"{name!r} has no {relative}, which its modules.json needs")
+    return file
+
+
+def _required_json(name: str, relative: str) -> Any:
+    _required(name, relative)
+    return json_of(name, relative)
+
+
+def _shape(file: Path, weights: str) -> list[int]:
+    try:
+        with safe_open(file, "numpy") as content:
+            shape: list[int] = content.get_slice(weights).get_shape()
+            return shape
+    except (OSError, SafetensorError) as error:
+        raise EncoderError(f"cannot read {weights} in {file}: {error}") from error

@@ -1,0 +1,405 @@
+"""Folders of sentence-transformers, which loads and encodes what it and we have saved."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import (
+    Dropout,
+    LayerNorm,
+    Pooling,
+    StaticEmbedding,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
+from ramen_ray.method.graph.similar import SimilarSettings
+from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
+from ramen_ray.method.model.encoder import (
+    Encoder,
+    build_bag,
+    build_transformer,
+    load_encoder,
+)
+from ramen_ray.method.model.pretrained import (
+    POSITIONS_AFTER_PADDING,
+    EncoderError,
+    load_config,
+    load_tokenizer,
+    load_transformer_tokenizer,
+    most_tokens,
+    text_tokenizer,
+)
+from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.orchestration.preparation.similar import add_similar
+from ramen_ray.orchestration.runs.components import build_model, embedding_dim
+from ramen_ray.orchestration.training.checks import check_config
+
+WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]
+TEXTS = ["robin", "heron sloop ketch", "tango zeppelin", "maple alder " * 12, "waltz waltz robin"]
+MAX_LENGTH = 12
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 20,
+    "initializer_range": 0.5,
+}
+MODELS = ["Bert", "Roberta", "MPNet", "GPT2"]
+CLOSE = 1e-5
+Change = Callable[[Any], None]
+
+
+def _tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer by words, with these special tokens; the id of padding is 1."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
+    backend = Tokenizer(models.WordLevel(dict(zip(tokens, range(99), strict=False)), "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def _plain(
+    folder: Path, name: str = "Bert", tokenizer: PreTrainedTokenizerFast | None = None
+) -> Path:
+    """Save a random transformer and a tokenizer as transformers does."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(vocab_size=12, pad_token_id=1, **SIZES)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
+    (tokenizer or _tokenizer(**SPECIAL)).save_pretrained(folder)
+    return folder
+
+
+def _theirs(plain: Path, pooling: str, *rest: torch.nn.Module, **settings: Any) -> Any:
+    """Put modules of sentence-transformers behind a transformer."""
+    torch.manual_seed(1)
+    modules = [Transformer(str(plain)), Pooling(16, pooling), *rest]
+    return SentenceTransformer(modules=modules, device="cpu", **settings)
+
+
+def _encode(encoder: Encoder, max_length: int = MAX_LENGTH) -> np.ndarray:
+    tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
+    return DualEncoder(encoder).embed_texts(tokenize_texts(tokenize, TEXTS), np.arange(len(TEXTS)))
+
+
+def _encoded(folder: Path, max_length: int | None = MAX_LENGTH) -> np.ndarray:
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    if max_length is not None:
+        theirs.max_seq_length = max_length
+    return theirs.encode(TEXTS, normalize_embeddings=True)
+
+
+DENSES = {
+    "none": lambda: [],
+    "tanh": lambda: [Dense(16, 6), Normalize()],
+    "identity without bias": lambda: [
+        Dense(16, 6, bias=False, activation_function=torch.nn.Identity())
+    ],
+    "dropout": lambda: [Dropout(0.5), Normalize()],
+}
+
+
+@pytest.mark.parametrize("dense", DENSES)
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_sentence_transformers_saved_is_encoded_as_there_and_back(
+    name: str, pooling: str, dense: str, tmp_path: Path
+):
+    _theirs(_plain(tmp_path / "plain", name), pooling, *DENSES[dense]()).save(
+        str(tmp_path / "theirs")
+    )
+    expected = _encoded(tmp_path / "theirs")
+    encoder = build_transformer(str(tmp_path / "theirs"))
+    np.testing.assert_allclose(_encode(encoder), expected, atol=CLOSE)
+    encoder.save(tmp_path / "ours", MAX_LENGTH)
+    np.testing.assert_allclose(_encoded(tmp_path / "ours", None), expected, atol=CLOSE)
+    np.testing.assert_allclose(_encode(load_encoder(tmp_path / "ours")), expected, atol=CLOSE)
+    config = EncoderConfig(pretrained=str(tmp_path / "ours"))
+    assert embedding_dim(config) == expected.shape[1]
+
+
+def test_a_pooling_that_is_asked_for_is_taken_instead(tmp_path: Path):
+    for pooling in ("cls", "max"):
+        _theirs(_plain(tmp_path / "plain"), pooling).save(str(tmp_path / pooling))
+    _theirs(tmp_path / "plain", "mean").save(str(tmp_path / "mean"))
+    for pooling in ("cls", "max"):
+        found = _encode(build_transformer(str(tmp_path / pooling), "mean"))
+        np.testing.assert_allclose(found, _encoded(tmp_path / "mean"), atol=CLOSE)
+
+
+REFUSED = {
+    "LayerNorm": (["mean", LayerNorm(16)], "lists Transformer, Pooling, LayerNorm; honoured are"),
+    "two Dense": (["mean", Dense(16, 8), Dense(8, 4)], "lists Transformer, Pooling, Dense, Dense;"),
+    "order": (["mean", Normalize(), Dense(16, 8)], "lists Transformer, Pooling, Normalize, Dense"),
+    "max": (["max"], "pools by max, which is not offered: set --encoder.pooling mean or cls"),
+    "last": (["lasttoken"], "pools by lasttoken, which is not offered"),
+    "two poolings": ([("mean", "max")], "pools by mean and max, which is not offered"),
+    "GELU": (
+        ["mean", Dense(16, 8, activation_function=torch.nn.GELU())],
+        "2_Dense has activation_function torch.nn.modules.activation.GELU; a projection is",
+    ),
+    "residual": (["mean", Dense(16, 16, use_residual=True)], "2_Dense has use_residual"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_modules_that_training_would_leave_out_are_refused(case: str, tmp_path: Path):
+    modules, fragment = REFUSED[case]
+    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
+    for load in (lambda path: build_transformer(str(path)), load_encoder):
+        with pytest.raises(EncoderError) as error:
+            load(tmp_path / "theirs")
+        assert fragment in str(error.value)
+        assert "theirs" in str(error.value)
+        assert "\n" not in str(error.value)
+    build_bag(str(tmp_path / "theirs"))  # has only the token embeddings
+
+
+def _edit(file: Path, change: Change) -> None:
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "fragment"),
+    [
+        (
+            "modules.json",
+            lambda it: it[1].update(type="mine.Pooling"),
+            "lists Transformer, mine.Pooling, Dense, Normalize;",
+        ),
+        ("modules.json", lambda it: it.__setitem__(1, "Pooling"), "is not a list of modules"),
+        (
+            "2_Dense/config.json",
+            lambda it: it.update(module_input_name="token_embeddings"),
+            "2_Dense has module_input_name token_embeddings",
+        ),
+        (
+            "sentence_bert_config.json",
+            lambda it: it.update(do_lower_case=True),
+            "has do_lower_case, which its tokenizer does not do",
+        ),
+    ],
+)
+def test_settings_that_training_would_leave_out_are_refused(
+    file: str, change: Change, fragment: str, tmp_path: Path
+):
+    modules = ["mean", Dense(16, 8), Normalize()]
+    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
+    _edit(tmp_path / "theirs" / file, change)
+    with pytest.raises(EncoderError) as error:
+        build_transformer(str(tmp_path / "theirs"))
+    assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "file", ["modules.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+)
+def test_damaged_files_are_named(file: str, tmp_path: Path):
+    modules = ["mean", Dense(16, 8), Normalize()]
+    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
+    (tmp_path / "theirs" / file).write_text("{")
+    with pytest.raises(EncoderError, match=file.rpartition("/")[2]):
+        build_transformer(str(tmp_path / "theirs"))
+    if file != "modules.json":
+        (tmp_path / "theirs" / file).unlink()
+        with pytest.raises(EncoderError, match=f"has no {file}, which its modules.json needs"):
+            build_transformer(str(tmp_path / "theirs"))
+
+
+def test_a_prompt_before_every_text_is_refused_and_others_are_noted(tmp_path: Path):
+    prompts = {"query": "find: ", "document": ""}
+    plain = _plain(tmp_path / "plain")
+    _theirs(plain, "mean", prompts=prompts, default_prompt_name="query").save(
+        str(tmp_path / "always")
+    )
+    with pytest.raises(EncoderError, match=r"puts its prompt 'find: ' before every text"):
+        build_transformer(str(tmp_path / "always"))
+    _theirs(plain, "mean", prompts=prompts, similarity_fn_name="dot").save(str(tmp_path / "noted"))
+    notes = read_sentence_folder(str(tmp_path / "noted")).notes
+    assert len(notes) == 2
+    assert "has prompts (query 'find: '), which are not added here" in notes[0]
+    assert "similarity 'dot'; here it is the cosine" in notes[1]
+    _theirs(plain, "mean", Normalize(), similarity_fn_name="dot").save(str(tmp_path / "same"))
+    assert not read_sentence_folder(str(tmp_path / "same")).notes
+
+
+@pytest.mark.parametrize("kind", ["transformer", "bag"])
+def test_a_checkpoint_with_a_projection_is_trained_further(kind: str, tmp_path: Path):
+    encoder = EncoderConfig(
+        kind=kind, pretrained=str(_plain(tmp_path / "plain")), pooling="cls", projection_dim=5
+    )
+    first = build_model(RunConfig(encoder=encoder))
+    first.save(tmp_path / "checkpoint", MAX_LENGTH)
+    saved = str(tmp_path / "checkpoint" / "encoder")
+    for dim in (None, 5):
+        again = EncoderConfig(kind=kind, pretrained=saved, projection_dim=dim)
+        found = build_model(RunConfig(encoder=again, seed=7)).encoder
+        np.testing.assert_allclose(_encode(found), _encode(first.encoder), atol=CLOSE)
+        assert embedding_dim(again) == 5
+    if kind == "bag":
+        with pytest.raises(EncoderError, match=r"is a bag of .*: set --encoder.kind bag"):
+            build_transformer(saved)
+
+
+def test_a_bag_of_sentence_transformers_needs_the_tokenizer_and_weights(tmp_path: Path):
+    table = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
+    static = StaticEmbedding(
+        _tokenizer(**SPECIAL).backend_tokenizer, embedding_weights=table.numpy()
+    )
+    SentenceTransformer(modules=[static], device="cpu").save(str(tmp_path / "theirs"))
+    _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
+    expected = _encoded(tmp_path / "theirs", None)
+    found = _encode(build_bag(str(tmp_path / "theirs")), 99)
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    (weights,) = (tmp_path / "theirs").rglob("*.safetensors")
+    save_file({"other": table}, weights)
+    with pytest.raises(EncoderError, match=r"token embeddings of .*theirs"):
+        build_bag(str(tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart", "T5Encoder"])
+def test_encoders_with_decoders_are_named(name: str, tmp_path: Path):
+    few = {"vocab_size": 12, "d_model": 16, "decoder_start_token_id": 0}
+    if name == "Bart":
+        config = transformers.BartConfig(
+            **few, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=8
+        )
+    else:
+        config = transformers.T5Config(**few, d_kv=8, d_ff=8, num_layers=1, num_heads=2)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    _tokenizer(**SPECIAL).save_pretrained(tmp_path)
+    with pytest.raises(EncoderError, match=r"is of type (t5|bart), an encoder with a decoder"):
+        build_transformer(str(tmp_path))
+
+
+@pytest.mark.parametrize("model_type", [*sorted(POSITIONS_AFTER_PADDING), "bert", "gpt2", "xlnet"])
+def test_positions_are_counted_as_the_transformer_does(model_type: str):
+    config = transformers.AutoConfig.for_model(model_type, pad_token_id=1)
+    with torch.device("meta"):
+        backbone = transformers.AutoModel.from_config(config)
+    tables = [
+        len(module.weight) - (0 if module.padding_idx is None else module.padding_idx + 1)
+        for name, module in backbone.named_modules()
+        if name.endswith(("position_embeddings", "wpe"))
+    ]
+    assert [most_tokens(config)] == (tables[:1] or [None])  # later ones are of other parts
+
+
+@pytest.mark.parametrize(("name", "limit"), [("Bert", 20), ("Roberta", 18), ("MPNet", 18)])
+def test_texts_may_have_as_many_tokens_as_there_are_positions(
+    name: str, limit: int, tmp_path: Path
+):
+    plain = str(_plain(tmp_path, name))
+    assert most_tokens(load_config(plain)) == limit
+    encoder = build_transformer(plain)
+    encoder.save(tmp_path / "saved", limit)
+    assert _encode(encoder, limit) == pytest.approx(_encoded(tmp_path / "saved", None), abs=CLOSE)
+
+
+@pytest.mark.parametrize("sides", ["left", "right"])
+@pytest.mark.parametrize("special", [SPECIAL, {"eos_token": "</s>"}, {"unk_token": "<unk>"}])
+@pytest.mark.parametrize("name", ["Roberta", "GPT2"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_tokenizer_that_pads_otherwise_is_saved_for_the_same_vectors(
+    pooling: str, name: str, special: dict[str, str], sides: str, tmp_path: Path
+):
+    tokenizer = _tokenizer(**special, padding_side=sides, truncation_side=sides)
+    encoder = build_transformer(str(_plain(tmp_path / "plain", name, tokenizer)), pooling)
+    encoder.save(tmp_path / "saved", MAX_LENGTH)
+    np.testing.assert_allclose(_encode(encoder), _encoded(tmp_path / "saved", None), atol=CLOSE)
+    again = load_encoder(tmp_path / "saved")
+    assert _encode(again).tolist() == _encode(encoder).tolist()
+
+
+def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path):
+    plain = str(_plain(tmp_path, "Bert", _tokenizer()))
+    with pytest.raises(EncoderError, match="has no special token to pad with: set its pad_token"):
+        load_transformer_tokenizer(plain)
+    assert load_tokenizer(plain).pad_token is None  # a bag pads nothing
+
+
+def test_a_folder_of_the_hub_is_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "models--mine--tiny"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    snapshot = folder / "snapshots" / "abc"
+    _theirs(_plain(tmp_path / "plain"), "cls", Dense(16, 6)).save(str(snapshot))
+    found = read_sentence_folder("mine/tiny")
+    assert (found.pooling, found.dense, found.dense_dim) == ("cls", snapshot / "2_Dense", 6)
+    (snapshot / "modules.json").unlink()
+    assert read_sentence_folder("mine/tiny").dense is None
+    assert "'mine/tiny': cannot ask the hub for modules.json" in caplog.text
+
+
+def test_an_encoder_that_cannot_be_trained_as_it_is_is_refused_at_the_start(
+    dataset_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    plain = {name: _plain(tmp_path / name, name) for name in ("Bert", "Roberta")}
+    no_padding = _plain(tmp_path / "no padding", "Bert", _tokenizer())
+    folders = {
+        "max": ["max"],
+        "norm": ["mean", LayerNorm(16)],
+        "dense": ["mean", Dense(16, 6)],
+        "prompts": ["mean"],
+    }
+    for name, modules in folders.items():
+        _theirs(plain["Bert"], *modules, prompts={"query": "find: "}).save(str(tmp_path / name))
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (plain["Roberta"], {"max_length": 19}, "encoder.max_length 19 is more than the 18 posit"),
+        (plain["Bert"], {"max_length": 21}, "encoder.max_length 21 is more than the 20 positions"),
+        (tmp_path / "max", {}, "pools by max, which is not offered"),
+        (tmp_path / "norm", {}, "lists Transformer, Pooling, LayerNorm"),
+        (tmp_path / "dense", {"projection_dim": 5}, "has a projection to 6 dimensions already"),
+        (no_padding, {}, "no special token to pad with"),
+    ]
+    for folder, settings, fragment in cases:
+        with pytest.raises(UserError) as error:
+            _check(dataset_path, folder, settings)
+        assert fragment in str(error.value)
+    allowed: list[tuple[Path, dict[str, Any]]] = [
+        (plain["Roberta"], {"max_length": 18}),
+        (plain["Roberta"], {"max_length": 19, "kind": "bag"}),
+        (tmp_path / "max", {"pooling": "mean"}),
+        (tmp_path / "dense", {"projection_dim": 6}),
+        (no_padding, {"kind": "bag"}),
+        (tmp_path / "prompts", {}),
+        (tmp_path / "prompts", {}),
+    ]
+    for folder, settings in allowed:
+        _check(dataset_path, folder, settings)
+    assert caplog.text.count(f"'{tmp_path}/prompts' has prompts (query 'find: ')") == 1
+    with pytest.raises(EncoderError, match="max_length 19 is more than the 18 positions"):
+        add_similar(dataset_path, "near", SimilarSettings(str(plain["Roberta"]), max_length=19))
+
+
+def _check(dataset_path: Path, folder: Path, settings: dict[str, Any]) -> None:
+    encoder = EncoderConfig(**{"pretrained": str(folder), "max_length": 8, **settings})
+    config = RunConfig(encoder=encoder, dataset=str(dataset_path))
+    training = config.training.model_copy(update={"global_batch_size": 8})
+    regularization = config.regularization.model_copy(update={"lambda_x": {}, "lambda_z": {}})
+    changes = {"training": training, "regularization": regularization}
+    check_config(config.model_copy(update=changes), Dataset(dataset_path))
