@@ -34,6 +34,8 @@ SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 logger = logging.getLogger(__name__)
 
 
@@ -68,7 +70,7 @@ def run_job(job: Callable[[], int | None]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
-        _refuse_undecodable(sys.argv[1:])
+        _refuse_odd_characters(sys.argv[1:])
         return job() or 0
     except Exception as error:
         message = _what_to_do_about(error)
@@ -102,12 +104,18 @@ def _what_to_do_about(error: Exception) -> str | None:
     return None
 
 
-def _refuse_undecodable(arguments: Iterable[str]) -> None:
-    for argument in arguments:
+def _refuse_odd_characters(words: Sequence[str]) -> None:
+    """Refuse names that cannot be stored, or shown in the commands that jobs print."""
+    for before, word in zip(["", *words], words, strict=False):
         try:
-            argument.encode()
+            word.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"{argument!r} is not UTF-8; rename what it names") from error
+            raise UserError(f"{word!r} is not UTF-8; rename what it names") from error
+        if control := _CONTROL.search(word):
+            flag = f"{before} " if before.startswith("--") else ""
+            raise UserError(
+                f"{flag}{word!r} has the control character {control[0]!r}; rename what it names"
+            )
 
 
 def write_json(json_file: Path, content: Any) -> None:

@@ -31,7 +31,7 @@ def find_artifacts_beside(uri: str) -> None:
     Raises:
         sqlite3.Error: the store cannot be written.
     """
-    file = Path(uri.removeprefix(SQLITE).partition("?")[0]).absolute()
+    file = Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])).absolute()
     new = file.parent / ARTIFACTS
     if not uri.startswith(SQLITE) or not file.is_file() or not new.is_dir():
         return

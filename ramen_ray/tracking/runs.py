@@ -7,6 +7,7 @@ that only pass a run on, such as Ray Train's controller.
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.full_disk import is_disk_full
-from ramen_ray.tracking.moved_store import ARTIFACTS, find_artifacts_beside
+from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -43,7 +44,13 @@ class TrackingError(UserError):
 
 def tracking_uri(output: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{output.absolute()}/mlflow.db"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(output)
+
+
+def sqlite_uri(folder: Path) -> str:
+    """Return the URI of the sqlite store in ``folder``; SQLAlchemy unquotes it."""
+    path = str(folder.absolute()).replace("%", "%25").replace("?", "%3F")
+    return f"{SQLITE}{path}/mlflow.db"
 
 
 @dataclass(frozen=True)
@@ -288,5 +295,5 @@ def ui_command(uri: str) -> str:
     """Return the command that shows the store in a browser; without a password."""
     uri = redacted(uri)
     if uri.startswith("http"):
-        return f"open {uri}"
-    return f"mlflow ui --host 127.0.0.1 --backend-store-uri {uri}"
+        return shlex.join(["open", uri])
+    return shlex.join(["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri])

@@ -39,7 +39,10 @@ CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a long number": (lambda folder: _written(folder / "c", "9" * 5000), "Exceeds the limit"),
     "a long name": (lambda _: "x" * 300, "File name too long"),
-    "a name with a zero": (lambda _: "x\0y", "null byte"),
+    "a name with a zero": (
+        lambda _: "x\0y",
+        r"--config 'x.x00y' has the control character '.x00'; rename",
+    ),
     "a name that is not UTF-8": (lambda _: "x\udcff", "is not UTF-8; rename what it names"),
 }
 
@@ -56,6 +59,11 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "long dataset": (train, ["--dataset", "x" * 300], "xxx: File name too long"),
     "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
     "undecodable output": (train, ["tiny", "--output", "\udcff"], "is not UTF-8"),
+    "output of two lines": (
+        train,
+        ["tiny", "--output", "a\nb"],
+        r"--output 'a\\nb' has the control character '\\n'; rename what it names",
+    ),
     "long dataset to check": (validate, ["x" * 300], "File name too long"),
     "clicks in a device": (
         ingest,

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Head, RunHere, free_port
 from mlflow.tracking import MlflowClient
+from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
 
@@ -140,9 +142,17 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
     assert not list(tmp_path.iterdir())
 
 
-def test_the_upload_leaves_outputs_and_environments_behind() -> None:
-    ignored = (ROOT / ".rayignore").read_text().split()
-    assert {".venv/", "outputs/", ".git/"} <= set(ignored)
+def test_the_upload_is_the_project_without_a_users_data(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".rayignore", tmp_path)
+    sent = {"jobs/train.py", "ramen_ray/data/store/lists.py", "datasets/foldoc/ads/a.parquet"}
+    left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
+    for name in sent | left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    packages = tmp_path.with_name(f"{tmp_path.name}.zip")
+    create_package(str(tmp_path), packages, include_gitignore=True)
+    with zipfile.ZipFile(packages) as package:
+        assert {name for name in package.namelist() if not name.endswith("/")} == sent
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 import pickle
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +36,27 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(tmp_path) == "http://tracking:5000"
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
+
+
+def test_a_store_is_where_its_folder_is_whatever_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_store: Path
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    named = [tmp_path / folder / "a%41?b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
+    named[0].mkdir(parents=True)
+    shutil.copy(empty_store, named[0])
+    for folder in named:
+        if folder == named[1]:
+            folder.parent.mkdir()
+            named[0].rename(folder)
+        run = open_run(tracking_uri(folder), "tests", "a run", folder)
+        (tmp_path / "note.txt").write_text("kept")
+        run.log_artifacts(tmp_path / "note.txt")
+        assert {file.name for file in folder.iterdir()} == {"mlflow.db", "mlartifacts"}
+    assert len(list(named[1].rglob("note.txt"))) == 2
+    *command, uri = shlex.split(ui_command(tracking_uri(named[1])))
+    assert command[-1] == "--backend-store-uri"
+    assert len(MlflowClient(tracking_uri=uri).search_experiments()) == 2
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from ray.util.placement_group import (
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.orchestration.cluster.joining import TOO_SLOW, check_that_it_answers, in_a_few_tries
 
 GPU_SHARE = 0.25
 NUM_RETRIES = 3
@@ -50,7 +51,6 @@ NO_METRICS = {
 }
 """Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
-TOO_SLOW = "timed out during startup"
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
 
@@ -79,8 +79,8 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
             a dozen processes, which small machines had better do without.
 
     Raises:
-        ClusterError: RAY_ADDRESS names a cluster that does not answer, or wants a token; or Ray
-            does not start.
+        NoClusterError: RAY_ADDRESS names a cluster that does not answer.
+        ClusterError: the cluster wants a token; or Ray does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -96,16 +96,19 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     for switch, off in NO_METRICS.items():
         os.environ.setdefault(switch, off)
     if not ray.is_initialized():
+        check_that_it_answers()
         keep_token_private()
         try:
             with kept_handler(signal.SIGTERM), _known_dashboard() as port:
-                joined = ray.init(
-                    logging_level=logging.WARNING,
-                    log_to_driver=show_workers,
-                    include_dashboard=for_ray_train,
-                    dashboard_port=port,
+                joined = in_a_few_tries(
+                    lambda: ray.init(
+                        logging_level=logging.WARNING,
+                        log_to_driver=show_workers,
+                        include_dashboard=for_ray_train,
+                        dashboard_port=port,
+                    )
                 )
-        except Exception as error:  # Ray has no class for its own start that takes too long
+        except Exception as error:
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
         _keep_private(Path(joined.address_info["session_dir"]))
@@ -114,10 +117,14 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
 
 @contextmanager
 def kept_handler(number: signal.Signals) -> Iterator[None]:
-    """Keep this process's handler of a signal, which Ray replaces by one of its own."""
+    """Keep this process's handler of a signal, which Ray replaces by one that exits."""
     handler = signal.getsignal(number)
     try:
         yield
+    except SystemExit as stop:
+        if stop.code == number and callable(handler):
+            handler(number, None)
+        raise
     finally:
         if threading.current_thread() is threading.main_thread() and callable(handler):
             signal.signal(number, handler)

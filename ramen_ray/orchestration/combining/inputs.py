@@ -1,6 +1,7 @@
 """What a combiner's training starts from: a finished run, its data, and revealed clicks."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,8 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     if not dataset.has("novel_ads") or split is None:
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, has no novel ads to evaluate on; make "
-            f"a split of it (python jobs/ingest.py novel --dataset {dataset.path} ...) and train "
-            f"on that"
+            f"a split of it (python jobs/ingest.py novel --dataset "
+            f"{shlex.quote(str(dataset.path))} ...) and train on that"
         )
     if split["one_shot"]:
         raise CombinerError(

@@ -1,15 +1,20 @@
 """How jobs start Ray; one that does not start is one line."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
-from support import ROOT
+from support import PATIENCE_S, ROOT
 
 from ramen_ray.command_line import run_job
+from ramen_ray.orchestration.cluster import joining
 from ramen_ray.orchestration.cluster.resources import DASHBOARD_ADDRESS, start_ray
 
 
@@ -38,15 +43,112 @@ def test_a_ray_that_does_not_start_is_told_in_one_line(
         asked.append(settings)
         raise error
 
-    monkeypatch.setattr(sys, "argv", ["job.py"])
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", fails)
+    _without_ray(monkeypatch, fails)
     monkeypatch.setenv(DASHBOARD_ADDRESS, "of the user")
     assert run_job(lambda: start_ray()) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: cannot join the Ray cluster: {message}")
     assert said.count("\n") == 1
     assert len({settings["dashboard_port"] for settings in asked}) == 1
+
+
+def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+
+def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started: list[int] = []
+
+    def is_slow(**_: object) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]).pid)
+        if len(started) < joining.TRIES:
+            raise Exception(f"The current node {joining.TOO_SLOW}. This could happen")
+
+    _without_ray(monkeypatch, is_slow)
+    joining.in_a_few_tries(lambda: ray.init())
+    *earlier, last = started
+    assert len(earlier) == joining.TRIES - 1
+    assert not any(map(psutil.pid_exists, earlier))
+    psutil.Process(last).kill()
+    assert caplog.text.count("trying again") == len(earlier)
+
+
+def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def starts(**_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("ramen_ray.command_line.SECONDS_TO_END", 3600)
+    _without_ray(monkeypatch, starts)
+    try:
+        assert run_job(lambda: start_ray()) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("names", ["RAY_ADDRESS", "file"])
+def test_a_cluster_that_does_not_answer_is_told_in_one_line(
+    names: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _without_ray(monkeypatch, None)
+    monkeypatch.setattr(joining, "ANSWERS_WITHIN_S", 0.5)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # as another program, or a hung cluster
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        if names == "file":
+            monkeypatch.delenv("RAY_ADDRESS")
+            (tmp_path / "ray").mkdir()
+            (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        else:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        assert run_job(lambda: start_ray()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: no Ray cluster answers at {address}, which ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "127.0.0.1"])
+def test_an_address_that_is_none_of_a_cluster_is_refused(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _without_ray(monkeypatch, None)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert run_job(lambda: start_ray()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")
+    assert said.count("\n") == 1
+
+
+def test_sigterm_while_no_cluster_answers_ends_a_job() -> None:
+    code = (
+        "import sys\n"
+        "from ramen_ray.command_line import run_job\n"
+        "from ramen_ray.orchestration.cluster.resources import start_ray\n"
+        "sys.exit(run_job(lambda: [print('begun', flush=True), start_ray()]))"
+    )
+    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "begun\n"
+        job.send_signal(signal.SIGTERM)
+        _, said = job.communicate(timeout=PATIENCE_S)
+    assert (job.returncode, said) == (143, "interrupted\n")
 
 
 def test_workers_do_not_let_other_processes_go_first() -> None:
