@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
+from ramen_ray.data.tables.graphs.sessions import add_co_session
 
 CLICKS = [(f"query {n}", f"ad {n % 7}") for n in range(300)]
 LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
@@ -205,7 +208,18 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("source", ["", "t", "t/*.parquet", "t/*/*.parquet"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "t",
+        "t/*.parquet",
+        "t/*/*.parquet",
+        "t/part-0.parquet",
+        "t/data",
+        "t/data/part-1.parquet",
+    ],
+)
 @pytest.mark.parametrize("log", LOGS)
 def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) -> None:
     _write_parts(tmp_path, "t/part-0.parquet", "t/data/part-1.parquet")
@@ -266,6 +280,8 @@ WRONG_FILES: dict[str, tuple[bytes, str]] = {
     "gzip": (gzip.compress(b"query,ad\n"), "is compressed by gzip; add .gz to its name"),
     "Excel": (b"PK\x03\x04rest", "is a zip archive or an Excel workbook"),
     "parquet": (b"PAR1rest", "is parquet; name it .parquet"),
+    "UTF-16 without a mark": ("query,ad\n".encode("utf-16-le"), "has NUL bytes in its first line"),
+    "UTF-32": ("query,ad\n".encode("utf-32"), "is UTF-32"),
     "old Mac": (b"query,ad\ra,b\rc,d\r", "its lines end with carriage returns alone"),
     "open header": (b'"query,ad\na,b\n', "has an open quote"),
     "header in two lines": (
@@ -376,3 +392,85 @@ def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None
 def test_a_finding_says_where_in_a_way_that_can_be_read(tmp_path: Path) -> None:
     finding = Finding("error", "a.csv", "1 cells are empty", "fill them", 3, "query")
     assert str(finding) == "a.csv, row 3, column 'query': 1 cells are empty; fill them"
+
+
+def _tsv(*rows: tuple[str, str]) -> str:
+    return "query\tad\n" + "".join(f"{query}\t{ad}\n" for query, ad in [*CLICKS, *rows])
+
+
+def test_a_tsv_whose_cells_are_quoted_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f'"{query}"\t"{ad}"\n' for query, ad in CLICKS)
+    with pytest.raises(DatasetError, match="row 2: 300 lines have cells in quotes, as nearly all"):
+        _import(tmp_path, "a.tsv", "query\tad\n" + rows)
+    with pytest.raises(DatasetError, match="3 cells instead of 2.*; TSV has no quoting"):
+        _import(tmp_path / "2", "a.tsv", _tsv(('"a\tb"', "c")))
+
+
+def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows that are read in spite of a fault are counted once."""
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    lines = f"query,ad\n{LINES}".encode()
+    dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
+    assert _clicks(dataset) == {*CLICKS, ("caf\x81", "x")}
+    assert "clicks: 301 rows read\n" in caplog.text
+    many = b"".join(b"caf\x81 %d,x\n" % n for n in range(9))
+    dataset, _ = _import(tmp_path / "2", "a.csv", lines + many, skip_bad_rows=True)
+    assert _clicks(dataset) == set(CLICKS)
+    assert "clicks: 309 rows read, 9 left out: unreadable lines" in caplog.text
+    with pytest.raises(DatasetError, match="row 302: 4 lines have NUL bytes"):
+        _import(tmp_path / "3", "a.csv", lines + b"a\0b,c\n" * 4)
+
+
+def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
+    start = f"query,ad\n{LINES}"
+    dataset, found = _import(tmp_path, "a.csv", start + "Query, AD \na\ufeffb,c\n")
+    assert _clicks(dataset) == {*CLICKS, ("ab", "c")}
+    assert "row 302: 1 rows repeat the header" in found
+    assert "row 303: 1 lines have a byte order mark within" in found
+    for skip in (False, True):
+        with pytest.raises(DatasetError, match="row 302: 1 rows name the columns in another order"):
+            _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
+
+
+def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
+    ads = [f"{n},ad {n}" for n in range(7)]
+    (tmp_path / "ads.csv").write_text("\n".join(["ad_id,text", *ads]))
+    numbers = [Decimal(n % 7) for n in range(300)]
+    table = {"query": [query for query, _ in CLICKS], "ad_id": numbers}
+    schema = pa.schema([("query", pa.string()), ("ad_id", pa.decimal128(38, 10))])
+    pq.write_table(pa.table(table, schema), tmp_path / "a.parquet")
+    tables = UserTables(str(tmp_path / "a.parquet"), ads=str(tmp_path / "ads.csv"))
+    dataset, _ = import_in_process(tables, tmp_path / "out")
+    assert _clicks(dataset) == set(CLICKS)
+    rows = "".join(f'query {n},"1,{n % 7}E+18"\n' for n in range(300))
+    with pytest.raises(DatasetError, match="300 cells are numbers in scientific notation"):
+        _import(tmp_path / "2", "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
+
+
+def test_two_objects_on_a_line_are_refused_by_line(tmp_path: Path) -> None:
+    lines = "".join(f'{{"query": "{query}", "ad": "{ad}"}}\n' for query, ad in CLICKS)
+    two = '{"query": "a", "ad": "b"}{"query": "c", "ad": "d"}\n'
+    with pytest.raises(DatasetError, match="row 301: is not a JSON object: Extra data"):
+        _import(tmp_path, "a.jsonl", lines + two)
+
+
+@pytest.mark.parametrize("setting", ["clicks_from", "splits"])
+def test_bounds_outside_our_time_are_refused(setting: str, tmp_path: Path) -> None:
+    rows = "".join(f"{query},{ad},2026-04-01\n" for query, ad in CLICKS)
+    value: Any = Splits(test_from="20260405") if setting == "splits" else "20260405"
+    with pytest.raises(DatasetError, match="'20260405', outside the years 1990 to 2100"):
+        columns = Columns(clicks_time="t")
+        _import(tmp_path, "a.csv", f"query,ad,t\n{rows}", columns=columns, **{setting: value})
+
+
+@pytest.mark.parametrize("session", ["NULL", "1.34E+18"])
+def test_sessions_that_lost_their_names_are_not_one(session: str, tmp_path: Path) -> None:
+    dataset, _ = _import(tmp_path, "a.csv", f"query,ad\n{LINES}")
+    rows = "".join(f"{session},{1_775_000_000 + n},query {n},\n" for n in range(300))
+    (tmp_path / "s.csv").write_text("session_id,time,query,ad_id\n" + rows)
+    with pytest.raises(DatasetError, match="300 rows without a session"):
+        add_co_session(
+            dataset.path, SessionLog(str(tmp_path / "s.csv")), SessionSettings(min_support=1)
+        )

@@ -9,7 +9,7 @@ from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
-from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds
+from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds, in_our_time
 from ramen_ray.data.tables.reading.columns import NullWords
 
 
@@ -220,6 +220,11 @@ class UserTables:
         seconds, bad = as_seconds(pa.chunked_array([[time]]), self.columns.clicks_time_unit)
         if bad.any():
             raise DatasetError(f"{name} must be a time, not {time!r}")
+        if not in_our_time(seconds).all():
+            raise DatasetError(
+                f"{name} is {time!r}, outside the years 1990 to 2100; write it as ISO 8601, such as"
+                " 2026-10-01, or set columns.clicks_time_unit"
+            )
         return float(seconds[0])
 
     @property

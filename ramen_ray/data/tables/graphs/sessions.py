@@ -24,7 +24,7 @@ from ramen_ray.data.tables.graphs.nodes import node_names
 from ramen_ray.data.tables.graphs.session_events import create_events
 from ramen_ray.data.tables.graphs.session_pairs import create_edges
 from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.reading.columns import Column, time_column
+from ramen_ray.data.tables.reading.columns import Column, id_column, time_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 
@@ -98,7 +98,7 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
         return node_names(metadata, side, name, log.null_words, skip_bad_rows=True)
 
     of_log: dict[str, Column] = {
-        "session": Column(columns.sessions_session),
+        "session": id_column(columns.sessions_session, log.null_words, skip_bad_rows=True),
         "time": time_column(
             columns.sessions_time,
             columns.sessions_time_unit,

@@ -15,19 +15,28 @@ from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.tables.reading.cells import cell_bytes
-from ramen_ray.data.tables.reading.faults import EXAMPLES, Kind
+from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW, Kind
 from ramen_ray.data.tables.reading.formats import TableFile
 from ramen_ray.data.tables.reading.json_lines import parse_objects
 from ramen_ray.data.tables.reading.lines import Block, Found, parse_options, read_blocks
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
+MANY_QUOTED = 0.9
+CELLS_ADVICE = {
+    "csv": "quote cells that hold the delimiter",
+    "tsv": "TSV has no quoting: write cells without tabs and line breaks, or the table as CSV",
+}
 QUOTED = r'^".*"$'
 QUOTED_AS_CSV = r'^".*"".*"$'
 KEPT_QUOTES = Kind(
     "lines have cells in quotes, which are kept: TSV has no quoting",
     "leave the quotes out if they are not part of the texts",
     severity="warning",
+)
+ALL_QUOTED = Kind(
+    "lines have cells in quotes, as nearly all of this column: TSV has no quoting",
+    "write the cells as they are, or the table as CSV",
 )
 CSV_IN_TSV = Kind(
     "lines have cells in quotes with doubled quotes, as in CSV: TSV has no quoting",
@@ -151,7 +160,7 @@ def _csv_rows(file: TableFile, columns: list[str], block: Block, is_first: bool)
     numbers = np.delete(lines, bad)
     if len(numbers) != len(rows):
         raise error_at(file.path, "its lines cannot be told apart", row=int(lines[0]))
-    faults = [*block.faults, *_other_cells(lines[bad], skipped)]
+    faults = [*block.faults, *_other_cells(lines[bad], skipped, CELLS_ADVICE[file.format])]
     if file.format == "tsv":
         faults += _quotes_in_tsv(rows, numbers)
     filled = _filled(rows)
@@ -170,29 +179,31 @@ def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
     return "skip"
 
 
-def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow]) -> Iterator[Found]:
+def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:
     """Say which lines have more or fewer cells than the header, by how many they have."""
     counts = np.array([row.actual_columns for row in skipped])
     for count in np.unique(counts).tolist():
         rows = np.flatnonzero(counts == count)
         cells = [skipped[row].text[:80] for row in rows[:EXAMPLES]]
         message = f"lines have {count} cells instead of {skipped[0].expected_columns}"
-        yield Kind(message, "quote cells that hold the delimiter"), lines[rows], cells
+        yield Kind(message, advice), lines[rows], cells
 
 
 def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
+    """Find lines whose cells are in quotes, each line once."""
+    seen = np.zeros(len(rows), dtype=bool)
     for column in rows.columns:
-        quoted = pc.fill_null(pc.match_substring_regex(column, QUOTED), False)
-        if not pc.any(quoted).as_py():
-            continue
-        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV)
-        for kind, flags in (
+        quoted = pc.match_substring_regex(column, QUOTED).to_numpy()
+        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy() & ~seen
+        many = quoted.sum() > max(FEW, MANY_QUOTED * len(rows))
+        for kind, chosen in (
             (CSV_IN_TSV, as_csv),
-            (KEPT_QUOTES, pc.and_(quoted, pc.invert(as_csv))),
+            (ALL_QUOTED if many else KEPT_QUOTES, quoted & ~as_csv & ~seen),
         ):
-            chosen = flags.to_numpy(zero_copy_only=False)
             if chosen.any():
-                yield kind, numbers[chosen], column.filter(flags)[:EXAMPLES].to_pylist()
+                cells = column.filter(pa.array(chosen))[:EXAMPLES].to_pylist()
+                yield kind, numbers[chosen], cells
+        seen |= quoted
 
 
 def _filled(rows: pa.Table) -> Booleans:

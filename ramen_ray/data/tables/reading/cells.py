@@ -13,8 +13,11 @@ from ramen_ray.data.arrays import Booleans
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
-SCIENTIFIC = r"^\s*[+-]?\d(\.\d*)?[eE]\+?\d+\s*$"
-NULL_WORDS = ("NULL", "null", "None", r"\N", "N/A", "n/a", "#N/A", "NaN", "nan", "NaT", "<NA>")
+SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
+NULL_WORDS = (
+    *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
+    *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
+)
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
@@ -181,7 +184,7 @@ def _text(values: pa.Array) -> pa.StringArray:
         short = numbers if pa.types.is_float16(values.type) else values
         return pc.coalesce(digits, short.cast(pa.string()))
     if pa.types.is_decimal(values.type):
-        return pc.replace_substring_regex(values.cast(pa.string()), r"\.0+$", "")
+        return pc.replace_substring_regex(values.cast(pa.string()), r"\.0+$|(^0)E-\d+$", r"\1")
     if pa.types.is_fixed_size_binary(values.type) and values.type.byte_width == 16:
         return pa.array(
             [None if v is None else str(uuid.UUID(bytes=v)) for v in values.to_pylist()]

@@ -101,6 +101,7 @@ def _uri(source: str) -> str:
 def _list(filesystem: FileSystem, path: str, source: str) -> list[str]:
     """Return the files that ``path`` names, in the order of their names."""
     kind = filesystem.get_file_info(path).type
+    _refuse_logs_above(filesystem, PurePosixPath(path))
     if kind == FileType.File:
         return [path]
     if kind == FileType.Unknown:
@@ -148,10 +149,27 @@ def _refuse_logs(found: Sequence[str], below: Sequence[str]) -> None:
                 tables[table.removeprefix("/") if not file.startswith("/") else table[1:]] = name
     for table, name in tables.items():
         if any(file.startswith(f"{table}/") for file in found):
-            raise DatasetError(
-                f"{table} is a {name} table: its log says which of its files are alive; export the"
-                " rows as parquet with a reader of its format"
-            )
+            raise _has_log(table, name)
+
+
+def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
+    """Refuse a part of a table with a log: a file, a partition, or its folder of data."""
+    for table in path.parents:
+        for log, name in LOGS.items():
+            if filesystem.get_file_info(str(table / log)).type == FileType.Directory:
+                raise _has_log(str(table), name)
+        listed = FileSelector(str(table / "metadata"), allow_not_found=True)
+        if any(ICEBERG.match(file.path) for file in filesystem.get_file_info(listed)):
+            raise _has_log(str(table), "Iceberg")
+        if table.name != "data" and not PARTITION.match(table.name):
+            return
+
+
+def _has_log(table: str, name: str) -> DatasetError:
+    return DatasetError(
+        f"{table} is a {name} table: its log says which of its files are alive; export the rows as"
+        " parquet with a reader of its format"
+    )
 
 
 def _suffix(path: str) -> str:

@@ -44,6 +44,10 @@ def parse_objects(path: str, columns: list[str], block: Block) -> tuple[pa.Table
     if not len(lines):
         return pa.table({name: pa.array([], pa.string()) for name in columns}), lines
     rows = _parse(path, columns, block, lines)
+    if len(rows) != len(lines):
+        raise _bad_object(path, columns, block) or error_at(
+            path, "or a line below: is not one object", row=int(lines[0])
+        )
     return rows.select(columns), lines
 
 

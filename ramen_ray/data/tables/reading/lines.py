@@ -19,7 +19,10 @@ from ramen_ray.data.tables.reading.quotes import Records, split_records
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20
 EXCERPT_BYTES = 60
+MARK = b"\xef\xbb\xbf"
 OTHER_FORMATS = {
+    b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
+    b"\0\0\xfe\xff": "is UTF-32; save it as UTF-8",
     b"\xff\xfe": "is UTF-16; save it as UTF-8",
     b"\xfe\xff": "is UTF-16; save it as UTF-8",
     b"\x1f\x8b": "is compressed by gzip; add .gz to its name",
@@ -47,6 +50,12 @@ MARKS = Kind(
     "were files joined? Check the places where they meet",
     severity="warning",
 )
+INNER_MARKS = Kind(
+    "lines have a byte order mark within, which was taken out",
+    "were files joined? Check the places where they meet",
+    severity="warning",
+)
+NULS = Kind("lines have NUL bytes", "is the file damaged? Write it again", most=FEW)
 OPEN_QUOTE = Kind("lines begin a record with a quote that is not closed", "close it, or double it")
 BAD_QUOTE = Kind(
     "lines have a closing quote that no delimiter follows",
@@ -106,10 +115,8 @@ def read_header(file: TableFile) -> tuple[str, ...] | None:
     """
     with _open(file) as stream:
         start = stream.read(MAX_HEADER_BYTES)
-    for mark, message in OTHER_FORMATS.items():
-        if start.startswith(mark):
-            raise DatasetError(message)
-    if not start.strip(b"\xef\xbb\xbf\r\n\t "):
+    _refuse_other_formats(start)
+    if not start.strip(MARK + b"\r\n\t "):
         return None
     if file.format == "jsonl":
         return ()
@@ -125,6 +132,14 @@ def read_header(file: TableFile) -> tuple[str, ...] | None:
     if b"\r" in first.rstrip(b"\r\n"):
         raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
     return tuple(read_cells(first, file.format).column_names)
+
+
+def _refuse_other_formats(start: bytes) -> None:
+    for mark, message in OTHER_FORMATS.items():
+        if start.startswith(mark):
+            raise DatasetError(message)
+    if b"\0" in start.partition(b"\n")[0]:
+        raise DatasetError("has NUL bytes in its first line, as UTF-16 has; save it as UTF-8")
 
 
 def read_cells(data: bytes, kind: str) -> pa.Table:
@@ -164,6 +179,8 @@ def _block(kind: str, data: bytes, line: int, *, at_end: bool) -> tuple[Block, b
     """Make a block of lines from ``line`` on; returns also the rest, and its first line."""
     text = decoded(data)
     clean, marked = without_marks(text.data)
+    inner_marks = [row for row, _ in _lines_with(clean, MARK)]
+    clean = clean.replace(MARK, b"")
     returned: list[int] = []
     if b"\r" in clean and kind != "jsonl":
         clean = clean.replace(b"\r\n", b"\n")
@@ -177,6 +194,8 @@ def _block(kind: str, data: bytes, line: int, *, at_end: bool) -> tuple[Block, b
     found = (
         (encoding, text.damaged_lines),
         (MARKS, [row for row in marked if row or line > 1]),
+        (INNER_MARKS, inner_marks),
+        (NULS, [row for row, _ in _lines_with(clean, b"\0")]),
         (LONE_RETURN, returned),
         (OPEN_QUOTE, records.open_quotes),
         (BAD_QUOTE, records.bad_quotes),

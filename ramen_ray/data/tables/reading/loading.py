@@ -27,6 +27,11 @@ HEADER_AGAIN = Kind(
     "were files with headers joined? Leave the headers out",
     severity="warning",
 )
+OTHER_HEADER = Kind(
+    "rows name the columns in another order, in which the rows below them may be too",
+    "were files joined? Give them as files of a folder",
+    always=True,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -165,15 +170,13 @@ class UserTable:
         """Convert a batch of the file ``number``, and leave bad rows out."""
         path = self._files[number].path
         self.rows_read += len(rows.numbers)
-        for kind, lines, cells in rows.faults:
-            self._faults.add(kind, path, lines, cells)
-            if kind.severity == "error":
-                self.rows_read += len(lines)
-                self.left_out["unreadable lines"] += len(lines)
+        unreadable = self._unreadable(rows, path)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
-        good = ~_is_header(rows.cells)
-        self._faults.add(HEADER_AGAIN, path, rows.numbers[~good])
-        self.left_out["headers"] += int((~good).sum())
+        is_header, is_other_header = _are_headers(rows.cells)
+        self._faults.add(HEADER_AGAIN, path, rows.numbers[is_header])
+        self._faults.add(OTHER_HEADER, path, rows.numbers[is_other_header])
+        self.left_out["headers"] += int((is_header & ~unreadable).sum())
+        good = ~is_header & ~unreadable
         for role, column in self.columns.items():
             cells = column.cells(rows.cells)
             found, bad = _converted(path, column, cells)
@@ -189,6 +192,23 @@ class UserTable:
                 self.left_out[unwanted.reason] += int(flags.sum())
                 good &= ~flags
         return pa.table(values).filter(pa.array(good))
+
+    def _unreadable(self, rows: Rows, path: str) -> Booleans:
+        """Note and count lines that could not be read; returns which rows (n,) are of them.
+
+        A line that was read in spite of its fault counts as read, unless bad rows are skipped.
+        """
+        wrong = [np.zeros(0, dtype=np.int64)]
+        for kind, lines, cells in rows.faults:
+            self._faults.add(kind, path, lines, cells)
+            if kind.severity == "error":
+                wrong.append(lines)
+        lines = np.unique(np.concatenate(wrong))
+        lost = lines[~np.isin(lines, rows.numbers)]
+        self.rows_read += len(lost)
+        out = lines if self.skip_bad_rows else lost
+        self.left_out["unreadable lines"] += len(out)
+        return np.isin(rows.numbers, out)
 
     def _bad(
         self, column: Column, path: str, rows: Rows, cells: pa.ChunkedArray, bad: Booleans
@@ -222,14 +242,21 @@ class UserTable:
         return out
 
 
-def _is_header(cells: pa.Table) -> Booleans:
-    """Flag the rows whose cells are the names of their columns."""
-    flags = np.ones(len(cells), dtype=bool)
-    for name, column in zip(cells.column_names, cells.columns, strict=True):
-        if not flags.any() or not pa.types.is_string(column.type):
-            return np.zeros(len(cells), dtype=bool)
-        flags &= pc.fill_null(pc.equal(column, name), False).to_numpy(zero_copy_only=False)
-    return flags
+def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
+    """Flag the rows whose cells are the names of their columns, and those in another order."""
+    same, any_order = np.ones((2, len(cells)), dtype=bool)
+    if not all(pa.types.is_string(column.type) for column in cells.columns):
+        return ~same, ~same
+    texts = [pc.utf8_lower(pc.utf8_trim_whitespace(column)) for column in cells.columns]
+    for own, name in zip(texts, cells.column_names, strict=True):
+        word = name.strip().lower()
+        same &= _equal(own, word)
+        any_order &= np.any([_equal(text, word) for text in texts], axis=0)
+    return same, any_order & ~same
+
+
+def _equal(texts: pa.ChunkedArray, word: str) -> Booleans:
+    return np.asarray(pc.fill_null(pc.equal(texts, word), False))
 
 
 def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
