@@ -402,7 +402,7 @@ def test_a_tsv_whose_cells_are_quoted_is_refused(tmp_path: Path) -> None:
     rows = "".join(f'"{query}"\t"{ad}"\n' for query, ad in CLICKS)
     with pytest.raises(DatasetError, match="row 2: 300 lines have cells in quotes, as nearly all"):
         _import(tmp_path, "a.tsv", "query\tad\n" + rows)
-    with pytest.raises(DatasetError, match="3 cells instead of 2.*; TSV has no quoting"):
+    with pytest.raises(DatasetError, match=r"3 cells instead of 2.*; TSV has no quoting"):
         _import(tmp_path / "2", "a.tsv", _tsv(('"a\tb"', "c")))
 
 
