@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import UserError, printable, redacted
+from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
 from ramen_ray.orchestration.runs.run_directory import read_run_config
 from ramen_ray.presets import PRESETS
@@ -30,6 +30,7 @@ DEFAULT_LAMBDA = 0.1
 Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
+RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
 SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
@@ -65,7 +66,8 @@ def run_job(job: Callable[[], int | None]) -> int:
         ended_by.append(signal.Signals(number))
         raise KeyboardInterrupt  # Ray's blocking calls let this one through
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, LOST):
+        signal.signal(number, interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
@@ -79,9 +81,15 @@ def run_job(job: Callable[[], int | None]) -> int:
         shown = "\n".join(map(printable, message.split("\n")))
         print(f"error: {shown}", file=sys.stderr)  # noqa: T201
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        return _ending_soon(128 + ended_by[-1])
+        return _ended_by(ended_by[-1])
     return USER_ERROR_CODE
+
+
+def _ended_by(number: signal.Signals) -> int:
+    """Say what has ended the job, and return its exit code."""
+    is_lost = number == LOST
+    print(f"error: {RAY_IS_LOST}" if is_lost else "interrupted", file=sys.stderr)  # noqa: T201
+    return _ending_soon(USER_ERROR_CODE if is_lost else 128 + number)
 
 
 def _ending_soon(code: int) -> int:

@@ -1,6 +1,7 @@
 """Errors that a user can correct, shown as one message without a traceback, and what is shown."""
 
 import re
+import signal
 from typing import Any
 
 _PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
@@ -9,6 +10,9 @@ _ACTS_ON_TERMINALS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 """Control characters, line separators, marks that turn the direction of text, half characters."""
+
+LOST = signal.SIGUSR1
+"""Sent by a job to itself when what it cannot do without has died; it ends as if interrupted."""
 
 
 class UserError(ValueError):

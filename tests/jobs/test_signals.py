@@ -17,6 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, ROOT, wait_until
 
+from ramen_ray.command_line import RAY_IS_LOST
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.tracking.runs import tracking_uri
@@ -130,6 +131,37 @@ def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
     run = RunDirectory.of(config.output, name)
     _end(number, "train.py", ["--config", file], lambda: any(run.path.glob("checkpoint_0*")))
     assert _statuses(config) == ["KILLED"]
+
+
+@pytest.mark.slow
+def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_goes_on(
+    small_run: RunConfig, tmp_path: Path
+) -> None:
+    config = overlay(small_run, {"name": "lost", "experiment": "lost", "training.epochs": 500})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    run = RunDirectory.of(config.output, "lost")
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+    environment = {**os.environ, "RAY_ADDRESS": "local"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as job:
+        wait_until(lambda: any(run.path.glob("checkpoint_0*")), "no checkpoint")
+        below = psutil.Process(job.pid).children(recursive=True)
+        (control,) = [one for one in below if one.name() == "gcs_server"]
+        control.kill()
+        said = job.communicate(timeout=PATIENCE_S)[1].decode()
+    assert job.returncode == 2, said
+    assert f"error: {RAY_IS_LOST}" in said.splitlines()
+    assert "Traceback" not in said
+    assert _statuses(config) == ["KILLED"]
+    wait_until(lambda: not any(map(_runs, below)), "processes are left")
+    latest = max(run.path.glob("checkpoint_0*"))
+    _end(
+        signal.SIGTERM,
+        "train.py",
+        ["--config", file],
+        lambda: max(run.path.glob("checkpoint_0*")) > latest,
+    )
+    assert len(_statuses(config)) == 1
 
 
 @pytest.mark.slow

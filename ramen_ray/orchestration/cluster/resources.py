@@ -36,6 +36,7 @@ from ray.util.placement_group import (
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.orchestration.cluster.joining import TOO_SLOW, check_that_it_answers, in_a_few_tries
+from ramen_ray.orchestration.cluster.own_ray import is_lost, watch_own_ray
 
 GPU_SHARE = 0.25
 NUM_RETRIES = 3
@@ -112,6 +113,7 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
         _keep_private(Path(joined.address_info["session_dir"]))
+        watch_own_ray()
     quiet_ray_data()
 
 
@@ -334,7 +336,8 @@ def no_placement_group_left() -> Iterator[None]:
         yield
     finally:
         job = ray.get_runtime_context().get_job_id()
-        for group, entry in placement_group_table().items():
+        groups = {} if is_lost() else placement_group_table()
+        for group, entry in groups.items():
             is_own = group.endswith(job)  # as all ids of a job do
             if is_own and entry["state"] != "REMOVED":
                 _give_back(PlacementGroup(ray.PlacementGroupID.from_hex(group)))
