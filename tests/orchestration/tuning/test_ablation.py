@@ -116,6 +116,7 @@ def config(small_run: RunConfig) -> RunConfig:
 ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
 
 
+@pytest.mark.slow
 def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
     cluster: None, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
         sweep(mine, SETTINGS, space, training_command)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     cluster: None,
     config: RunConfig,
