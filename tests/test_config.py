@@ -222,6 +222,7 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
             "optimizer.decay": "cosine",
             "classifier.unclicked": "own",
             "local_folder": "local",
+            "encoder.pooling": "cls",
         }
         other = overlay(config, {key: own.get(key) or _another(value)})
         if experiment_hash(other, "data") == known:

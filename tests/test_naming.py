@@ -50,7 +50,8 @@ def test_a_job_refuses_it_before_it_begins(
     output = tmp_path / "outputs" / "deep"
     code, printed = run_here(job, "tiny", f"--{flag}", name, "--output", output)
     assert code == 2
-    assert re.search(rf"{flag}: .* is not a valid name|is not UTF-8", printed)
+    refused = rf"{flag}: .* is not a valid name|is not UTF-8|--{flag} .* has the control character"
+    assert re.search(refused, printed)
     assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
