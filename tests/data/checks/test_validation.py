@@ -909,7 +909,6 @@ PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, 
 
 
 @settings(max_examples=30)
-@settings(max_examples=50)
 @given(
     QUERIES,
     QUERIES,
