@@ -229,7 +229,9 @@ def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) ->
         import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
 
 
-def test_folders_as_programs_write_them_are_read(tmp_path: Path) -> None:
+def test_folders_as_programs_write_them_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Partitions are columns; empty parts and what is no part are passed over."""
     for day in range(1, 31):
         part = tmp_path / "clicks" / f"day=2026-04-{day:02d}" / "part-0.csv.GZ"
@@ -245,6 +247,8 @@ def test_folders_as_programs_write_them_are_read(tmp_path: Path) -> None:
     tables = UserTables(str(tmp_path / "clicks"), columns=Columns(clicks_time="day"), splits=splits)
     dataset, findings = import_in_process(tables, tmp_path / "out")
     assert findings == []
+    assert "1 files of other kinds are not read, such as " in caplog.text
+    assert "notes.txt" in caplog.text
     texts = {s: dataset.read(f"queries/{s}")["text"].to_pylist() for s in SPLITS}
     assert [len(texts[split]) for split in SPLITS] == [190, 50, 60]
     assert {text.split()[0] for text in texts["validation"]} == {f"q{d}" for d in range(20, 25)}

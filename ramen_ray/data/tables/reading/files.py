@@ -1,5 +1,6 @@
 """Find the files of a user's table: a file, a folder or a glob, on a disk or in a store."""
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,8 @@ from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.tables.reading.formats import COMPRESSIONS, FORMATS, TableFile
 from ramen_ray.data.tables.reading.lines import read_header
 from ramen_ray.errors import first_line_of, redacted
+
+logger = logging.getLogger(__name__)
 
 LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Folders that say which files of a table are alive."""
@@ -114,15 +117,14 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[str]:
     root = str(PurePosixPath(*parts[: wild[0]])) if is_glob else path
     selector = FileSelector(root, allow_not_found=True, recursive=True)
     below = [file.path for file in filesystem.get_file_info(selector) if file.type == FileType.File]
-    found = sorted(
-        file
-        for file in below
-        if not _is_hidden(PurePosixPath(file).relative_to(root))
-        and (_fits(file, path) if is_glob else _format(file))
-    )
+    shown = [file for file in below if not _is_hidden(PurePosixPath(file).relative_to(root))]
+    found = sorted(file for file in shown if (_fits(file, path) if is_glob else _format(file)))
     _refuse_logs(found, below)
     if not found:
         raise DatasetError(f"{source} holds no files ({', '.join(FORMATS)})")
+    if not is_glob and (others := sorted(set(shown) - set(found))):
+        message = "%s: %d files of other kinds are not read, such as %s"
+        logger.warning(message, redacted(source), len(others), others[0])
     return found
 
 
