@@ -52,7 +52,7 @@ def main() -> None:
 
 def run(config: RunConfig) -> dict[str, float]:
     """Train once; returns the seconds trained and waited, and of the last background tasks."""
-    from ramen_ray.orchestration.training.run import fit
+    from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     logged = result.run.client.get_run(result.run.id)

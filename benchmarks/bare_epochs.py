@@ -29,7 +29,7 @@ from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import QUERIES, TrainingData, node_table
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.orchestration.runs.components import build_model, build_objective, build_sampler
+from ramen_ray.orchestration.run.build import build_model, build_objective, build_sampler
 
 
 @dataclass

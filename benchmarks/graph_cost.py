@@ -27,7 +27,7 @@ from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.step_inputs import DistinctTexts
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,

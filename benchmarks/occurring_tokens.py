@@ -29,7 +29,7 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,

@@ -47,7 +47,7 @@ from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.runs.components import build_encoder
+from ramen_ray.orchestration.run.build import build_encoder
 from ramen_ray.presets import MINILM
 
 BATCH_SIZE = 256

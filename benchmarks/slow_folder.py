@@ -38,7 +38,7 @@ from ramen_ray.data.store.local_copies import copy_folder
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,

@@ -22,7 +22,7 @@ from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
-from ramen_ray.orchestration.runs.run_directory import read_run_config
+from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "rdocs"

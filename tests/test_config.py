@@ -33,7 +33,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.orchestration.runs.run_directory import experiment_hash
+from ramen_ray.orchestration.run.directory import experiment_hash
 from ramen_ray.presets import PRESETS
 
 positive = st.integers(1, 1000)

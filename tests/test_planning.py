@@ -44,7 +44,7 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_encoder,
     build_objective,
     build_sampler,

@@ -32,7 +32,7 @@ from ramen_ray.method.retrieval.search import (
     most_filters,
     search_index,
 )
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.tuning.variants import used_sets
 
 Datasets = tuple[Prepared, Prepared]

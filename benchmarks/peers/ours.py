@@ -27,7 +27,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import build_index, search_index
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
+from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.tuning.variants import softmax_changes
 from ramen_ray.presets import PRESETS
 

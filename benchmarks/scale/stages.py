@@ -153,7 +153,7 @@ def describe(folder: Path) -> Stage:
 def prepare(folder: Path) -> Stage:
     """Prepare the dataset directory for a bag of embeddings."""
     from ramen_ray.orchestration.preparation.pipeline import prepare
-    from ramen_ray.orchestration.runs.components import encoder_tokenizer
+    from ramen_ray.orchestration.run.build import encoder_tokenizer
 
     dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
 
@@ -186,7 +186,7 @@ def prune(folder: Path) -> Stage:
     import ray
 
     from ramen_ray.orchestration.background.pruning import GraphPruning
-    from ramen_ray.orchestration.runs.components import build_model
+    from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)
     build_model(_config(folder)).save(folder / "model", ENCODER.max_length)
@@ -224,7 +224,7 @@ def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
     from ramen_ray.orchestration.preparation.similar import add_similar
-    from ramen_ray.orchestration.runs.components import build_encoder
+    from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")
     build_encoder(ENCODER).save(folder / "bag", ENCODER.max_length)
@@ -264,7 +264,7 @@ class BagRun:
 def bag_run(folder: Path, batch_size: int) -> BagRun:
     """Build the training of a bag, on the walked graph if there is one."""
     from ramen_ray.method.sampling.training_data import TrainingData
-    from ramen_ray.orchestration.runs.components import (
+    from ramen_ray.orchestration.run.build import (
         build_model,
         build_objective,
         build_sampler,

@@ -39,7 +39,7 @@ from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,

@@ -10,10 +10,10 @@ from support import prepare_in_process
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.task import WorkerTask
-from ramen_ray.orchestration.worker.host import OwnProcess
-from ramen_ray.orchestration.worker.loop import run_worker
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.task import WorkerTask
+from ramen_ray.orchestration.run.setup import OwnProcess
+from ramen_ray.orchestration.run.loop import run_worker
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"

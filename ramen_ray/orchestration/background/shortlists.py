@@ -28,7 +28,7 @@ from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.runs.components import embedding_dim
+from ramen_ray.orchestration.run.build import embedding_dim
 from ramen_ray.orchestration.search import (
     ShardResources,
     query_blocks,

@@ -29,10 +29,10 @@ from ramen_ray.orchestration.combining.task import (
     combine_loop_per_worker,
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
-from ramen_ray.orchestration.runs.identity import software
-from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.training.trainer import run_in_workers
+from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.identity import software
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.workers import run_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 

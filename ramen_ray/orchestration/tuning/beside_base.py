@@ -12,12 +12,12 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.run_directory import experiment_hash
-from ramen_ray.orchestration.training.results import TrainResult, finished_result
-from ramen_ray.orchestration.training.run import fit
-from ramen_ray.orchestration.worker.final_evaluation import TEST_ADS_FILE
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.directory import experiment_hash
+from ramen_ray.orchestration.run.results import TrainResult, finished_result
+from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.final_evaluation import TEST_ADS_FILE
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def fit_beside_base(config: RunConfig) -> BesideBase:
 
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
-            :func:`~ramen_ray.orchestration.training.run.fit`.
+            :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)

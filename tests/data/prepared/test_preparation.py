@@ -27,7 +27,7 @@ from ramen_ray.data.prepared.stages import join_parts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
-from ramen_ray.orchestration.training.checks import check_clicks
+from ramen_ray.orchestration.run.checks import check_clicks
 from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")

@@ -32,7 +32,7 @@ from ramen_ray.method.training.checkpoints import (
 from ramen_ray.method.training.classifier_part import ClassifierPart
 from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,
     build_objective,

@@ -11,8 +11,8 @@ from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.runs import identity, run_directory
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
     finished_run,

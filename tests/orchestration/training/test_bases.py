@@ -21,7 +21,7 @@ from ramen_ray.method.training.step_figures import StepLosses
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,
     build_objective,
@@ -30,10 +30,10 @@ from ramen_ray.orchestration.runs.components import (
     build_state,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.training.checks import check_config
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
-from ramen_ray.orchestration.worker.final_evaluation import PARTS
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.results import TrainResult
+from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.final_evaluation import PARTS
 from ramen_ray.presets import PRESETS
 
 

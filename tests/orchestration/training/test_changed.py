@@ -19,9 +19,9 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import retriever
 from ramen_ray.orchestration.evaluation import checkpoint
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
-from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.training import run as training
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.orchestration.tuning import beside_base
 from ramen_ray.orchestration.tuning.beside_base import fit_beside_base
 from ramen_ray.tracking.registry import Registry

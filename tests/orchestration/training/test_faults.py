@@ -20,9 +20,9 @@ from support import PATIENCE_S, ROOT, kill_train_worker, resize, the_error, wait
 
 from jobs import train
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.results import TrainResult
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.runs import tracking_uri
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from support import kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.checksums import find_damage
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import fit
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.runs.task import WorkerTask
+from ramen_ray.orchestration.run.task import WorkerTask
 from ramen_ray.orchestration.training import one_worker
 from ramen_ray.presets import foldoc
 from ramen_ray.tracking.runs import Run

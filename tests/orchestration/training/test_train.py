@@ -28,9 +28,9 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.results import TrainResult
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset

@@ -13,7 +13,7 @@ from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.fit import fit
 
 pytestmark = [
     pytest.mark.gpu,

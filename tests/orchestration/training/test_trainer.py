@@ -22,9 +22,9 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from ramen_ray.config import WorkersConfig
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.training import trainer
-from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
+from ramen_ray.orchestration.run.task import EndOnFullDisk
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 DIED = WorkerHealthCheckFailedError("A worker has died.\nIts logs", ActorDiedError())

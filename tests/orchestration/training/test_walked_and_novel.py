@@ -27,14 +27,14 @@ from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.preparation.walks import walked_edges
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.results import TrainResult
+from ramen_ray.orchestration.run.fit import fit
 
 NUM_EPOCHS = 12
 ALIKE = 0.9999  # drops all edges but those between equal texts

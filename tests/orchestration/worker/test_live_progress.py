@@ -13,7 +13,7 @@ import pytest
 from support import ROOT, wait_until
 
 from ramen_ray.orchestration.worker import live_progress
-from ramen_ray.orchestration.worker.live_progress import (
+from ramen_ray.orchestration.run.progress import (
     PROGRESS_FILE,
     LiveProgress,
     read_progress,
@@ -25,7 +25,7 @@ Lines = Callable[[], list[str]]
 ON_A_TERMINAL = """
 import sys, time
 from pathlib import Path
-from ramen_ray.orchestration.worker.live_progress import LiveProgress, shown_progress
+from ramen_ray.orchestration.run.progress import LiveProgress, shown_progress
 folder = Path(sys.argv[1])
 with shown_progress(folder):
     for step in (10, 20, 30):

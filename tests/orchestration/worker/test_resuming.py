@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ramen_ray.data.store.checksums import write_checksums
-from ramen_ray.orchestration.worker.host import REPORT_FILE, SNAPSHOT_FILE
-from ramen_ray.orchestration.worker.resuming import keep_intact_checkpoints
+from ramen_ray.orchestration.run.setup import REPORT_FILE, SNAPSHOT_FILE
+from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 
 SCORES = {5: 0.2, 10: 0.9, 15: 0.5}
 

@@ -30,23 +30,23 @@ from ramen_ray.method.training.checkpoints import (
 from ramen_ray.method.training.divergence import check_losses, check_weights
 from ramen_ray.method.training.step import TrainState, global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     add_free_vectors,
     build_model,
     build_propensity,
     build_state,
     held_classifiers,
 )
-from ramen_ray.orchestration.runs.identity import check_meanwhile
-from ramen_ray.orchestration.runs.run_directory import CONFIG_FILE, IDENTITY_FILE
-from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
-from ramen_ray.orchestration.worker.final_evaluation import (
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
+from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.final_evaluation import (
     NOT_VALIDATED,
     VALIDATION,
     evaluate_best,
 )
-from ramen_ray.orchestration.worker.host import REPORT_FILE, SCORE, Host
-from ramen_ray.orchestration.worker.setup import Setup, set_up
+from ramen_ray.orchestration.run.setup import REPORT_FILE, SCORE, Host
+from ramen_ray.orchestration.run.setup import Setup, set_up
 
 STEPS_PER_LOG = 50
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"

@@ -24,8 +24,8 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.full_disk import EndOnFullDisk
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.task import EndOnFullDisk
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -45,7 +45,7 @@ def run_in_workers(
 
     Raises:
         UserError: the first worker returned it; see
-            :func:`~ramen_ray.orchestration.worker.entry.train_loop_per_worker`.
+            :func:`~ramen_ray.orchestration.run.task.train_loop_per_worker`.
         ClusterError: workers have died too often, or Ray Train's controller has; or a lost machine
             was not replaced.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.

@@ -16,7 +16,7 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import (
 
 from ramen_ray.data.store.checksums import find_damage, is_intact
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.orchestration.worker.host import (
+from ramen_ray.orchestration.run.setup import (
     CHECKPOINTS,
     REPORT_FILE,
     SCORE,

@@ -13,9 +13,9 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.runs.run_directory import Identity, finished_run, is_finished
-from ramen_ray.orchestration.runs.task import WorkerResult
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.directory import Identity, finished_run, is_finished
+from ramen_ray.orchestration.run.task import WorkerResult
 from ramen_ray.tracking.runs import Run, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 
@@ -84,7 +84,7 @@ def log_results(
         DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
     # imported here, so that training does not wait for what only its end needs
-    from ramen_ray.orchestration.training.retriever import write_run_retriever
+    from ramen_ray.orchestration.run.results import write_run_retriever
     from ramen_ray.reports.run import write_plots
     from ramen_ray.tracking.retriever import NAME as RETRIEVER
 

@@ -17,23 +17,23 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.runs.components import build_objective, encoder_tokenizer
-from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
     RunDirectory,
     open_run_directory,
 )
-from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
-from ramen_ray.orchestration.training.checks import check_clicks, check_config
-from ramen_ray.orchestration.training.one_worker import train_in_one_worker
-from ramen_ray.orchestration.training.results import TrainResult, log_results
-from ramen_ray.orchestration.training.trainer import run_in_workers
-from ramen_ray.orchestration.worker.entry import train_loop_per_worker
-from ramen_ray.orchestration.worker.host import SCORE, OnReport, OwnProcess
-from ramen_ray.orchestration.worker.live_progress import shown_progress
-from ramen_ray.orchestration.worker.resuming import keep_intact_checkpoints
+from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.checks import check_clicks, check_config
+from ramen_ray.orchestration.run.workers import train_in_one_worker
+from ramen_ray.orchestration.run.results import TrainResult, log_results
+from ramen_ray.orchestration.run.workers import run_in_workers
+from ramen_ray.orchestration.run.task import train_loop_per_worker
+from ramen_ray.orchestration.run.setup import SCORE, OnReport, OwnProcess
+from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _train(
     on_report: OnReport | None,
 ) -> WorkerResult:
     if on_report is not None:
-        from ramen_ray.orchestration.worker.loop import run_worker
+        from ramen_ray.orchestration.run.loop import run_worker
 
         return run_worker(task, OwnProcess(directory.path, on_report))
     if task.config.workers.num_workers == 1 and parent is None:

@@ -16,8 +16,8 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.runs.task import FinalEvaluation
-from ramen_ray.orchestration.worker.setup import Setup
+from ramen_ray.orchestration.run.task import FinalEvaluation
+from ramen_ray.orchestration.run.setup import Setup
 
 VALIDATION = "validation/"
 NOT_VALIDATED = -1.0

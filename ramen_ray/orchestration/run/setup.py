@@ -13,11 +13,11 @@ from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
-from ramen_ray.orchestration.runs.components import build_objective, build_sampler, use_bf16
-from ramen_ray.orchestration.runs.local_folder import LocalFolder
-from ramen_ray.orchestration.runs.task import WorkerTask
-from ramen_ray.orchestration.worker.host import Host
-from ramen_ray.orchestration.worker.run_log import RunLog
+from ramen_ray.orchestration.run.build import build_objective, build_sampler, use_bf16
+from ramen_ray.orchestration.cluster.local_folder import LocalFolder
+from ramen_ray.orchestration.run.task import WorkerTask
+from ramen_ray.orchestration.run.setup import Host
+from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.tracking.step_logger import StepLogger
 
 

@@ -11,7 +11,7 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.pretrained import content_of
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.directory import (
     Identity,
     RunError,
     differences,

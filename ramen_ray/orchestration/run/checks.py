@@ -19,7 +19,7 @@ from ramen_ray.method.model.sentence_folder import (
 )
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
-from ramen_ray.orchestration.runs.components import cluster_schedule, encoder_tokenizer
+from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
 
 logger = logging.getLogger(__name__)
 
