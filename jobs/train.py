@@ -27,7 +27,7 @@ from ramen_ray.config import RunConfig, Section
 from ramen_ray.orchestration.cluster.resources import start_ray
 
 if TYPE_CHECKING:
-    from ramen_ray.orchestration.run.results import TrainResult
+    from ramen_ray.orchestration.run.fit import TrainResult
 
 # Imported in a thread while Ray starts. Only what Ray does not import: two threads that import the
 # same module at once can find it half initialised, which Python reports as a circular import.

@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +38,6 @@ CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 IDENTITY_FILE = "made_from.json"
 """In a checkpoint: what its run is made from."""
-RUN_COPY = ".run.json"
 
 Identity = dict[str, str]
 """What a run is made from besides its settings, by name; see :mod:`.identity`."""
@@ -70,21 +69,18 @@ class RunDirectory:
     def notes(self) -> dict[str, Any]:
         """The notes: identity, made_from, mlflow_run_id; at the end finished, metrics and others.
 
-        They are kept twice; the copy counts where the file is damaged.
-
         Raises:
-            RunError: both are damaged.
+            RunError: they are damaged.
         """
-        files = [file for file in (self.path / RUN_FILE, self.path / RUN_COPY) if file.exists()]
-        for file in files:
-            with suppress(ValueError):
-                return parse_checked(file.read_text())
-        if files:
+        file = self.path / RUN_FILE
+        try:
+            return parse_checked(file.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
             raise RunError(
-                f"{files[0]} is damaged, and so is its copy; to train this run from the start, "
-                f"delete {self.path}"
-            )
-        return {}
+                f"{file} is damaged; to train this run from the start, delete {self.path}"
+            ) from error
 
     def create(self) -> bool:
         """Make the folder if it does not exist; returns whether it was made.
@@ -105,9 +101,8 @@ class RunDirectory:
     def note(self, **notes: Any) -> None:
         """Add to the run's notes."""
         content = with_checksum({**self.notes, **notes})
-        for name in (RUN_COPY, RUN_FILE):
-            with whole_file(self.path / name) as aside:
-                aside.write_text(content)
+        with whole_file(self.path / RUN_FILE) as aside:
+            aside.write_text(content)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -239,9 +234,7 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
     A folder that existed before may hold files of others. It stays, and only the run's own notes
     are removed.
     """
-    notes = [
-        path / name for name in (CONFIG_FILE, RUN_FILE, RUN_COPY) if not (path / name).exists()
-    ]
+    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
     except BaseException:

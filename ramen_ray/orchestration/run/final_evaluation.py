@@ -16,8 +16,8 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.run.task import FinalEvaluation
 from ramen_ray.orchestration.run.setup import Setup
+from ramen_ray.orchestration.run.task import FinalEvaluation
 
 VALIDATION = "validation/"
 NOT_VALIDATED = -1.0
@@ -51,9 +51,7 @@ def evaluate_best(
     """
     config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
     selection = config.training.selection_metric
-    key = VALIDATION + selection
-    reported = [one for one in setup.host.reported() if key in one.metrics]
-    best = max(enumerate(reported), key=lambda item: (item[1].metrics[key], item[0]))[1]
+    best = setup.checkpoints.best()
     check_intact(best.folder)
     trained = load(best.folder)
     metrics = {"untrained": {split: evaluate(untrained, split)[0] for split in splits}}
@@ -76,7 +74,7 @@ def evaluate_best(
             for part, topk in found.items():
                 _save_ads(folder / f"test_ads_{part}.npy", topk)
     sample = _sample(found[chosen], config.seed)
-    return FinalEvaluation(metrics, sample, str(best.folder), best.metrics["step"], chosen)
+    return FinalEvaluation(metrics, sample, str(best.folder), best.step, chosen)
 
 
 def _save_ads(file: Path, topk: TopK) -> None:

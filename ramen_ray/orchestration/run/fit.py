@@ -4,10 +4,11 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ray.train import CheckpointConfig, UserCallback
+from ray.train import UserCallback
 
 from ramen_ray.config import RunConfig, flatten, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
@@ -18,32 +19,70 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
+from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
-    RunDirectory,
+    finished_run,
+    is_finished,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
-from ramen_ray.orchestration.run.checks import check_clicks, check_config
-from ramen_ray.orchestration.run.workers import train_in_one_worker
-from ramen_ray.orchestration.run.results import TrainResult, log_results
-from ramen_ray.orchestration.run.workers import run_in_workers
-from ramen_ray.orchestration.run.task import train_loop_per_worker
-from ramen_ray.orchestration.run.setup import SCORE, OnReport, OwnProcess
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
+from ramen_ray.orchestration.run.task import (
+    OnReport,
+    WorkerResult,
+    WorkerTask,
+    train_loop_per_worker,
+)
+from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
 
-BEST_AND_LAST = CheckpointConfig(
-    num_to_keep=1, checkpoint_score_attribute=SCORE, checkpoint_score_order="max"
-)
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Results of a finished run.
+
+    Attributes:
+        metrics: by row (``untrained``, ``trained``), then split, then metric name.
+        encoder: folder of the best encoder.
+        run_directory: folder with configuration and checkpoints.
+        run: the run in MLflow.
+    """
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+    encoder: Path
+    run_directory: Path
+    run: Run
+
+
+def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
+    """Return the results of the run of this name, or None if it is not finished.
+
+    Args:
+        config: the run's.
+        expected: what the run must be made from, to be compared with others.
+
+    Raises:
+        RunError: it has another configuration or other data, or something has changed meanwhile.
+    """
+    if not is_finished(config):
+        return None
+    made_from = identity_of(config, Dataset(config.dataset))
+    check_meanwhile(expected, made_from)
+    directory = finished_run(config, made_from)
+    if directory is None:
+        return None
+    notes = directory.notes
+    encoder = directory.path / notes["best_checkpoint"] / ENCODER_FOLDER
+    run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
+    return TrainResult(notes["metrics"], encoder, directory.path, run)
 
 
 def fit(
@@ -81,12 +120,12 @@ def fit(
         run = open_run(uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         keep_intact_checkpoints(directory.path)
-        with run.closing(nested := parent is not None):
+        with run.closing(is_nested := parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):
                 start_ray(for_ray_train=config.workers.num_workers > 1)
-                if not nested:  # else its sweep or ablation did, whose other runs hold CPUs
+                if not is_nested:  # else its sweep or ablation did, whose other runs hold CPUs
                     check_resources(config.workers)
             logger.info("data:    %s", dataset.path)
             logger.info("run:     %s", directory.path)
@@ -94,58 +133,48 @@ def fit(
                 data = prepare(dataset, output / "prepared", tokenizer)
             check_clicks(config, data)
             with _timed(seconds, "walk"):
-                edges = _edges(config, data)
+                edges = str(_edges(config, data))
             _log_inputs(run, config, data, made_from)
-            task = WorkerTask(
-                config,
-                str(data.path),
-                str(edges),
-                str(directory.path),
-                run,
-                made_from,
-            )
+            task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
-            with nullcontext() if nested else shown_progress(directory.path):
-                trained = _train(task, directory, parent, callbacks, on_report)
-            seconds |= {
-                "workers": trained.entered_at - called,
-                "first_step": trained.first_step_at - trained.entered_at,
-            }
-            result = TrainResult(
-                trained.evaluation.metrics,
-                Path(trained.evaluation.best_checkpoint) / ENCODER_FOLDER,
-                directory.path,
-                run,
-            )
+            with nullcontext() if is_nested else shown_progress(directory.path):
+                trained = _train(task, parent, callbacks, on_report)
+            seconds["workers"] = trained.entered_at - called
+            seconds["first_step"] = trained.first_step_at - trained.entered_at
             run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
-            log_results(config, result, trained, dataset, data, is_worker=on_report is not None)
+            # imported here, so that training does not wait for what only its end needs
+            from ramen_ray.orchestration.run.results import log_results
+
+            log_results(task, trained, dataset, data, is_worker=on_report is not None)
+        ended = trained.evaluation
+        best = Path(ended.best_checkpoint)
         directory.note(
             finished=True,
-            best_checkpoint=result.encoder.parent.name,
-            part=trained.evaluation.part,
+            best_checkpoint=best.name,
+            part=ended.part,
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
-            metrics=result.metrics,
+            metrics=ended.metrics,
             **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
-    return result
+    return TrainResult(ended.metrics, best / ENCODER_FOLDER, directory.path, run)
 
 
 def _train(
     task: WorkerTask,
-    directory: RunDirectory,
     parent: Run | None,
     callbacks: Sequence[UserCallback],
     on_report: OnReport | None,
 ) -> WorkerResult:
     if on_report is not None:
         from ramen_ray.orchestration.run.loop import run_worker
+        from ramen_ray.orchestration.run.setup import only_worker
 
-        return run_worker(task, OwnProcess(directory.path, on_report))
+        return run_worker(task, only_worker(on_report))
     if task.config.workers.num_workers == 1 and parent is None:
         return train_in_one_worker(task)
-    trained: WorkerResult = run_in_workers(
-        train_loop_per_worker, task, task.config.workers, directory, BEST_AND_LAST, callbacks
+    trained: WorkerResult = train_in_workers(
+        train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
     )
     return trained
 

@@ -1,11 +1,9 @@
 """What every worker runs: train, validate, checkpoint, resume after a lost worker."""
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.config import write_config
-from ramen_ray.data.store.checksums import check_intact, write_checksums
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -37,19 +35,18 @@ from ramen_ray.orchestration.run.build import (
     build_state,
     held_classifiers,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
-from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
 from ramen_ray.orchestration.run.final_evaluation import (
     NOT_VALIDATED,
     VALIDATION,
     evaluate_best,
 )
-from ramen_ray.orchestration.run.setup import REPORT_FILE, SCORE, Host
-from ramen_ray.orchestration.run.setup import Setup, set_up
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.setup import Process, Setup, set_up
+from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
 
 STEPS_PER_LOG = 50
-CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 
 
 @dataclass
@@ -74,10 +71,10 @@ class Training:
     first_step_at: float | None = None
 
 
-def run_worker(task: WorkerTask, host: Host) -> WorkerResult:
+def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
     """Train to the end in this process, then evaluate the best model and the untrained one."""
     entered_at = time.time()
-    setup = set_up(task, host)
+    setup = set_up(task, process)
     try:
         run = start_or_resume(setup)
         train(run)
@@ -106,17 +103,17 @@ def run_worker(task: WorkerTask, host: Host) -> WorkerResult:
 
 def start_or_resume(setup: Setup) -> Training:
     """Build the model and its training state, new or from the last checkpoint."""
-    last = setup.host.last_checkpoint()
+    last = setup.checkpoints.last()
     if last is None:
         run = _new_run(setup, _untrained_model(setup))
         for one in setup.background:
             one.forget_after(0)
         run.state.advance()
         return run
-    check_intact(last)
-    model = load_model(last, held_classifiers(setup.config, setup.data))
+    check_intact(last.folder)
+    model = load_model(last.folder, held_classifiers(setup.config, setup.data))
     run = _new_run(setup, _to_train(model, setup.device))
-    run.progress = Progress(**restore_checkpoint(last, run.state))
+    run.progress = Progress(**restore_checkpoint(last.folder, run.state))
     for one in setup.background:
         one.forget_after(run.state.step)
         progress = run.progress.background[one.name]
@@ -148,7 +145,7 @@ def _to_train(model: DualEncoder, device: torch.device) -> DualEncoder:
 
 def _new_run(setup: Setup, model: DualEncoder) -> Training:
     keep_tokens(model.encoder, setup.data.occurring_tokens)
-    trained = setup.host.prepare_model(model)
+    trained = setup.process.wrap(model)
     state = build_state(setup.config, model, trained, setup.sampler)
     return Training(setup, model, state, Progress())
 
@@ -263,26 +260,22 @@ def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, flo
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:
-    """Write a checkpoint, and wait until the run can go on from it."""
+    """Write a checkpoint from which the run can go on, and report it."""
     setup, state = run.setup, run.state
     score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
     epoch = state.step / setup.sampler.steps_per_epoch
     reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
-    (rank, num_workers), is_shared = world(), any(part.is_shared for part in state.parts)
-    with tempfile.TemporaryDirectory() as folder:
-        if rank:
-            save_shares(Path(folder), state)
-        else:
+    is_shared = any(part.is_shared for part in state.parts)
+    with setup.checkpoints.written(reported, is_shared) as folder:
+        if world()[0] == 0:
             run.progress.background = {one.name: one.progress for one in setup.background}
             max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
-            save_checkpoint(Path(folder), run.model, state, max_length, progress)
-            write_config(setup.config, Path(folder) / CONFIG_FILE)
-            (Path(folder) / IDENTITY_FILE).write_text(json.dumps(setup.made_from) + "\n")
-            (Path(folder) / REPORT_FILE).write_text(json.dumps(reported) + "\n")
-        if rank == 0 or is_shared:
-            write_checksums(Path(folder), rank, num_workers if is_shared else 1)
-        own = Path(folder) if rank == 0 or is_shared else None
-        setup.host.report(reported, own, CHECKPOINT_FOLDER.format(state.step))
+            save_checkpoint(folder, run.model, state, max_length, progress)
+            write_config(setup.config, folder / CONFIG_FILE)
+            (folder / IDENTITY_FILE).write_text(json.dumps(setup.made_from) + "\n")
+        elif is_shared:
+            save_shares(folder, state)
+    setup.process.report(reported)
 
 
 def _prefixed(metrics: dict[str, float]) -> dict[str, float]:

@@ -1,81 +1,44 @@
-"""Results of a finished run, in its folder and in MLflow."""
+"""Log what a finished run leaves in MLflow: retriever, figures, sample predictions, plots."""
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
-from ramen_ray.config import RunConfig
+from ramen_ray.bases.combination import Part
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.directory import Identity, finished_run, is_finished
-from ramen_ray.orchestration.run.task import WorkerResult
-from ramen_ray.tracking.runs import Run, tracking_uri
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
+from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.orchestration.cluster.resources import worker_task
+from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.reports.run import write_plots
+from ramen_ray.tracking.retriever import NAME as RETRIEVER
+from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.step_logger import StepLogger
 
 SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Results of a finished run.
-
-    Attributes:
-        metrics: by row (``untrained``, ``trained``), then split, then metric name.
-        encoder: folder of the best encoder.
-        run_directory: folder with configuration and checkpoints.
-        run: the run in MLflow.
-    """
-
-    metrics: dict[str, dict[str, dict[str, float]]]
-    encoder: Path
-    run_directory: Path
-    run: Run
-
-
-def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
-    """Return the results of the run of this name, or None if it is not finished.
-
-    Args:
-        config: the run's.
-        expected: what the run must be made from, to be compared with others.
-
-    Raises:
-        RunError: it has another configuration or other data, or something has changed meanwhile.
-    """
-    if not is_finished(config):
-        return None
-    made_from = identity_of(config, Dataset(config.dataset))
-    check_meanwhile(expected, made_from)
-    directory = finished_run(config, made_from)
-    if directory is None:
-        return None
-    notes = directory.notes
-    encoder = directory.path / notes["best_checkpoint"] / ENCODER_FOLDER
-    run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
-    return TrainResult(notes["metrics"], encoder, directory.path, run)
+EXAMPLE_QUERIES = 2
 
 
 def log_results(
-    config: RunConfig,
-    result: TrainResult,
+    task: WorkerTask,
     trained: WorkerResult,
     dataset: Dataset,
     data: Prepared,
     is_worker: bool = False,
 ) -> None:
-    """Log the retriever, the figures, sample predictions and plots of a finished run.
+    """Log a finished run.
 
     Args:
-        config: the run's.
-        result: the run's results.
-        trained: what its first worker returned.
+        task: what its workers were sent.
+        trained: what the first of them returned.
         dataset: the dataset it was trained on.
         data: the same dataset, prepared.
         is_worker: whether this process holds what a worker needs.
@@ -83,23 +46,35 @@ def log_results(
     Raises:
         DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
-    # imported here, so that training does not wait for what only its end needs
-    from ramen_ray.orchestration.run.results import write_run_retriever
-    from ramen_ray.reports.run import write_plots
-    from ramen_ray.tracking.retriever import NAME as RETRIEVER
-
-    run, metrics = result.run, result.metrics
-    StepLogger(run, result.run_directory).send_unsent()
-    best = result.encoder.parent, trained.evaluation.part
-    with scratch_folder(result.run_directory / ".retriever") as aside:
+    config, run, ended = task.config, task.run, trained.evaluation
+    folder, metrics = Path(task.run_directory), ended.metrics
+    StepLogger(run, folder).send_unsent()
+    kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
+    with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
-            sample = _sample_predictions(dataset, trained.evaluation.sample)
-            folder = aside / RETRIEVER
-            retriever = write_run_retriever(folder, config, dataset, data, best, is_worker)
-        model_id = retriever.log(run)
+            sample = _sample_predictions(dataset, ended.sample)
+            best = Path(ended.best_checkpoint), ended.part
+            shard = config.workers.gb_per_shard
+            settings = RetrieverSettings(kind, config.encoder.max_length, shard)
+            work = (aside / RETRIEVER, best, dataset, data, settings)
+            is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
+            if is_worker or is_small:
+                measured = _write_retriever(*work)  # takes less time than starting a task
+            else:  # a worker has ended by now, so there is room
+                measured = ray.get(worker_task(_write_retriever, config.workers).remote(*work))
+            queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
+            metadata = {
+                "dataset": dataset.name,
+                "dataset_fingerprint": dataset.fingerprint,
+                "encoder": config.encoder.pretrained,
+                "index": kind,
+                "num_ads": len(data.ads),
+                "part": ended.part,
+            }
+        model_id = log_retriever(run, aside / RETRIEVER, queries.to_pylist(), metadata)
     named = {
-        **retriever.figures,
-        "best/step": trained.evaluation.best_step,
+        **_prefixed("index/", measured),
+        "best/step": ended.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
     }
@@ -136,3 +111,17 @@ def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, l
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
     return {prefix + name: value for name, value in metrics.items()}
+
+
+def _write_retriever(
+    folder: Path,
+    best: tuple[Path, Part],
+    dataset: Dataset,
+    data: Prepared,
+    settings: RetrieverSettings,
+) -> dict[str, float]:
+    """Write a retriever of the best model, with a GPU if there is one; returns figures of it."""
+    check_intact(best[0])
+    model = load_model(best[0], part=best[1])
+    model.to("cuda" if ray.get_gpu_ids() else "cpu")
+    return write_retriever(folder, model, dataset, data, settings)

@@ -1,9 +1,14 @@
-"""What a worker trains with: its data, device, objective, sampler, background tasks and log."""
+"""What a worker trains with: its process, data, objective, sampler, background tasks and log."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import ray
+import ray.train
+import ray.train.torch
 import torch
+from torch import nn
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
@@ -13,12 +18,45 @@ from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
-from ramen_ray.orchestration.run.build import build_objective, build_sampler, use_bf16
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
-from ramen_ray.orchestration.run.task import WorkerTask
-from ramen_ray.orchestration.run.setup import Host
+from ramen_ray.orchestration.run.build import build_objective, build_sampler, use_bf16
+from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.task import OnReport, WorkerTask
 from ramen_ray.tracking.step_logger import StepLogger
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a worker's process offers: a worker of Ray Train, or the only one of a run.
+
+    Attributes:
+        device: where it computes.
+        is_first_on_machine: whether it is the one of its machine's workers that copies files there.
+        wrap: returns what steps call: a model, or its wrapper for several workers.
+        report: passes the metrics of a checkpoint on, once that outlives the process.
+    """
+
+    device: torch.device
+    is_first_on_machine: bool
+    wrap: Callable[[nn.Module], nn.Module]
+    report: OnReport
+
+
+def ray_train_worker() -> Process:
+    """Describe this process, a worker of Ray Train; its reports reach the callbacks there."""
+    return Process(
+        ray.train.torch.get_device(),
+        ray.train.get_context().get_local_rank() == 0,
+        ray.train.torch.prepare_model,
+        ray.train.report,
+    )
+
+
+def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
+    """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
+    device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
+    return Process(device, True, lambda model: model, on_report)
 
 
 @dataclass(frozen=True)
@@ -28,8 +66,8 @@ class Setup:
     Attributes:
         config: the run's.
         folder: the run's.
-        host: the process that it trains in.
-        device: where this worker computes.
+        process: the one that it trains in.
+        checkpoints: what the run goes on from.
         use_bf16: whether it encodes under bfloat16 autocast.
         local: where this machine has its copies of what steps read.
         data: the prepared dataset.
@@ -42,8 +80,8 @@ class Setup:
 
     config: RunConfig
     folder: Path
-    host: Host
-    device: torch.device
+    process: Process
+    checkpoints: Checkpoints
     use_bf16: bool
     local: LocalFolder
     data: Prepared
@@ -54,21 +92,26 @@ class Setup:
     made_from: dict[str, str]
 
     @property
+    def device(self) -> torch.device:
+        """Where this worker computes."""
+        return self.process.device
+
+    @property
     def total_steps(self) -> int:
         """Number of steps of the whole training."""
         return self.sampler.steps_per_epoch * self.config.training.epochs
 
 
-def set_up(task: WorkerTask, host: Host) -> Setup:
+def set_up(task: WorkerTask, process: Process) -> Setup:
     """Map the data into memory, and build what training needs besides the model."""
-    config, device = task.config, host.device
+    config, device = task.config, process.device
     torch.manual_seed(config.seed)  # as this process may have trained another run before
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
-    local = LocalFolder(on_disk, host.is_first_on_machine, device)
+    local = LocalFolder(on_disk, process.is_first_on_machine, device)
     prepared, edges = Path(task.prepared), Path(task.edges)
     data = Prepared(local.copy_of(prepared))
     if edges.is_relative_to(prepared):
@@ -89,8 +132,8 @@ def set_up(task: WorkerTask, host: Host) -> Setup:
     return Setup(
         config,
         folder,
-        host,
-        device,
+        process,
+        Checkpoints(folder, device),
         bf16,
         local,
         data,

@@ -1,11 +1,24 @@
-"""What workers receive and return; imports little, since Ray's controller imports it too."""
+"""What Ray calls in a run's workers, what these receive, and what they return.
 
+The driver and Ray Train's controller import this too, so it imports little: a worker's libraries
+take seconds.
+"""
+
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray.train import ControllerError, UserCallback
+
 from ramen_ray.bases.combination import Part
 from ramen_ray.config import RunConfig
+from ramen_ray.errors import UserError
+from ramen_ray.full_disk import is_disk_full
 from ramen_ray.tracking.runs import Run
+
+OnReport = Callable[[dict[str, Any]], None]
+"""Called with the metrics of each checkpoint, once that outlives the process."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +79,40 @@ class WorkerResult:
     waited_seconds: float
     entered_at: float
     first_step_at: float
+
+
+def train_alone(task: WorkerTask) -> WorkerResult:
+    """Run a task in the only worker."""
+    from ramen_ray.orchestration.run.loop import run_worker
+    from ramen_ray.orchestration.run.setup import only_worker
+
+    return run_worker(task, only_worker())
+
+
+def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
+    """Run the ``task`` of ``settings``, a :class:`WorkerTask`, in a worker of Ray Train.
+
+    An error that all workers find at once, and would find again, is returned: Ray Train would
+    start them anew if it was raised.
+    """
+    logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
+    from ramen_ray.data.store.checksums import DamagedError
+    from ramen_ray.method.training.divergence import DivergedError
+    from ramen_ray.orchestration.run.directory import RunError
+    from ramen_ray.orchestration.run.loop import run_worker
+    from ramen_ray.orchestration.run.setup import ray_train_worker
+
+    try:
+        return run_worker(settings["task"], ray_train_worker())
+    except (DivergedError, DamagedError, RunError) as error:
+        return error
+
+
+class EndOnFullDisk(UserCallback):
+    """Ends a training whose disk is full: workers that are started anew would find it full."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """End the training, as Ray Train does not retry errors of its controller."""
+        for error in worker_exceptions.values():
+            if is_disk_full(error):
+                raise ControllerError(error)

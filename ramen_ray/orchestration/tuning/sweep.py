@@ -30,7 +30,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
+from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     Identity,
     RunDirectory,
@@ -38,8 +38,9 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.final_evaluation import VALIDATION
 from ramen_ray.orchestration.run.fit import make_ready
+from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
 from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (
@@ -51,7 +52,6 @@ from ramen_ray.orchestration.tuning.trials import (
     train_in_trial,
     trainable,
 )
-from ramen_ray.orchestration.run.final_evaluation import VALIDATION
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 

@@ -30,10 +30,9 @@ from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
-from ramen_ray.orchestration.run.results import TrainResult
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
+from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
 from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES

@@ -16,9 +16,9 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import RunError, open_run_directory
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.tuning import ablation
 from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
 from ramen_ray.orchestration.tuning.trials import run_trials

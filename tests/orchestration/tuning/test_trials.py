@@ -17,17 +17,16 @@ from support import kill_train_worker, wait_until
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
-from ramen_ray.orchestration.run.results import TrainResult
-from ramen_ray.orchestration.run.fit import fit, is_ready
+from ramen_ray.orchestration.run.final_evaluation import VALIDATION
+from ramen_ray.orchestration.run.fit import TrainResult, fit, is_ready
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.tuning.trials import (
     run_trials,
     running_tune,
     train_in_trial,
     trainable,
 )
-from ramen_ray.orchestration.run.final_evaluation import VALIDATION
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 METRIC = VALIDATION + "P@1"

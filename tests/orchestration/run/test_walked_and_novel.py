@@ -33,8 +33,7 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.run.results import TrainResult
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 
 NUM_EPOCHS = 12
 ALIKE = 0.9999  # drops all edges but those between equal texts

@@ -21,8 +21,7 @@ from support import PATIENCE_S, ROOT, kill_train_worker, resize, the_error, wait
 from jobs import train
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.results import TrainResult
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import tracking_uri
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import distributed
 
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration.runs import local_folder
+from ramen_ray.orchestration.cluster import local_folder
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 
 SIDES = [Regularizer("links", "query"), Regularizer("links", "ad"), Regularizer("topics", "ad")]

@@ -1,4 +1,4 @@
-"""What becomes of the only worker's deaths and errors; it does not train here."""
+"""What becomes of deaths and errors of workers, one or several; they do not train here."""
 
 import errno
 import os
@@ -11,14 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+from ray.exceptions import ActorDiedError
+from ray.train import ControllerError, WorkerGroupError
 from support import wait_until
 
-from ramen_ray.config import overlay
+from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.run.task import WorkerTask
-from ramen_ray.orchestration.training import one_worker
+from ramen_ray.orchestration.run import workers
+from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerTask
 from ramen_ray.presets import foldoc
 from ramen_ray.tracking.runs import Run
 
@@ -32,8 +34,8 @@ def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tra
     task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
 
     def called(worker: Callable[[WorkerTask], Any]) -> Any:
-        monkeypatch.setattr(one_worker, "train_alone", worker)
-        return one_worker.train_in_one_worker(task)
+        monkeypatch.setattr(workers, "train_alone", worker)
+        return workers.train_in_one_worker(task)
 
     return called
 
@@ -108,3 +110,65 @@ def test_ctrl_c_ends_the_worker(train: Train, tmp_path: Path) -> None:
         train(never_end)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(file.read_text())).wait(timeout=30)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Died(Exception):
+    """What Ray Train makes of a worker whose process has ended."""
+
+    health_check_failure = ActorDiedError()
+
+
+DIED = _Died("A worker has died.\nIts logs")
+
+
+def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        def __init__(self, *_: object, **__: object) -> None:
+            """Take what Ray Train's trainer takes."""
+
+        def fit(self) -> None:
+            raise error
+
+    monkeypatch.setattr(workers, "TorchTrainer", Fails)
+    held = WorkersConfig(max_failures=2)
+    workers.train_in_workers(print, None, held, Path("runs") / "a")
+
+
+@pytest.mark.parametrize("failures", [{0: DIED}, {0: ConnectionError("reset"), 1: DIED}])
+def test_workers_that_die_too_often_are_told_in_one_line(
+    failures: dict[int, Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
+        _run(WorkerGroupError("dead", failures), monkeypatch)
+    assert str(told.value).endswith("(A worker has died.)")
+
+
+def test_a_lost_machine_that_is_not_replaced_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "has_room", lambda needed, seconds: False)
+    with pytest.raises(ClusterError, match="had no room for all 1 since; add machines") as told:
+        _run(ControllerError(TimeoutError("no workers")), monkeypatch)
+    assert "\n" not in str(told.value)
+
+
+def test_a_controller_that_dies_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="a process has died"):
+        _run(ActorDiedError(), monkeypatch)
+
+
+def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = WorkerGroupError("wrong", {0: ZeroDivisionError("by zero")})
+    with pytest.raises(WorkerGroupError, match="wrong") as raised:
+        _run(failure, monkeypatch)
+    assert raised.value is failure
+
+
+def test_ray_train_starts_no_worker_anew_on_a_full_disk() -> None:
+    EndOnFullDisk().after_exception(None, {0: KeyError("a")})
+    with pytest.raises(ControllerError) as ended:
+        EndOnFullDisk().after_exception(None, {0: KeyError("a"), 1: FULL})
+    assert is_disk_full(ended.value)

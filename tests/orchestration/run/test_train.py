@@ -29,8 +29,7 @@ from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.results import TrainResult
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
@@ -218,11 +217,10 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
     shutil.copytree(unharmed.run_directory, run)
     notes = RunDirectory(run).notes
     begun = {name: notes[name] for name in ("identity", "made_from")}
-    (run / ".run.json").write_text(with_checksum(begun))
+    (run / "run.json").write_text(with_checksum(begun))
     newest = run / f"checkpoint_{NUM_STEPS:09d}"
-    for name in ("run.json", "config.json"):
-        file = run / name
-        file.write_bytes(file.read_bytes()[:50])
+    file = run / "config.json"
+    file.write_bytes(file.read_bytes()[:50])
     (newest / "state.pt").write_bytes(b"")
     resumed = fit(overlay(config, {"name": "damaged"}))
     assert "state.pt has 0 bytes instead of" in caplog.text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, wait_until
 
-from ramen_ray.orchestration.worker import live_progress
+from ramen_ray.orchestration.run import progress
 from ramen_ray.orchestration.run.progress import (
     PROGRESS_FILE,
     LiveProgress,
@@ -38,7 +38,7 @@ with shown_progress(folder):
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
     """Returns the lines logged so far, by a watcher that looks often."""
-    monkeypatch.setattr(live_progress, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
     caplog.set_level(logging.INFO)
     return lambda: caplog.messages
 
@@ -55,7 +55,7 @@ def test_a_log_gets_a_line_for_each_message_with_the_time_left(tmp_path: Path, l
 
 
 def test_a_long_epoch_is_logged_too(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live_progress, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
     with shown_progress(tmp_path):
         for step in (1, 2):
             LiveProgress(step, 40).write(tmp_path)

@@ -19,8 +19,8 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import retriever
 from ramen_ray.orchestration.evaluation import checkpoint
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.run import fit as training
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.training import run as training
 from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.orchestration.tuning import beside_base
 from ramen_ray.orchestration.tuning.beside_base import fit_beside_base
