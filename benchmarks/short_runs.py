@@ -21,8 +21,9 @@ from ramen_ray.config import RunConfig, overlay, with_absolute_paths
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import start_ray
 from ramen_ray.orchestration.run.directory import RUN_FILE, RunDirectory
-from ramen_ray.orchestration.run.fit import fit, make_ready
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.ready import make_ready
 from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.presets import PRESETS
 from ramen_ray.tracking.runs import open_run, tracking_uri

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ray.train import UserCallback
 
@@ -15,10 +14,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.orchestration.run.directory import (
@@ -30,6 +27,7 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.ready import edges_to_train
 from ramen_ray.orchestration.run.task import (
     OnReport,
     WorkerResult,
@@ -38,9 +36,6 @@ from ramen_ray.orchestration.run.task import (
 )
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
-
-if TYPE_CHECKING:
-    from ramen_ray.method.graph.walk import WalkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +128,7 @@ def fit(
                 data = prepare(dataset, output / "prepared", tokenizer)
             check_clicks(config, data)
             with _timed(seconds, "walk"):
-                edges = str(_edges(config, data))
+                edges = str(edges_to_train(config, data))
             _log_inputs(run, config, data, made_from)
             task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
@@ -177,56 +172,6 @@ def _train(
         train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
     )
     return trained
-
-
-def make_ready(config: RunConfig) -> None:
-    """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
-
-    Raises:
-        DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
-    """
-    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    _edges(config, prepare(dataset, Path(config.output) / "prepared", tokenizer))
-
-
-def is_ready(config: RunConfig) -> bool:
-    """Say whether a run needs no other process before it trains; see :func:`make_ready`.
-
-    Raises:
-        DatasetError, EncoderError: the dataset or the encoder is missing.
-    """
-    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
-    if not data.is_dir():
-        return False
-    if not config.walk.enabled:
-        return True
-    from ramen_ray.orchestration.preparation.walks import is_walked
-
-    return is_walked(*_walk(config, Prepared(data)))
-
-
-def _edges(config: RunConfig, data: Prepared) -> Path:
-    """Return the folder of the graph to train on."""
-    if not config.walk.enabled:
-        return data.path / "edges"
-    from ramen_ray.orchestration.preparation.walks import walked_edges
-
-    return walked_edges(*_walk(config, data))
-
-
-def _walk(
-    config: RunConfig, data: Prepared
-) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
-    """Return what :func:`walked_edges` takes."""
-    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
-
-    walk = config.walk
-    settings = WalkSettings(
-        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
-    )
-    regularizers, walked = build_objective(config).regularizers, Path(config.output) / "walked"
-    return data, regularizers, settings, config.seed, walked
 
 
 @contextmanager

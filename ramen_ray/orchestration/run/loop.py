@@ -3,72 +3,33 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.config import write_config
-from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.method.distributed import world
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.model.pretrained import content_of
-from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.pool_figures import pool_figures
-from ramen_ray.method.training.checkpoints import (
-    restore_checkpoint,
-    save_checkpoint,
-    save_shares,
-)
+from ramen_ray.method.training.checkpoints import save_checkpoint, save_shares
 from ramen_ray.method.training.divergence import check_losses, check_weights
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.method.training.step_figures import StepLosses
-from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
-    build_model,
-    build_propensity,
-    build_state,
-    held_classifiers,
-)
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
-from ramen_ray.orchestration.run.final_evaluation import (
+from ramen_ray.orchestration.run.evaluation import evaluate_best, measure
+from ramen_ray.orchestration.run.setup import (
     NOT_VALIDATED,
-    VALIDATION,
-    evaluate_best,
+    Process,
+    Setup,
+    Training,
+    set_up,
+    start_or_resume,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile
-from ramen_ray.orchestration.run.setup import Process, Setup, set_up
-from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.task import VALIDATION, WorkerResult, WorkerTask
 
 STEPS_PER_LOG = 50
-
-
-@dataclass
-class Progress:
-    """What checkpoints keep besides the training state; plain values."""
-
-    best: float = NOT_VALIDATED
-    validations_since_best: int = 0
-    trained_seconds: float = 0.0
-    background: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Progress of each background task, by name, when the checkpoint was written."""
-
-
-@dataclass
-class Training:
-    """A worker's run in progress: the model, and what changes as it is trained."""
-
-    setup: Setup
-    model: DualEncoder
-    state: TrainState
-    progress: Progress
-    first_step_at: float | None = None
 
 
 def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
@@ -84,14 +45,7 @@ def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
     for one in setup.background:
         one.keep_only_taken()
     setup.local.forget(setup.folder)
-    evaluation = evaluate_best(
-        setup,
-        _untrained_model(setup),
-        lambda folder: load_model(folder, held_classifiers(setup.config, setup.data)).to(
-            setup.device
-        ),
-        lambda model, split: measure(setup, model, split),
-    )
+    evaluation = evaluate_best(setup)
     return WorkerResult(
         evaluation,
         run.progress.trained_seconds,
@@ -99,55 +53,6 @@ def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
         entered_at,
         run.first_step_at or entered_at,
     )
-
-
-def start_or_resume(setup: Setup) -> Training:
-    """Build the model and its training state, new or from the last checkpoint."""
-    last = setup.checkpoints.last()
-    if last is None:
-        run = _new_run(setup, _untrained_model(setup))
-        for one in setup.background:
-            one.forget_after(0)
-        run.state.advance()
-        return run
-    check_intact(last.folder)
-    model = load_model(last.folder, held_classifiers(setup.config, setup.data))
-    run = _new_run(setup, _to_train(model, setup.device))
-    run.progress = Progress(**restore_checkpoint(last.folder, run.state))
-    for one in setup.background:
-        one.forget_after(run.state.step)
-        progress = run.progress.background[one.name]
-        run.state.sources = one.restore(progress, run.state.sources)
-    return run
-
-
-def _untrained_model(setup: Setup) -> DualEncoder:
-    """Build the model that training starts from, on this worker's device.
-
-    It is built in each attempt, and again for the evaluation at the end.
-
-    Raises:
-        RunError: the encoder is not the one that the run began with.
-    """
-    model = build_model(setup.config).to(setup.device)
-    expected = {"encoder": setup.made_from["encoder"]}
-    check_meanwhile(expected, {"encoder": content_of(setup.config.encoder.pretrained)})
-    return add_free_vectors(setup.config, model, setup.data)
-
-
-def _to_train(model: DualEncoder, device: torch.device) -> DualEncoder:
-    """Move a loaded model to a device, and its classifiers too, which otherwise stay mapped."""
-    if model.classifiers is not None:
-        vectors = model.classifiers.vectors.to(device)
-        model.classifiers = replace(model.classifiers, vectors=vectors)
-    return model.to(device)
-
-
-def _new_run(setup: Setup, model: DualEncoder) -> Training:
-    keep_tokens(model.encoder, setup.data.occurring_tokens)
-    trained = setup.process.wrap(model)
-    state = build_state(setup.config, model, trained, setup.sampler)
-    return Training(setup, model, state, Progress())
 
 
 def train(run: Training) -> None:
@@ -252,11 +157,6 @@ def validate(run: Training) -> dict[str, float]:
         run.progress.best = score
         run.progress.validations_since_best = 0
     return metrics
-
-
-def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
-    """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
 def report(run: Training, metrics: dict[str, float]) -> None:

@@ -1,8 +1,9 @@
-"""What a worker trains with: its process, data, objective, sampler, background tasks and log."""
+"""What a worker trains with: its process and data, and the model and state that it begins from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import ray
 import ray.train
@@ -12,18 +13,36 @@ from torch import nn
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.method.distributed import world
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.checkpoints import restore_checkpoint
+from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.background.task import BackgroundTask, TaskContext
 from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
-from ramen_ray.orchestration.run.build import build_objective, build_sampler, use_bf16
+from ramen_ray.orchestration.run.build import (
+    add_free_vectors,
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+    held_classifiers,
+    use_bf16,
+)
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
+from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.task import OnReport, WorkerTask
 from ramen_ray.tracking.step_logger import StepLogger
+
+NOT_VALIDATED = -1.0
+"""The score of a model that was not validated: below all others."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +162,74 @@ def set_up(task: WorkerTask, process: Process) -> Setup:
         log,
         task.made_from,
     )
+
+
+@dataclass
+class Progress:
+    """What checkpoints keep besides the training state; plain values."""
+
+    best: float = NOT_VALIDATED
+    validations_since_best: int = 0
+    trained_seconds: float = 0.0
+    background: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Progress of each background task, by name, when the checkpoint was written."""
+
+
+@dataclass
+class Training:
+    """A worker's run in progress: the model, and what changes as it is trained."""
+
+    setup: Setup
+    model: DualEncoder
+    state: TrainState
+    progress: Progress
+    first_step_at: float | None = None
+
+
+def start_or_resume(setup: Setup) -> Training:
+    """Build the model and its training state, new or from the last checkpoint."""
+    last = setup.checkpoints.last()
+    if last is None:
+        run = _new_run(setup, untrained_model(setup))
+        for one in setup.background:
+            one.forget_after(0)
+        run.state.advance()
+        return run
+    check_intact(last.folder)
+    model = load_model(last.folder, held_classifiers(setup.config, setup.data))
+    run = _new_run(setup, _to_train(model, setup.device))
+    run.progress = Progress(**restore_checkpoint(last.folder, run.state))
+    for one in setup.background:
+        one.forget_after(run.state.step)
+        progress = run.progress.background[one.name]
+        run.state.sources = one.restore(progress, run.state.sources)
+    return run
+
+
+def untrained_model(setup: Setup) -> DualEncoder:
+    """Build the model that training starts from, on this worker's device.
+
+    It is built in each attempt, and again for the evaluation at the end.
+
+    Raises:
+        RunError: the encoder is not the one that the run began with.
+    """
+    model = build_model(setup.config).to(setup.device)
+    expected = {"encoder": setup.made_from["encoder"]}
+    check_meanwhile(expected, {"encoder": content_of(setup.config.encoder.pretrained)})
+    return add_free_vectors(setup.config, model, setup.data)
+
+
+def _to_train(model: DualEncoder, device: torch.device) -> DualEncoder:
+    """Move a loaded model to a device, and its classifiers too, which otherwise stay mapped."""
+    if model.classifiers is not None:
+        vectors = model.classifiers.vectors.to(device)
+        model.classifiers = replace(model.classifiers, vectors=vectors)
+    return model.to(device)
+
+
+def _new_run(setup: Setup, model: DualEncoder) -> Training:
+    keep_tokens(model.encoder, setup.data.occurring_tokens)
+    trained = setup.process.wrap(model)
+    state = build_state(setup.config, model, trained, setup.sampler)
+    return Training(setup, model, state, Progress())

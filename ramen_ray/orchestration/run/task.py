@@ -17,6 +17,8 @@ from ramen_ray.errors import UserError
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.tracking.runs import Run
 
+VALIDATION = "validation/"
+"""Begins the names of validation's metrics in reports."""
 OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 

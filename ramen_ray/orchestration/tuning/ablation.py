@@ -27,13 +27,13 @@ from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
+    TEST_ADS_FILE,
     Identity,
     RunDirectory,
     RunError,
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.final_evaluation import TEST_ADS_FILE
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.tuning.trials import run_trials
 from ramen_ray.orchestration.tuning.variants import AblationConfig, Variant, used_sets, variants_of

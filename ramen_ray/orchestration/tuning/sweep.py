@@ -38,9 +38,9 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.run.final_evaluation import VALIDATION
-from ramen_ray.orchestration.run.fit import make_ready
 from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
+from ramen_ray.orchestration.run.ready import make_ready
+from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tuning.trials import (

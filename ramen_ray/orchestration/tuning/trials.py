@@ -31,8 +31,9 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunError
-from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit, is_ready, make_ready
+from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.ready import is_ready, make_ready
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.tracking.runs import Run
 

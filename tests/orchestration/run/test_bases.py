@@ -31,7 +31,7 @@ from ramen_ray.orchestration.run.build import (
     encoder_tokenizer,
 )
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.final_evaluation import PARTS
+from ramen_ray.orchestration.run.evaluation import PARTS
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.presets import PRESETS
 

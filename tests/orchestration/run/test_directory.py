@@ -83,9 +83,7 @@ def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
         assert read_config(second.path / "config.json") == config
     (first.path / "run.json").write_text(content)
     with (
-        pytest.raises(
-            RunError, match=r"run\.json is damaged; to train this run from the start"
-        ),
+        pytest.raises(RunError, match=r"run\.json is damaged; to train this run from the start"),
         _opened(config, dataset),
     ):
         pass

@@ -18,9 +18,10 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
-from ramen_ray.orchestration.run.final_evaluation import VALIDATION
-from ramen_ray.orchestration.run.fit import TrainResult, fit, is_ready
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.ready import is_ready
+from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.tuning.trials import (
     run_trials,
     running_tune,

@@ -4,7 +4,6 @@ A model with classifiers is evaluated by each part of its vectors and by both; v
 what the run's retriever answers with.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +13,46 @@ from ramen_ray.bases.combination import Part
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
-from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.run.setup import Setup
+from ramen_ray.orchestration.run.build import build_propensity, held_classifiers
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
+from ramen_ray.orchestration.run.setup import Setup, untrained_model
 from ramen_ray.orchestration.run.task import FinalEvaluation
 
-VALIDATION = "validation/"
-NOT_VALIDATED = -1.0
 SAMPLE_QUERIES = 50
 SAMPLE_ADS = 5
 
-TEST_ADS_FILE = "test_ads.npy"
-
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
-Evaluate = Callable[[DualEncoder, str], tuple[dict[str, float], TopK]]
+
+def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
+    """Evaluate a model on a split; returns the metrics and the best ads of each query."""
+    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 
-def evaluate_best(
-    setup: Setup,
-    untrained: DualEncoder,
-    load: Callable[[Path], DualEncoder],
-    evaluate: Evaluate,
-) -> FinalEvaluation:
+def evaluate_best(setup: Setup) -> FinalEvaluation:
     """Evaluate the best model and the untrained one on all splits that are not trained on.
 
     The first worker writes the trained model's best ads of every test query into the run's folder,
     as ids (queries, k) in TEST_ADS_FILE, so that runs can be compared; those by each part of a
     model with classifiers are in ``test_ads_PART.npy``.
-
-    Args:
-        setup: the run's.
-        untrained: the model that training started from, on the device to compute on.
-        load: loads the model of a checkpoint, onto this device.
-        evaluate: returns the metrics of a model on a split, and its best ads for each query.
     """
     config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
     selection = config.training.selection_metric
+    untrained = untrained_model(setup)
     best = setup.checkpoints.best()
     check_intact(best.folder)
-    trained = load(best.folder)
-    metrics = {"untrained": {split: evaluate(untrained, split)[0] for split in splits}}
+    trained = load_model(best.folder, held_classifiers(config, setup.data)).to(setup.device)
+    metrics = {"untrained": {split: measure(setup, untrained, split)[0] for split in splits}}
     parts = PARTS if trained.classifiers is not None else PARTS[:1]
     found: dict[Part, TopK] = {}
     by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
     for part in parts:
         trained.part = part
         for split in splits:
-            by_part[part][split], topk = evaluate(trained, split)
+            by_part[part][split], topk = measure(setup, trained, split)
             if split == "test":
                 found[part] = topk
     chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
