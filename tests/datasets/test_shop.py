@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, errors_in
 
-from datasets.build import shop
+import shop
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, UserTables
