@@ -20,7 +20,6 @@ from ramen_ray.method.model.pretrained import (
     load_transformer_tokenizer,
     text_tokenizer,
 )
-from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.classifier_terms import (
@@ -62,13 +61,6 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     if config.kind == "bag":
         return build_bag(config.pretrained)
     return build_transformer(config.pretrained, config.pooling, config.num_layers)
-
-
-def embedding_dim(config: EncoderConfig) -> int:
-    """Return the width of an encoder's embeddings, without loading its weights."""
-    folder = read_sentence_folder(config.pretrained, config.kind)
-    dim = config.projection_dim or folder.dense_dim
-    return dim or pooled_width(config.pretrained, folder)
 
 
 def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
