@@ -380,9 +380,28 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         paths["local_folder"] = str(Path(config.local_folder).absolute())
     encoder = Path(config.encoder.pretrained).expanduser()
     if encoder.is_dir():
-        pretrained = str(encoder.absolute())
-        paths["encoder"] = config.encoder.model_copy(update={"pretrained": pretrained})
+        paths["encoder"] = config.encoder.model_copy(update=_encoder_in(encoder.absolute()))
     return config.model_copy(update=paths)
+
+
+def _encoder_in(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its encoder: the folder of a run, a checkpoint, or an encoder.
+
+    Raises:
+        ConfigError: it is a run that is not finished.
+    """
+    run = folder / "run.json"
+    if run.is_file():
+        best = json.loads(run.read_text()).get("best_checkpoint")
+        if best is None:
+            raise ConfigError(
+                f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
+            )
+        folder = folder / best
+    encoder, saved = folder / "encoder", folder / "config.json"
+    if not (encoder.is_dir() and saved.is_file()):
+        return {"pretrained": str(folder)}
+    return {"pretrained": str(encoder), "kind": read_config(saved).encoder.kind}
 
 
 def flatten(config: Section) -> dict[str, Any]:
