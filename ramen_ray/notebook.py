@@ -90,15 +90,15 @@ def write_dataset(
             pq.write_table(pa.table(frame), file)
             return str(file)
 
-        edges = {
-            side: {name: written(f"{side}.{name}", one) for name, one in (given or {}).items()}
-            for side, given in (("query_edges", query_edges), ("ad_edges", ad_edges))
-        }
+        def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
+            return {name: written(f"{side}.{name}", one) for name, one in (given or {}).items()}
+
         tables = UserTables(
             written("clicks", clicks),
             None if queries is None else written("queries", queries),
             None if ads is None else written("ads", ads),
-            **edges,
+            query_edges=edges("query", query_edges),
+            ad_edges=edges("ad", ad_edges),
             **settings,
         )
         return import_tables(tables, Path(path))

@@ -290,6 +290,8 @@ def ask(retriever: PyFuncModel, queries: Sequence[str], top_k: int) -> list[dict
     Raises:
         RegistryError: it has fewer ads, or this is more than it answers at once.
     """
+    if not queries:
+        return []  # MLflow refuses a request of none
     try:
         answered = retriever.predict(list(queries), params={"top_k": top_k})
     except MlflowException as error:
