@@ -24,7 +24,7 @@ import torch
 from benchmarks.common import CACHE, finish
 from benchmarks.graph_gain import dataset_of, header, judged, mean, row
 from benchmarks.in_process import train
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity

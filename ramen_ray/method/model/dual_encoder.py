@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.distributed import own_range

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
 from ramen_ray.tracking.runs import Run
 
