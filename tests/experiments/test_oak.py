@@ -38,7 +38,8 @@ from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
 from ramen_ray.orchestration.runs.components import (
     build_model,
     build_objective,

@@ -27,7 +27,8 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 pytestmark = [
     pytest.mark.gpu,

@@ -23,7 +23,8 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 START = 1.7e9
 

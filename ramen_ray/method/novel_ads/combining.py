@@ -119,7 +119,7 @@ class CombinerTraining:
                 value = self._backward(step)
             for parameter in self.combiner.parameters():
                 if parameter.grad is not None:
-                    parameter.grad = sum_over_workers(parameter.grad) / world()[1]
+                    parameter.grad = sum_over_workers(parameter.grad)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             self._schedule.step()
@@ -141,7 +141,7 @@ class CombinerTraining:
             hinge = TripletLoss(self.rates.classifier_margin, NUM_NEGATIVES)
             losses = losses + hinge(queries @ own.T, step.positives, step.is_positive)
         value = losses.sum() / self.sampler.batch_size
-        (value * world()[1]).backward()
+        value.backward()
         if trained is not None:
             assert vectors.grad is not None
             trained.update(needed, vectors.grad)

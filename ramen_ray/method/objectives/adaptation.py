@@ -21,8 +21,7 @@ reading:
   that does not never grows enough to do harm. A weight never falls below a hundredth of the highest
   value, so it can recover.
 
-Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
-regularisers.
+Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
 
 from pathlib import Path
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.distributed import sum_over_workers, world
+from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.encoded import EncodedBatch
@@ -58,10 +57,10 @@ class AdaptiveWeights(Part):
     def __init__(
         self, objective: Objective, max_weight: float, step_size: float, device: torch.device
     ) -> None:
-        """Start all regularisers of the objective alike.
+        """Start all regularisers of the objective alike, whatever weights it gives them.
 
         Args:
-            objective: its terms; the weights that it gives regularisers are ignored.
+            objective: its terms.
             max_weight: highest weight of a regulariser.
             step_size: how far a gain of 1 moves the logarithm of a weight.
             device: where the weights are.
@@ -71,31 +70,23 @@ class AdaptiveWeights(Part):
         self._max_weight = max_weight
         is_moved = [term.regularizer is not None for term in objective.terms]
         self._is_moved = torch.tensor(is_moved, device=device)
+        self._times = torch.tensor(objective.times, device=device)
         own = torch.tensor(objective.weights, device=device)
         self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
         """Move the weights by the gains of a step, which has the new ones, and return them."""
-        self.observe(encoded)
+        if encoded.batch.anchors:
+            gains = regularizer_gains(encoded)
+            nothing = self.weights.new_zeros(())
+            terms = self.objective.terms
+            self.move(torch.stack([gains.get(term.regularizer, nothing) for term in terms]))
         return self.weights
-
-    def observe(self, encoded: EncodedBatch) -> None:
-        """Move the weights by the gains of a step; steps without anchors move nothing."""
-        if not encoded.batch.anchors:
-            return
-        gains = regularizer_gains(encoded)
-        nothing = self.weights.new_zeros(())
-        gains_of_terms = torch.stack(
-            [
-                term.every_steps * gains[term.regularizer] if term.regularizer in gains else nothing
-                for term in self.objective.terms
-            ]
-        )
-        self.move(gains_of_terms)
 
     def move(self, gains: Tensor) -> None:
         """Move the weights by the gains (terms,) of this worker's rows in a step."""
-        factors = torch.exp(self.step_size * sum_over_workers(gains))
+        # Seen in every N-th step only, they stand for N steps, as the term's loss does.
+        factors = torch.exp(self.step_size * sum_over_workers(self._times * gains))
         highest = self._max_weight
         moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
         self.weights = torch.where(self._is_moved, moved, self.weights)
@@ -118,15 +109,12 @@ def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
 
 
 def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
-    """Return the direction in which each row moves to rank its own candidate above the rival.
+    """Return the directions (b, D) in which rows rank their own candidate above the rival.
 
     Args:
         own_bD: (b, D) embeddings of the ads, or queries, that the rows are paired with.
         candidates_LD: (L, D) embeddings of all candidates that are ranked.
-        rivals_b: (b,) int64, each row's rival among them; -1 for none.
-
-    Returns:
-        (b, D) own embedding minus that of the rival; zero where a row has none.
+        rivals_b: (b,) int64, each row's rival among them; -1 for none, which gives zero.
     """
     return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
@@ -138,7 +126,7 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
+def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]:
     """Return each drawn regulariser's gain, a scalar, on this worker's rows.
 
     The rows are the batch's queries, or the ads drawn for them, which need not be the regulariser's
@@ -148,7 +136,7 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
     rows_of, leads_of = {QUERIES: queries, ADS: ads}, {QUERIES: _query_leads, ADS: _ad_leads}
     drawn = {regularizer: node_table(regularizer) for regularizer in encoded.batch.anchors}
     ahead = {table: leads_of[table](encoded, queries, ads) for table in set(drawn.values())}
-    gains = {}
+    gains: dict[Regularizer | None, Tensor] = {}
     for regularizer, table in drawn.items():
         rows = rows_of[table]
         pulls_bD = _pulls(encoded, regularizer, rows)
@@ -158,14 +146,12 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
-    batch = encoded.batch
     if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
         return encoded.embeddings_UD.new_zeros((len(rows), encoded.embeddings_UD.shape[1]))
-    of_batch = {QUERIES: batch.queries, ADS: batch.ads[:, 0]}[node_table(regularizer)]
-    means_BD, is_linked_B1 = encoded.mean_anchors(regularizer, of_batch)
-    pulls_BD = means_BD - is_linked_B1 * (means_BD.sum(dim=0) / is_linked_B1.sum().clamp(min=1))
-    rank, num_rows = world()[0], len(rows)
-    return pulls_BD[rank * num_rows : (rank + 1) * num_rows]
+    means_bD, is_linked_b1 = encoded.mean_anchors(regularizer, rows)
+    # The mean anchor is that of the global batch; a last column counts the rows that have any.
+    total_D1 = sum_over_workers(torch.cat([means_bD, is_linked_b1], dim=1).sum(dim=0))
+    return means_bD - is_linked_b1 * (total_D1[:-1] / total_D1[-1].clamp(min=1))
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:

@@ -1,9 +1,4 @@
-"""A part of the step: what extends it, without a line of the step.
-
-A part adds to an encoded batch what the losses need, chooses the terms' weights, acts when the
-model has been updated, and keeps a state of its own in checkpoints. A run has a list of parts, each
-of which takes its turn.
-"""
+"""A part of the step: what extends it, without a line of the step; a run has a list of them."""
 
 from pathlib import Path
 from typing import Any

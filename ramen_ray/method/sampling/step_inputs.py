@@ -101,20 +101,32 @@ class Pool:
         """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
-        """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
-        found = [np.empty(0, dtype=np.int64)]
-        for edges in known if len(self.ids) else ():
-            row, candidate = edges.gather(rows)
-            place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
-            found.append((row * len(self.ids) + place)[self.ids[place] == candidate])
-        return np.unique(np.concatenate(found))
-
     def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
         """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
         mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        mask.reshape(-1)[self.links(known, rows)] = True
+        ids_and_end = np.append(self.ids, -1)
+        for edges in known:
+            row, candidate = edges.gather(rows)
+            place = np.searchsorted(self.ids, candidate)
+            is_in = ids_and_end[place] == candidate
+            mask[row[is_in], place[is_in]] = True
         return mask
+
+
+def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
+    """Return what a softmax loss sees of the pool of a global batch.
+
+    Returns:
+        ``ads``, the size of the pool; ``clicked_per_query``, the mean number of its ads that were
+        clicked for a query; ``share_unclicked``, the share of those clicked for none of the batch.
+    """
+    pool = Pool.of_ads(batch)
+    clicked_BL = pool.is_positive([clicks], batch.queries)
+    return {
+        "ads": float(len(pool.ids)),
+        "clicked_per_query": float(clicked_BL.sum(axis=1).mean()),
+        "share_unclicked": float(np.mean(~clicked_BL.any(axis=0))),
+    }
 
 
 @dataclass(frozen=True)
@@ -124,13 +136,10 @@ class StepInputs:
     The masks are CPU tensors from which copies to the step's device need no waiting.
 
     Attributes:
-        data: what the batch was drawn from.
         batch: the global batch.
         local: this worker's share of it.
-        texts: the distinct texts of the global batch.
         tokens: this worker's share of the texts.
-        ad_pool: the candidates of all queries: drawn ads and hard negatives.
-        anchor_pools: by set, the anchors that nodes of either side drew.
+        anchor_pools: by set.
         clicked: (b, L) bool, the ads of the pool that were clicked for this worker's queries.
         linked: per drawn regulariser (n, L) bool, the anchors that this worker's nodes have.
     """
@@ -155,13 +164,7 @@ class StepInputs:
     ) -> "StepInputs":
         """Find out all about the batch that ``local`` is this worker's share of.
 
-        With several workers this is a collective.
-
-        Args:
-            data: what ``local`` was drawn from.
-            local: this worker's share of the batch.
-            device: where the step will be computed.
-            group: see :meth:`~ramen_ray.method.sampling.batches.Batch.gathered`.
+        With several workers this is a collective, by ``group`` if there is one.
         """
         batch = local.gathered(device, group)
         texts = DistinctTexts.from_batch(batch, data.tables)

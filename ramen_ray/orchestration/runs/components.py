@@ -35,8 +35,7 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.classifier_part import ClassifierPart
-from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState
 

@@ -21,7 +21,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     task: WorkerTask = settings["task"]
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
-    from ramen_ray.method.training.divergence import DivergedError
+    from ramen_ray.method.training.step_losses import DivergedError
     from ramen_ray.orchestration.runs.run_directory import RunError
     from ramen_ray.orchestration.worker.host import RayTrain
     from ramen_ray.orchestration.worker.loop import run_worker

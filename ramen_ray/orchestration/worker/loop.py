@@ -21,15 +21,19 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.sampling.pool_figures import pool_figures
+from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.training.checkpoints import (
     restore_checkpoint,
     save_checkpoint,
     save_shares,
 )
-from ramen_ray.method.training.divergence import check_losses, check_weights
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import (
+    StepLosses,
+    check_losses,
+    check_weights,
+    global_losses,
+)
 from ramen_ray.orchestration.runs.components import (
     add_free_vectors,
     build_model,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step_losses import StepLosses
 from ramen_ray.orchestration.worker.live_progress import LiveProgress
 from ramen_ray.tracking.step_logger import StepLogger
 

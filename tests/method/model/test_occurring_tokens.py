@@ -21,7 +21,8 @@ from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 KINDS = ["transformer", "bag"]
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 4), {"links": 0.3}, {"links": 0.2})

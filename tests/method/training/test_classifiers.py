@@ -13,7 +13,7 @@ from support import run_in_two_processes
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -29,9 +29,10 @@ from ramen_ray.method.training.checkpoints import (
     save_checkpoint,
     save_shares,
 )
-from ramen_ray.method.training.classifier_part import ClassifierPart
+from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
 from ramen_ray.orchestration.runs.components import (
     build_classifiers,
     build_model,

@@ -39,7 +39,8 @@ from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 RECORD = Path(__file__).parent / "record.json"
 BATCH_SIZE = 16

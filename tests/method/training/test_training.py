@@ -33,7 +33,8 @@ from ramen_ray.method.training.checkpoints import (
 )
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}

@@ -16,8 +16,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import StepLosses, global_losses
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare

@@ -1,18 +1,56 @@
-"""The losses of training steps as they are logged: for each step, the terms that were due.
+"""The losses of training steps: summed over the workers, checked, and as they are logged."""
 
-A term counts ``every_steps`` times when it is due (see
-:class:`~ramen_ray.method.objectives.terms.Term`); the logged values are divided by this factor.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from ramen_ray.errors import UserError
+from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 
 Floats = NDArray[np.floating[Any]]
+
+_ADVICE = "lower optimizer.lr, or set optimizer.max_gradient_norm"
+
+
+class DivergedError(UserError):
+    """Losses or weights are no numbers any more, or infinite."""
+
+
+def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
+    """Sum the workers' parts of several steps' losses into global values (steps, terms)."""
+    return sum_over_workers(torch.stack(steps)).float().cpu().numpy()
+
+
+def check_losses(losses: NDArray[np.float32], names: Sequence[str], last_step: int) -> None:
+    """Check the losses (steps, terms) of the steps up to ``last_step`` (from 1).
+
+    Raises:
+        DivergedError: one is not finite.
+    """
+    bad = np.argwhere(~np.isfinite(losses))
+    if len(bad):
+        row, column = bad[0].tolist()
+        step = last_step - len(losses) + 1 + row
+        raise DivergedError(
+            f"the loss {names[column]} is {losses[row, column]} in step {step}; {_ADVICE}"
+        )
+
+
+def check_weights(model: nn.Module, step: int) -> None:
+    """Check a model after ``step`` steps.
+
+    Raises:
+        DivergedError: a weight is not finite.
+    """
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise DivergedError(f"the weights {name} are not finite after step {step}; {_ADVICE}")
 
 
 @dataclass(frozen=True)
@@ -20,7 +58,6 @@ class StepLosses:
     """The losses of consecutive steps.
 
     Attributes:
-        objective: the objective of the terms.
         values: (steps, terms) means over the batch, in the order of the objective.
         known: (steps, terms) bool, whether the term was due in the step.
     """
@@ -31,11 +68,10 @@ class StepLosses:
 
     @classmethod
     def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":
-        """Convert the ``losses`` (steps, terms) of consecutive steps from ``first_step`` on."""
+        """Take the ``losses`` (steps, terms) of consecutive steps from ``first_step`` on."""
         steps = range(first_step, first_step + len(losses))
         known = [[term.is_due(step) for term in objective.terms] for step in steps]
-        times = np.array([term.every_steps for term in objective.terms], dtype=losses.dtype)
-        return cls(objective, losses / times, np.array(known, dtype=bool).reshape(losses.shape))
+        return cls(objective, losses, np.array(known, dtype=bool).reshape(losses.shape))
 
     @property
     def means(self) -> dict[str, float]:
@@ -64,12 +100,8 @@ class StepLosses:
         values = [self.values, total, np.full(always.shape, queries_per_s)]
         known = [self.known, self.known.all(axis=1, keepdims=True), always]
         if moved is not None:
-            regularized = [
-                column
-                for column, term in enumerate(self.objective.terms)
-                if term.regularizer is not None
-            ]
-            names += [terms[column].replace("R_", "lambda_", 1) for column in regularized]
-            values.append(moved[:, regularized])
+            is_moved = [term.regularizer is not None for term in self.objective.terms]
+            names += [name.replace("R_", "lambda_", 1) for name in np.array(terms)[is_moved]]
+            values.append(moved[:, is_moved])
             known.append(np.broadcast_to(always, values[-1].shape))
         return names, np.hstack(values), np.hstack(known)
