@@ -26,8 +26,7 @@ class Classifiers:
     """The classifiers of all ads, or a worker's share of them.
 
     Attributes:
-        vectors: (held rows, d) float32, of consecutive ads; not normalised.
-        first: the ad of the first row.
+        vectors: (held rows, d) float32, of consecutive ads from ``first`` on; not normalised.
         is_trained: (ads,) bool, the ads whose classifiers answer for them. Those of ads without a
             train click are only ever pushed away from queries, so their texts answer instead.
     """
@@ -71,7 +70,7 @@ class Classifiers:
 
     @classmethod
     def open(cls, folder: Path, held: range | None = None) -> "Classifiers":
-        """Open the rows ``held``, or all; nothing is read until it is used if one file has them.
+        """Open the rows ``held``, or all, from whichever files have them.
 
         Raises:
             EncoderError: the folder has no classifiers, or lacks some rows.
@@ -90,7 +89,7 @@ def write_rows(folder: Path, name: str, first: int, rows: Tensor) -> None:
 
 
 def read_rows(folder: Path, name: str, held: range) -> Tensor:
-    """Read the rows ``held`` of the table ``name``, from whichever files have them.
+    """Read the rows ``held`` of the table ``name``.
 
     Raises:
         EncoderError: no file has some of the rows.
@@ -104,4 +103,5 @@ def read_rows(folder: Path, name: str, held: range) -> Tensor:
     if found != len(held):
         raise EncoderError(f"{folder} has {found} of {len(held)} rows of {name}; it is not whole")
     whole = [part for part in parts if len(part)]
+    # What one file has stays mapped: nothing is read until it is used.
     return torch.from_numpy(whole[0] if len(whole) == 1 else np.concatenate(parts))

@@ -1,25 +1,23 @@
 """Regulariser weights that are adapted during training, by how well each one serves the task.
 
-RAMEN says that reliance on the graph is adjusted during training by the confidence in its links
-(section 1.1), and gives each "bandit" a learning rate of 0.01 (appendix A); it says no more. Our
-reading:
+RAMEN adjusts its reliance on the graph during training by "bandits" of learning rate 0.01 (section
+1.1, appendix A); it says no more. Our reading:
 
-- One weight per (side, anchor set), because a graph can be right for queries and wrong for ads.
-- The task ranks a query's own ad above its rival: the nearest ad of the step without a click from
-  the query. Seen from the ad, it ranks the ad's own query above the nearest query without a click
-  on it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much
-  this pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor
-  is projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
-  are the mean anchor on average, so a random graph gains nothing, whatever all texts share.
-- Only the nearest rival counts, not every negative of the loss: a pull towards the query's own
-  topic helps against most ads, but it can hurt against the few that outrank the right one.
-- Each row is one pull of its bandits: a step adds the learning rate times the sum of its rows'
-  gains to the logarithm of a weight. So the pace depends on the evidence and not on the number of
-  steps. In runs of minutes 0.01 is too slow; we use 0.02.
-- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. The weight of
-  a graph that serves the task reaches the highest value within the first epochs; that of a graph
-  that does not never grows enough to do harm. A weight never falls below a hundredth of the highest
-  value, so it can recover.
+- One weight per (side, anchor set): a graph can be right for queries and wrong for ads.
+- The task ranks a query's own ad above its rival, the nearest ad of the step without a click from
+  the query; seen from the ad, its own query above the nearest query without a click on it. A
+  regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
+  (own - rival) · (anchor - mean anchor of the step), the second factor projected off the row, as
+  unit vectors cannot move along themselves. A random graph's anchors are the mean on average: it
+  gains nothing, whatever all texts share.
+- Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but it
+  can hurt against the few that outrank the right one.
+- A step adds the learning rate times the sum of its rows' gains to the logarithm of a weight, so
+  the pace depends on the evidence, not on the number of steps. 0.01 is too slow in runs of minutes;
+  we use 0.02.
+- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. That of a
+  graph that serves the task is at the highest within the first epochs. None falls below a
+  hundredth, so it can recover.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
@@ -59,11 +57,7 @@ class AdaptiveWeights(Part):
     ) -> None:
         """Start all regularisers of the objective alike, whatever weights it gives them.
 
-        Args:
-            objective: its terms.
-            max_weight: highest weight of a regulariser.
-            step_size: how far a gain of 1 moves the logarithm of a weight.
-            device: where the weights are.
+        None gets more than ``max_weight``; a gain of 1 moves a weight's logarithm by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
@@ -111,10 +105,7 @@ def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
 def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
     """Return the directions (b, D) in which rows rank their own candidate above the rival.
 
-    Args:
-        own_bD: (b, D) embeddings of the ads, or queries, that the rows are paired with.
-        candidates_LD: (L, D) embeddings of all candidates that are ranked.
-        rivals_b: (b,) int64, each row's rival among them; -1 for none, which gives zero.
+    ``rivals_b`` (b,) are places among the candidates; -1 for none, which gives zero.
     """
     return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
@@ -127,11 +118,9 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 @torch.no_grad()
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]:
-    """Return each drawn regulariser's gain, a scalar, on this worker's rows.
-
-    The rows are the batch's queries, or the ads drawn for them, which need not be the regulariser's
-    nodes: each row is pulled to the mean of those of its anchors that the batch has.
-    """
+    """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
+    # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
+    # is pulled to the mean of those of its anchors that the batch has.
     queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
     rows_of, leads_of = {QUERIES: queries, ADS: ads}, {QUERIES: _query_leads, ADS: _ad_leads}
     drawn = {regularizer: node_table(regularizer) for regularizer in encoded.batch.anchors}

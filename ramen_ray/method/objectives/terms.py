@@ -24,7 +24,6 @@ class Term:
     """One part of the objective.
 
     Attributes:
-        name: its name in logs, checkpoints and adaptive weights.
         loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
             this worker's rows, divided by the number of rows of the global batch.
         regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
@@ -140,10 +139,10 @@ def ramen_objective(
     A regulariser of weight 0 is none: its anchors are neither drawn nor encoded.
 
     Args:
-        loss: the loss of the regularisers, and of the task if ``task`` has no terms.
+        loss: of the regularisers, and of the task if ``task`` has no terms.
         lambda_x: λ_x, the weights of R_x by anchor set.
         lambda_z: λ_z, the weights of R_z by anchor set.
-        every_steps: of the regularisers; see :class:`Term`.
+        every_steps: of the regularisers.
         task: the terms of the task.
     """
     weights = {Regularizer(name, "query"): weight for name, weight in lambda_x.items()}

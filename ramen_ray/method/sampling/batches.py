@@ -49,8 +49,7 @@ class Batch:
         queries: (b,) rows of train queries.
         ads: (b, P) ads that were clicked for each query.
         hard_negatives: (b, H) ads that were never clicked for each query.
-        anchors: per regulariser that the step draws, its nodes and their anchors. The nodes need
-            not be queries or ads of the batch.
+        anchors: per regulariser, its nodes, which need not be of the batch, and their anchors.
     """
 
     queries: Int64s
@@ -106,11 +105,10 @@ class Sampler:
         batch_size: B, queries of a global batch.
         clicks: what a query's ads are drawn from, by its weights; None for ``data.clicks``.
         num_hard_negatives: H; batches have as many columns before there are shortlists.
-        nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
-            uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
-            ``rare`` draws them in proportion to 1 / (1 + train clicks). ``clicked`` takes the
-            batch's queries and ads, as the paper's training does (section 3.2); ads without clicks
-            are then never drawn.
+        nodes: ``all`` draws B nodes for each regulariser, uniformly among those with edges: the
+            paper's sums run over all ads (section 3.1). ``rare`` draws them in proportion to
+            1 / (1 + train clicks). ``clicked`` takes the batch's queries and ads, as the paper's
+            training does (section 3.2); ads without clicks are then never drawn.
         num_positives: P; more than one for losses over several of a query's ads.
     """
 

@@ -59,16 +59,9 @@ def count_clusters(num_rows: int, cluster_size: int) -> int:
 def cut_in_two(
     embeddings: Tensor, rows: Tensor, sides: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Reorder the rows of each part so that its two sides are parts of the next level.
+    """Reorder the rows (N,) of each part so that its two sides are parts of the next level.
 
-    Args:
-        embeddings: (N, D).
-        rows: (N,) int64, one part after another.
-        sides: (2 C + 1,) int64, the first cluster of each side, and K; a part is two sides.
-        generator: draws the samples and the first centres.
-
-    Returns:
-        (N,) int64.
+    ``sides`` (2 C + 1,) int64 has the first cluster of each side, and K; a part is two sides.
     """
     bounds = sides[::2] * len(rows) // sides[-1]
     starts, sizes = bounds[:-1], bounds.diff()
