@@ -1,8 +1,7 @@
 """Classifiers: a free vector for each ad, Ψ in UniDEC (section 3), trained beside the encoder.
 
-On disk they are a folder with ``is_trained.npy`` and the vectors in one or more files
-``vectors-FIRST.npy`` of consecutive rows, one for each worker that held a share. Any number of
-workers can read them.
+On disk each worker that held a share has a file ``vectors-FIRST.npy`` of its consecutive rows; any
+number of workers can read them.
 """
 
 from dataclasses import dataclass

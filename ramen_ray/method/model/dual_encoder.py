@@ -32,6 +32,7 @@ ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "
 SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
+Rows = NDArray[np.integer[Any]]
 Embeddings = NDArray[np.float32]
 
 
@@ -40,12 +41,12 @@ class Scoring:
     """How classifiers take part in a score.
 
     Attributes:
-        weight: weight of the classifier's cosine if both vectors answer; the encoder's is 1.
-        text_scale: norm of the vector that takes the place of a classifier, made from the ad's
-            text. A query is more like the texts it shares words with than like any classifier.
+        weight: of the classifier's cosine if both vectors answer; the encoder's is 1.
+        text_scale: norm of the vector of an ad's text that takes the place of a classifier.
     """
 
     weight: float = 1.0
+    # Below 1: a query is more like the texts it shares words with than like any classifier.
     text_scale: float = 1.0
 
 
@@ -70,7 +71,6 @@ class DualEncoder(nn.Module):
         classifier_head: Head | None = None,
         classifiers: Classifiers | None = None,
     ) -> None:
-        """Put a model together."""
         super().__init__()
         self.encoder = encoder
         self.classifier_head = classifier_head
@@ -108,15 +108,11 @@ class DualEncoder(nn.Module):
             return embeddings
         return torch.cat([embeddings, self.classifier_head(pooled)], dim=1)
 
-    def embed_queries(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
+    def embed_queries(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
         """Return the queries' vectors for search."""
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
-    def embed_ads(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
+    def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
         """Return the vectors for search of the ads that the model was trained on.
 
         Row n of ``texts`` is the text of ad n. Ads without a trained classifier have a lower norm.
@@ -125,22 +121,18 @@ class DualEncoder(nn.Module):
             return self.embed_new_ads(texts, rows, use_bf16)
         return self._embed(texts, rows, use_bf16, self._ad_vectors)
 
-    def embed_new_ads(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
+    def embed_new_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
         """Return the vectors for search of ads that have texts only, in place of classifiers."""
         scale = self.scoring.text_scale
         return self._embed(
             texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, scale)
         )
 
-    def embed_texts(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
+    def embed_texts(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
         """Return the encoder's embeddings of any texts, anchors too."""
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self.encoder.finish(pooled))
 
-    def unscaled(self, texts: TokenTable, rows: NDArray[Any]) -> Embeddings:
+    def unscaled(self, texts: TokenTable, rows: Rows) -> Embeddings:
         """Return the encoder's embeddings (n, D) of texts before they are normalised."""
         project = self.encoder.projection or nn.Identity()
         return self._embed(texts, rows, False, lambda pooled, _: project(pooled))
@@ -153,7 +145,7 @@ class DualEncoder(nn.Module):
         return np.concatenate([of_encoder, of_classifier]).astype(np.float32)
 
     def with_classifiers(self, vectors: Embeddings, ads: Int64s) -> Embeddings:
-        """Return ``vectors`` (n, D) of ads by their texts with their classifiers, if these answer."""
+        """Return ``vectors`` (n, D) of ads by texts with their classifiers, if these answer."""
         vectors = vectors.copy()
         if self.classifiers is not None and self.part != "encoder":
             weight = self.scoring.weight
@@ -168,7 +160,7 @@ class DualEncoder(nn.Module):
             return ads[self.classifiers.holds(ads)]
         return ads[own_range(len(ads))]
 
-    def classifier_vectors(self, texts: TokenTable, rows: NDArray[Any]) -> Embeddings:
+    def classifier_vectors(self, texts: TokenTable, rows: Rows) -> Embeddings:
         """Return the head's vectors (n, d) of texts, unit norm: what classifiers start from."""
         return self._embed(texts, rows, False, lambda pooled, _: unit(self._asking(pooled)))
 
@@ -192,7 +184,7 @@ class DualEncoder(nn.Module):
         return self._joined(pooled, torch.where(is_trained[:, None], unit(own), by_text))
 
     def _joined(self, pooled: Tensor, second: Tensor) -> Tensor:
-        """Join embeddings and vectors (N, d): an inner product is the weighted mean of two cosines."""
+        """Join embeddings and vectors (N, d): products are weighted means of two cosines."""
         if self.part == "classifier":
             return second
         # Section 3 of UniDEC adds the cosines; the mean ranks the same, and has unit norm.
@@ -204,7 +196,7 @@ class DualEncoder(nn.Module):
     def _embed(
         self,
         texts: TokenTable,
-        rows: NDArray[Any],
+        rows: Rows,
         use_bf16: bool,
         vectors_of: Callable[[Tensor, Int64s], Tensor],
     ) -> Embeddings:
@@ -226,11 +218,7 @@ class DualEncoder(nn.Module):
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write the encoder and the head into ``folder``, for :func:`load_model`.
-
-        sentence-transformers can load the subfolder ``encoder``. Classifiers are saved by whoever
-        holds them, into the subfolder ``classifiers``.
-        """
+        """Write the encoder and the head, for :func:`load_model`; who holds classifiers saves them."""
         with all_tokens(self.encoder):
             self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:
@@ -240,12 +228,9 @@ class DualEncoder(nn.Module):
 
 
 def load_model(folder: Path, held: range | None = None, part: Part | None = None) -> DualEncoder:
-    """Load what :meth:`DualEncoder.save` wrote.
+    """Load what :meth:`DualEncoder.save` wrote, to search by ``part``, or by all that it has.
 
-    Args:
-        folder: the saved model.
-        held: the ads whose classifiers are opened, if there are any; None for all.
-        part: what it searches by; None for all that it has.
+    ``held`` are the ads whose classifiers are opened, if there are any; None for all.
 
     Raises:
         EncoderError: the folder has no model, or no such part.

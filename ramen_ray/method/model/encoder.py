@@ -1,11 +1,8 @@
 """The encoders: a transformer with pooling, and a bag of token embeddings.
 
-Texts become vectors in three moves: :mod:`~ramen_ray.method.model.texts` makes token ids of them,
-``pool`` makes one state of each text's tokens, ``finish`` projects it, if there is a projection,
-and normalises it. Dropout stays off, as in NGAME's training: an encoder is always in evaluation
-mode.
-
-Shapes: N texts, R rows of W tokens that they are packed into, D width of an embedding.
+A text becomes a vector in three moves: :mod:`~ramen_ray.method.model.texts` makes token ids of it,
+``pool`` one state of them all, ``finish`` projects and normalises that. Dropout stays off, as in
+NGAME's training. Shapes: N texts, R rows of W tokens, D width of an embedding.
 """
 
 from pathlib import Path
@@ -56,14 +53,9 @@ the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get on
 
 
 class PooledEncoder(nn.Module):
-    """What both encoders share: pool, project if there is a projection, normalise.
-
-    Attributes:
-        projection: a head on the pooled states; None to take them as they are.
-    """
+    """What both encoders share: pool, project if there is a projection, normalise."""
 
     def __init__(self) -> None:
-        """Begin without a projection."""
         super().__init__()
         self.projection: Head | None = None
 
@@ -120,7 +112,6 @@ class TransformerEncoder(PooledEncoder):
         tokenizer: PreTrainedTokenizerFast,
         pooling: Pooling = "mean",
     ) -> None:
-        """Wrap a ``transformers`` encoder model."""
         super().__init__()
         self.backbone = backbone
         self.tokenizer = tokenizer
@@ -268,11 +259,10 @@ def build_transformer(
     """Load a transformer encoder and its tokenizer, optionally cut to its first layers.
 
     Args:
-        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`. The
-            projection of a sentence-transformers folder is loaded too.
+        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
         pooling: the mean of the tokens' states, or the first token's state; None takes that of a
             sentence-transformers folder, and the mean for others.
-        num_layers: keep only this many layers; None to keep all.
+        num_layers: keep only this many; None for all.
 
     Raises:
         EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.

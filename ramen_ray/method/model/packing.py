@@ -1,9 +1,6 @@
 """Texts of one encoder pass, side by side in rows: hardly any padding, and few large products.
 
-Rows of several short texts, each of which attends only to itself, are the packing of BERT's
-pre-training without cross-contamination (Krell et al., 2021).
-
-Shapes: N texts, R rows, W width of a row.
+A text attends only to itself (Krell et al., 2021). Shapes: N texts, R rows of width W.
 """
 
 from bisect import bisect_left, bisect_right

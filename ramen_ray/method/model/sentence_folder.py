@@ -59,12 +59,7 @@ class _Module:
 
 
 def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
-    """Read what is around the pretrained encoder ``name``.
-
-    Args:
-        name: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
-        kind: the encoder to be made of it; None for that which it is. A bag can be made of a
-            transformer too, of whose folder it takes the token embeddings only.
+    """Read what is around the pretrained encoder ``name``, to be trained as ``kind`` or as it is.
 
     Raises:
         EncoderError: it is no such encoder, or does what training would leave out.
@@ -73,7 +68,7 @@ def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
     if not modules:
         return SentenceFolder()
     first = FIRST_MODULES.get(modules[0].kind)
-    if kind == "bag" and first == "transformer":
+    if kind == "bag" and first == "transformer":  # a bag takes its token embeddings only
         return SentenceFolder()
     if kind == "transformer" and first == "bag":
         raise EncoderError(
@@ -100,11 +95,7 @@ def pooled_width(name: str, folder: SentenceFolder) -> int:
 
 
 def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) -> Pooling:
-    """Return the pooling that was ``chosen``, or else the folder's.
-
-    Raises:
-        EncoderError: none was chosen, and the folder's is not offered.
-    """
+    """Return the pooling that was ``chosen``, or else the folder's, if it is offered."""
     if chosen is None and folder.pooling not in ("mean", "cls"):
         raise EncoderError(
             f"{name!r} pools by {folder.pooling}, which is not offered: set --encoder.pooling mean "

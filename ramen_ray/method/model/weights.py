@@ -68,11 +68,7 @@ def _cut_config(pretrained: str, num_layers: int | None) -> PreTrainedConfig:
 
 
 def load_projection(pretrained: str, dense: Path | None) -> Head | None:
-    """Load the projection in the folder ``dense`` of an encoder, if there is one.
-
-    Raises:
-        EncoderError: it cannot be loaded.
-    """
+    """Load the projection in the folder ``dense`` of an encoder, if there is one."""
     try:
         return None if dense is None else Head.load(dense)
     except (OSError, LookupError, RuntimeError, SafetensorError) as error:
@@ -80,11 +76,7 @@ def load_projection(pretrained: str, dense: Path | None) -> Head | None:
 
 
 def load_table(pretrained: str, file: Path) -> Tensor:
-    """Load a bag's token embeddings (vocabulary, D) float32.
-
-    Raises:
-        EncoderError: they cannot be loaded.
-    """
+    """Load a bag's token embeddings (vocabulary, D) float32."""
     try:
         return load_file(file)["embedding.weight"].float()
     except (OSError, LookupError, SafetensorError) as error:

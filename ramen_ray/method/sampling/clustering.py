@@ -35,13 +35,13 @@ def balanced_clusters(embeddings: Tensor, num_clusters: int, seed: int) -> Clust
     """Cut the rows in two, then each part, until every part is one cluster.
 
     Cutting is spherical 2-means with sides of given sizes: rows are ordered by how much more
-    similar they are to one centre than to the other. Similar clusters come after one another.
+    similar they are to one centre than to the other.
 
     Args:
         embeddings: (N, D) unit-norm, of any float type and on any device; a row of zeros is similar
             to nothing and may end up in any cluster.
         num_clusters: K, at most N.
-        seed: seeds the samples and the first centres.
+        seed: of the samples and the first centres.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(len(embeddings), device=embeddings.device)

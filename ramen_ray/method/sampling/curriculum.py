@@ -25,15 +25,14 @@ from ramen_ray.method.sampling.training_data import QUERIES
 
 @dataclass(frozen=True)
 class ClusterSchedule:
-    """When clusters are made, and how large they are.
+    """When clusters are made (every so many epochs), and how large they are.
 
     Attributes:
-        first_epoch: the first epoch with clustered batches, at least 1.
-        refresh_every: number of epochs after which clusters are made again.
-        cluster_size: how many queries a cluster has at most, before any doubling; clusters of as
-            many as a batch fill one each.
+        first_epoch: the first with clustered batches, at least 1.
+        cluster_size: the most queries of a cluster, before any doubling; clusters of as many as a
+            batch fill one each.
         double_at: epochs from which on new clusters are twice as large.
-        num_epochs: epochs of the whole run.
+        num_epochs: of the whole run.
     """
 
     first_epoch: int
@@ -57,9 +56,8 @@ class Curriculum(Part):
 
     Attributes:
         clusters: the current ones; None while the order is random.
-        seen: (train queries with clicks, D) float16, the embeddings of the queries that this epoch
-            has seen so far, zeros for others. Only on the first worker, and only in an epoch before
-            clusters are made; else None.
+        seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
+            far, zeros for others; None on other workers, and if no clusters are due next.
     """
 
     name = "curriculum"

@@ -33,15 +33,7 @@ class Stream(IntEnum):
 def draw_ads(
     clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int], num_ads: int = 1
 ) -> Int64s:
-    """Draw distinct ads (b, P) of queries by the weights of ``clicks``, if it has any.
-
-    Args:
-        clicks: query rows x ads.
-        query_rows: (b,) rows of the queries.
-        query_ids: (b,) the queries' ids, which seed the draws.
-        key: (seed, epoch).
-        num_ads: P.
-    """
+    """Draw distinct ads (b, P) of queries (b,), which their ids (b,) seed, by their weights."""
     if num_ads == 1:
         return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))[:, None]
     own_keys = keyed_hash((*key, Stream.AD), query_ids)
@@ -83,17 +75,10 @@ def draw_anchors(
 def draw_nodes(
     edges: Csr, linked: Csr, slots: range, key: tuple[int, int], number: int
 ) -> tuple[Int64s, Int64s]:
-    """Draw a node with edges for each slot of a batch, and an anchor of it.
+    """Draw for each slot of the global batch a node and an anchor of it, (slots,) int64 each.
 
-    Args:
-        edges: nodes x anchors.
-        linked: a single row: the nodes with edges, by the weights that they are drawn with.
-        slots: places in the global batch, which seed the draws: workers draw their own.
-        key: (seed, step).
-        number: tells the run's regularisers apart.
-
-    Returns:
-        Nodes and anchors, (slots,) int64 each; if no node has edges, the anchors are -1.
+    ``linked`` is a single row: the nodes with edges, by the weights that they are drawn with. If
+    there are none, the anchors are -1.
     """
     places = np.arange(slots.start, slots.stop)
     if not len(linked.indices):

@@ -116,9 +116,7 @@ class Pool:
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """Return what a softmax loss sees of the pool of a global batch.
 
-    Returns:
-        ``ads``, the size of the pool; ``clicked_per_query``, the mean number of its ads that were
-        clicked for a query; ``share_unclicked``, the share of those clicked for none of the batch.
+    The last is the share of its ads that were clicked for none of the batch.
     """
     pool = Pool.of_ads(batch)
     clicked_BL = pool.is_positive([clicks], batch.queries)

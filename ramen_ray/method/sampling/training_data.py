@@ -29,11 +29,10 @@ def node_table(regularizer: Regularizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Texts, clicks and edges of a run.
+    """Texts, clicks (query rows x ads) and edges of a run.
 
     Attributes:
         query_ids: (train queries,) int64, the ids of the query rows.
-        clicks: query rows x ads.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
         known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
         tables: texts of ``queries``, ``ads`` and ``anchors/SET``.

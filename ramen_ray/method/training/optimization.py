@@ -23,13 +23,7 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """Build AdamW (eps 1e-6, as in NGAME); vectors, which are biases and norms, are not decayed.
 
-    Args:
-        encoder: the encoder to train.
-        lr: peak learning rate.
-        weight_decay: of the matrices.
-        embedding_lr: peak learning rate of the token embeddings; None for ``lr``.
-        heads: of the encoder, and beside it.
-        head_lr: peak learning rate of the heads; None for ``lr``.
+    Rates are peaks; None takes ``lr``. ``heads`` are those of the encoder, and beside it.
     """
     # Token embeddings apart: a rare word is updated in few steps, and may need a larger rate.
     tokens = encoder.token_embeddings

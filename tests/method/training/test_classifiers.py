@@ -1,6 +1,5 @@
 """Classifiers: their terms against loops, what a step moves, workers, resuming, saving."""
 
-import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from support import run_in_two_processes
-from torch import Tensor, distributed
+from short_runs import run_two_workers
+from torch import Tensor
 from torch.nn import functional
 
 from ramen_ray.bases import Part
@@ -190,14 +189,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 
 def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
     """Train three steps on one of two workers, save, evaluate; replicated, then shared out."""
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
     for sharded in (False, True):
         run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))
-        trained = torch.nn.parallel.DistributedDataParallel(run.model)
-        run.state.model = trained
+        run.state.model = torch.nn.parallel.DistributedDataParallel(run.model)
         found = {"losses": run.losses(3), "held": len(run.model.classifiers.held)}
         found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
         checkpoint = folder / f"sharded-{sharded}"
@@ -206,15 +200,12 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
         else:
             save_shares(checkpoint, run.state)
         torch.save(found, folder / f"{sharded}-{rank}.pt")
-        del trained, run
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
 
 
 def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
     config: RunConfig, prepared_bag: Prepared, tmp_path: Path
 ):
-    run_in_two_processes(_two_workers, tmp_path, config, prepared_bag.path)
+    run_two_workers(_two_workers, tmp_path, config, prepared_bag.path)
     alone = Run(config, prepared_bag)
     expected = alone.losses(3)
     metrics = evaluate(alone.model, prepared_bag, "validation", Propensity())[0]
