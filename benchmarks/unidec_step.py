@@ -99,14 +99,14 @@ def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, floa
             torch.from_numpy(queries), sampler.steps_per_epoch, config.seed
         )
     state.parts = [one for one in state.parts if not isinstance(one, Curriculum)]  # clusters stay
-    state.sources = replace(state.sources, shortlists=shortlists, clusters=clusters)
+    state.draws = replace(state.draws, shortlists=shortlists, clusters=clusters)
     list(train_steps(state, sampler, objective, WARMUP_STEPS))
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         list(train_steps(state, sampler, objective, state.step + 4))
     elapsed = time.perf_counter() - started
     pools = [
-        pool_figures(sampler.draw(step, state.sources, []), training_data.clicks)
+        pool_figures(sampler.draw(step, state.draws, []), training_data.clicks)
         for step in range(COUNTED_STEPS)
     ]
     return {

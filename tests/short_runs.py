@@ -13,8 +13,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import save_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
@@ -41,7 +41,7 @@ class Run:
         encoder: Encoder,
         sampler: Sampler,
         objective: Objective,
-        parts: Sequence[Part] = (),
+        parts: Sequence[StepPart] = (),
         rates: tuple[float, float, float | None] = (5e-3, 0.01, None),
         schedule: tuple[int, int] = (4, 40),
     ) -> None:
@@ -51,9 +51,9 @@ class Run:
         if distributed.is_initialized():
             trained = nn.parallel.DistributedDataParallel(trained)
         optimizer = build_optimizer(encoder, *rates)
-        sources = Sources(sampler.data.graphs)
+        draws = DrawState(sampler.data.graphs)
         self.state = TrainState(
-            trained, optimizer, build_schedule(optimizer, *schedule), sources, parts=parts
+            trained, optimizer, build_schedule(optimizer, *schedule), draws, parts=parts
         )
 
     def train(self, stop: int, **settings: Any) -> list[list[float]]:

@@ -218,7 +218,7 @@ class DualEncoder(nn.Module):
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write the encoder and the head, for :func:`load_model`; who holds classifiers saves them."""
+        """Write the encoder and the head, for :func:`load_model`; classifiers are saved apart."""
         with all_tokens(self.encoder):
             self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:

@@ -31,18 +31,18 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
 START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
 
-class AdaptiveWeights(Part):
+class AdaptiveWeights(StepPart):
     """The weights of a run's terms, the same on every worker.
 
     Attributes:
@@ -89,11 +89,11 @@ class AdaptiveWeights(Part):
         """Return the weights by the terms' names."""
         return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
-    def restore(self, folder: Path, content: dict[str, float], sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: dict[str, float], draws: DrawState) -> DrawState:
         """Restore the weights."""
         weights = [content[name] for name in self.objective.names]
         self.weights = torch.tensor(weights, device=self.weights.device)
-        return sources
+        return draws
 
 
 def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:

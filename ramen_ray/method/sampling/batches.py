@@ -83,8 +83,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What batches are currently drawn from; replaced as the run goes on.
+class DrawState:
+    """The state of the draws: what batches are drawn from now; replaced as the run goes on.
 
     Attributes:
         graphs: one graph per regulariser.
@@ -134,16 +134,16 @@ class Sampler:
         share = self.batch_size // num_workers
         return range(rank * share, (rank + 1) * share)
 
-    def draw(self, step: int, sources: Sources, regularizers: Collection[Regularizer]) -> Batch:
+    def draw(self, step: int, draws: DrawState, regularizers: Collection[Regularizer]) -> Batch:
         """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        rows = self._order_of(epoch, sources.clusters)[position]
+        rows = self._order_of(epoch, draws.clusters)[position]
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         clicks = self.data.clicks if self.clicks is None else self.clicks
         ads = draw_ads(clicks, rows, ids, key, self.num_positives)
         anchors = {}
         # numbered before any is left out, so that draws do not depend on which others are due
-        for number, (regularizer, edges) in enumerate(sources.graphs.items()):
+        for number, (regularizer, edges) in enumerate(draws.graphs.items()):
             if regularizer not in regularizers:
                 continue
             if self._draws_nodes(regularizer):
@@ -156,9 +156,9 @@ class Sampler:
                 drawn = draw_anchors(edges, own, ids, key, number)
                 anchors[regularizer] = NodeAnchors(own, drawn)
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
-        if sources.shortlists is not None:
+        if draws.shortlists is not None:
             hard_negatives = draw_hard_negatives(
-                sources.shortlists, rows, ids, self.num_hard_negatives, key
+                draws.shortlists, rows, ids, self.num_hard_negatives, key
             )
         return Batch(rows, ads, hard_negatives, anchors)
 

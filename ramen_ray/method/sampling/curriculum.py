@@ -16,10 +16,10 @@ from torch import Tensor
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_clusters
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import QUERIES
 
 
@@ -51,7 +51,7 @@ class ClusterSchedule:
         return self.cluster_size * 2 ** sum(epoch >= doubled for doubled in self.double_at)
 
 
-class Curriculum(Part):
+class Curriculum(StepPart):
     """Makes the clusters that a run's batches are cut from.
 
     Attributes:
@@ -81,7 +81,7 @@ class Curriculum(Part):
         kept = encoded.vectors(QUERIES, queries).detach().to(self.seen.dtype)
         self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
-    def advance(self, step: int, sources: Sources) -> Sources:
+    def advance(self, step: int, draws: DrawState) -> DrawState:
         """Make new clusters if they are due at ``step``, and start collecting embeddings."""
         epoch, position = divmod(step, self._sampler.steps_per_epoch)
         if position == 0 and self.schedule.is_due(epoch):
@@ -91,7 +91,7 @@ class Curriculum(Part):
         if collects and self.seen is None:
             shape = (len(self._rows), self._dim)
             self.seen = torch.zeros(shape, dtype=torch.float16, device=self._device)
-        return replace(sources, clusters=self.clusters)
+        return replace(draws, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
         size, num_clusters = self.schedule.size_at(epoch), self._sampler.steps_per_epoch
@@ -111,10 +111,10 @@ class Curriculum(Part):
             content["num_clusters"] = self.clusters.num_clusters
         return content
 
-    def restore(self, folder: Path, content: dict[str, Any], sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: dict[str, Any], draws: DrawState) -> DrawState:
         """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if content["seen"] is not None and world()[0] == 0:
             self.seen = content["seen"].to(self._device)
-        return replace(sources, clusters=self.clusters)
+        return replace(draws, clusters=self.clusters)

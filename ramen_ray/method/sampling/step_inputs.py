@@ -27,7 +27,7 @@ from ramen_ray.method.sampling.training_data import ADS, TrainingData, anchor_ta
 
 
 @dataclass(frozen=True)
-class DistinctTexts:
+class BatchTexts:
     """The distinct texts of a global batch, shortest first.
 
     Attributes:
@@ -45,7 +45,7 @@ class DistinctTexts:
     positions: Mapping[str, Int64s]
 
     @classmethod
-    def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "DistinctTexts":
+    def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "BatchTexts":
         """Find the distinct texts of all that was drawn from ``tables``."""
         drawn: dict[str, list[Int64s]] = {name: [] for name in tables}
         for name, some in batch.drawn():
@@ -145,7 +145,7 @@ class StepInputs:
     data: TrainingData
     batch: Batch
     local: Batch
-    texts: DistinctTexts
+    texts: BatchTexts
     tokens: TokenBatch
     ad_pool: Pool
     anchor_pools: Mapping[str, Pool]
@@ -165,7 +165,7 @@ class StepInputs:
         With several workers this is a collective, by ``group`` if there is one.
         """
         batch = local.gathered(device, group)
-        texts = DistinctTexts.from_batch(batch, data.tables)
+        texts = BatchTexts.from_batch(batch, data.tables)
         rank, num_workers = world()
         mine = slice(rank, None, num_workers)  # every n-th, so that all workers get equal lengths
         tokens = gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values()))

@@ -59,6 +59,6 @@ def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
     for part in state.parts:
-        state.sources = part.restore(folder, content["parts"][part.name], state.sources)
+        state.draws = part.restore(folder, content["parts"][part.name], state.draws)
     progress: dict[str, Any] = content["progress"]
     return progress

@@ -21,9 +21,9 @@ from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.model.classifiers import Classifiers, read_rows, write_rows
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS, OF_CLASSIFIERS
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTS_FOLDER = "classifier_moments"
@@ -103,7 +103,7 @@ class ClassifierTraining:
         return state
 
 
-class ClassifierPart(Part):
+class ClassifierPart(StepPart):
     """Gives the losses the classifiers of a pool, and moves these.
 
     The model's vectors have two parts: a text's embedding, and what classifiers are compared with.
@@ -136,7 +136,7 @@ class ClassifierPart(Part):
         self.training.save(folder / MOMENTS_FOLDER)
         return self.training.state_dict()
 
-    def restore(self, folder: Path, content: Any, sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
         """Restore the moments; the model has the classifiers."""
         self.training.restore(folder / MOMENTS_FOLDER, content)
-        return sources
+        return draws

@@ -9,7 +9,7 @@ import torch
 
 from ramen_ray.method.distributed import group_of_cpus
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
 
 def step_inputs(
     sampler: Sampler,
-    sources: Sources,
+    draws: DrawState,
     objective: Objective,
     steps: range,
     device: torch.device,
@@ -44,7 +44,7 @@ def step_inputs(
     ahead = device.type == "cuda" if prefetch is None else prefetch
     # On a thread, workers exchange what they drew apart from the collectives of the step.
     with group_of_cpus() if ahead else nullcontext() as group:
-        drawn = (sampler.draw(step, sources, objective.regularizers_at(step)) for step in steps)
+        drawn = (sampler.draw(step, draws, objective.regularizers_at(step)) for step in steps)
         inputs = (StepInputs.from_local(sampler.data, local, device, group) for local in drawn)
         if ahead:
             with closing(prefetched(inputs)) as made:

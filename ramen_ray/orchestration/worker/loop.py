@@ -124,7 +124,7 @@ def start_or_resume(setup: Setup) -> Training:
     for one in setup.background:
         one.forget_after(run.state.step)
         progress = run.progress.background[one.name]
-        run.state.sources = one.restore(progress, run.state.sources)
+        run.state.draws = one.restore(progress, run.state.draws)
     return run
 
 
@@ -189,7 +189,7 @@ def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
     setup = run.setup
     if setup.config.base.parts.loss == "triplet":
         return {}
-    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+    batch = setup.sampler.draw(stop - 1, run.state.draws, []).gathered(setup.device)
     return pool_figures(batch, setup.sampler.data.clicks)
 
 
@@ -212,7 +212,7 @@ def take_background_results(run: Training) -> None:
     step = run.state.step
     checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
     for one in run.setup.background:
-        run.state.sources, figures = one.advance(step, checkpoint, run.state.sources)
+        run.state.draws, figures = one.advance(step, checkpoint, run.state.draws)
         if run.setup.log is not None:
             run.setup.log.log_background(one.name, figures, step)
 

@@ -21,7 +21,7 @@ from ramen_ray.method.model.encoder import Encoder, build_bag
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads, rivals
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import restore_checkpoint
@@ -54,7 +54,7 @@ def _loop_lead(
 
 def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
     """Return each regulariser's gains in a step, row by row."""
-    batch = sampler.draw(step, Sources(sampler.data.graphs), list(sampler.data.graphs))
+    batch = sampler.draw(step, DrawState(sampler.data.graphs), list(sampler.data.graphs))
 
     def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
         texts = sampler.data.tables[table]
@@ -188,7 +188,7 @@ def test_a_graph_that_lost_all_its_edges_moves_nothing(
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler)
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
-    run.state.sources = Sources(bare)
+    run.state.draws = DrawState(bare)
     before = run.state.parts[0].weights.tolist()
     assert run.weights(3) == [before] * 3
 

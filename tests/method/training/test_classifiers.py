@@ -20,7 +20,7 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.checkpoints import (
@@ -79,7 +79,7 @@ class Run:
         size = (len(data.queries["train"]), 4)
         lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
         self.state = build_state(config, self.model, self.model, self.sampler)
-        self.state.sources = Sources(training_data.graphs, shortlists=lists)
+        self.state.draws = DrawState(training_data.graphs, shortlists=lists)
 
     @property
     def part(self) -> ClassifierPart:
@@ -97,7 +97,7 @@ class Run:
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
     steps, device = range(1, 2), run.model.device
-    (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
+    (inputs,) = step_inputs(run.sampler, run.state.draws, run.objective, steps, device)
     encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
@@ -156,7 +156,7 @@ def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepa
     vectors = run.model.classifiers.vectors
     run.losses(1)
     before, moments = vectors.clone(), _moments(run)
-    batch = run.sampler.draw(1, run.state.sources, [])
+    batch = run.sampler.draw(1, run.state.draws, [])
     pool = np.unique(np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()]))
     others = np.setdiff1d(np.arange(len(vectors)), pool)
     run.losses(2)

@@ -11,14 +11,14 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import QUERIES
 from ramen_ray.method.training.checkpoints import restore_checkpoint
 
 
-class Shift(Part):
+class Shift(StepPart):
     """A vector that is learnt beside the model and added to the queries for a term of its own."""
 
     name = "shift"
@@ -45,18 +45,18 @@ class Shift(Part):
     def save(self, folder: Path) -> Tensor:
         return self.vector.detach()
 
-    def restore(self, folder: Path, content: Tensor, sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: Tensor, draws: DrawState) -> DrawState:
         self.vector = content.requires_grad_()
-        return sources
+        return draws
 
 
-class Counting(Part):
-    """Draws from other sources after each advance."""
+class Counting(StepPart):
+    """Draws from other graphs after each advance."""
 
     name = "counting"
 
-    def advance(self, step: int, sources: Sources) -> Sources:
-        return replace(sources, graphs={}) if step else sources
+    def advance(self, step: int, draws: DrawState) -> DrawState:
+        return replace(draws, graphs={}) if step else draws
 
 
 def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
@@ -93,7 +93,7 @@ def test_parts_prepare_what_the_next_steps_are_drawn_from(
     sampler = build_sampler(prepared_bag, objective)
     state = Run(build_bag(str(encoder_path)), sampler, objective, [Counting()]).state
     state.advance()
-    assert state.sources.graphs == sampler.data.graphs
+    assert state.draws.graphs == sampler.data.graphs
     state.step = 3
     state.advance()
-    assert state.sources.graphs == {}
+    assert state.draws.graphs == {}

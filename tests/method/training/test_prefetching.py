@@ -18,7 +18,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.prefetching import prefetched, step_inputs
@@ -38,10 +38,10 @@ def _sampler(data: Prepared) -> Sampler:
     return build_sampler(data, OBJECTIVE, num_hard_negatives=2)
 
 
-def _sources(sampler: Sampler) -> Sources:
+def _sources(sampler: Sampler) -> DrawState:
     num_queries = len(sampler.data.query_ids)
     ads = np.arange(num_queries * 4, dtype=np.int32).reshape(num_queries, 4) % 40
-    return Sources(sampler.data.graphs, shortlists=ads)
+    return DrawState(sampler.data.graphs, shortlists=ads)
 
 
 def _arrays(inputs: StepInputs) -> list[Any]:
@@ -102,11 +102,11 @@ def test_an_error_is_raised_in_the_place_of_its_item() -> None:
 def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
     sampler = _sampler(prepared_bag)
     steps = range(1, 3 * sampler.steps_per_epoch)
-    sources = _sources(sampler)
+    draws = _sources(sampler)
     plain, ahead = (
         [
             _arrays(inputs)
-            for inputs in step_inputs(_sampler(prepared_bag), sources, OBJECTIVE, steps, CPU, on)
+            for inputs in step_inputs(_sampler(prepared_bag), draws, OBJECTIVE, steps, CPU, on)
         ]
         for on in (False, True)
     )
@@ -131,7 +131,7 @@ def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
 def _train(sampler: Sampler, encoder: Path, prefetch: bool) -> list[list[float]]:
     """Train five steps, which have collectives of their own; returns this worker's losses."""
     run = Run(build_bag(str(encoder)), sampler, OBJECTIVE)
-    run.state.sources = _sources(sampler)
+    run.state.draws = _sources(sampler)
     with patch.object(step_module, "step_inputs", partial(step_inputs, prefetch=prefetch)):
         return run.train(5)
 

@@ -136,13 +136,13 @@ class RecordedRun:
             self._prune(made / "edges")
         if distributed.is_initialized():
             distributed.barrier()
-        sources = self.state.sources
+        draws = self.state.draws
         if self.case.base in {"ance", "depsl"}:
-            sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
+            draws = replace(draws, shortlists=open_shortlists(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
             pruned = open_graphs(made / "edges", self.regularizers)
-            sources = replace(sources, graphs=pruned)
-        self.state.sources = sources
+            draws = replace(draws, graphs=pruned)
+        self.state.draws = draws
 
     def _prune(self, folder: Path) -> None:
         for one in self.regularizers:

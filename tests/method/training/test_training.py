@@ -20,7 +20,7 @@ from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import open_graphs
@@ -46,11 +46,11 @@ def _inputs(
     sampler: Sampler,
     step: int,
     objective: Objective = OBJECTIVE,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> StepInputs:
     """Return what a step computes on."""
-    sources, steps = sources or Sources(sampler.data.graphs), range(step, step + 1)
-    (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
+    draws, steps = draws or DrawState(sampler.data.graphs), range(step, step + 1)
+    (inputs,) = step_inputs(sampler, draws, objective, steps, torch.device("cpu"))
     return inputs
 
 
@@ -59,10 +59,10 @@ def _step(
     sampler: Sampler,
     step: int,
     objective: Objective = OBJECTIVE,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> Tensor:
     """Return a step's losses (terms,)."""
-    encoded = encode(model, _inputs(sampler, step, objective, sources))
+    encoded = encode(model, _inputs(sampler, step, objective, draws))
     return objective.losses(encoded, step)
 
 
@@ -91,10 +91,10 @@ class Recorder(nn.Module):
 Texts = dict[tuple[str, int], tuple[int, ...]]
 
 
-def _drawn_texts(sampler: Sampler, step: int, sources: Sources | None = None) -> Texts:
+def _drawn_texts(sampler: Sampler, step: int, draws: DrawState | None = None) -> Texts:
     """Return the tokens of all that a step draws, by table and id."""
-    sources = sources or Sources(sampler.data.graphs)
-    batch = sampler.draw(step, sources, list(sources.graphs))
+    draws = draws or DrawState(sampler.data.graphs)
+    batch = sampler.draw(step, draws, list(draws.graphs))
     return {
         (table, row): tuple(sampler.data.tables[table].gather(np.array([row])).tolist())
         for table, ids in batch.drawn()
@@ -110,7 +110,7 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: P
         _step(recorder, sampler, step)
         drawn = list(_drawn_texts(sampler, step).values())
         assert sorted(recorder.texts) == sorted(set(drawn))
-        batch = sampler.draw(step, Sources(sampler.data.graphs), OBJECTIVE.regularizers)
+        batch = sampler.draw(step, DrawState(sampler.data.graphs), OBJECTIVE.regularizers)
         assert len(recorder.texts) < sum((ids >= 0).sum() for _, ids in batch.drawn())
         lengths = [len(text) for text in recorder.texts]
         assert lengths == sorted(lengths)
@@ -152,14 +152,14 @@ def _naive_terms(
     sampler: Sampler,
     step: int,
     loss: TripletLoss = HARDEST_FOUR,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> dict[str, Tensor]:
     """Return the terms by name, from single texts and plain loops."""
-    sources = sources or Sources(sampler.data.graphs)
-    batch = sampler.draw(step, sources, list(sources.graphs))
+    draws = draws or DrawState(sampler.data.graphs)
+    batch = sampler.draw(step, draws, list(draws.graphs))
     vectors = {
         key: encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
-        for key, ids in _drawn_texts(sampler, step, sources).items()
+        for key, ids in _drawn_texts(sampler, step, draws).items()
     }
 
     def term(rows: list, drawn: list, pool: set, known: list[list[int]]) -> Tensor:
@@ -254,11 +254,11 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(
     drawn_only = {one: [edges] for one, edges in other.data.graphs.items()}
     blind = Sampler(replace(other.data, known_edges=drawn_only), 16, seed=3)
     assert not torch.allclose(found, torch.stack(list(_naive_terms(encoder, blind, 0).values())))
-    pruned = Sources(open_graphs(tmp_path, regularizers))
-    torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
+    pruned = DrawState(open_graphs(tmp_path, regularizers))
+    torch.testing.assert_close(_step(encoder, other, 0, draws=pruned), found)
 
 
-def _with_shortlists(sampler: Sampler, num_ads: int) -> Sources:
+def _with_shortlists(sampler: Sampler, num_ads: int) -> DrawState:
     """Random shortlists without positives; some are empty."""
     draw = np.random.default_rng(0)
     ads = [
@@ -266,22 +266,22 @@ def _with_shortlists(sampler: Sampler, num_ads: int) -> Sources:
         for row, clicked in enumerate(rows_of(sampler.data.clicks))
     ]
     shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
-    return Sources(sampler.data.graphs, shortlists=shortlists)
+    return DrawState(sampler.data.graphs, shortlists=shortlists)
 
 
 @pytest.mark.parametrize("kind", ["bag"])
 def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, encoder_path: Path):
     encoder = build_encoder(kind, encoder_path)
     sampler = build_sampler(data, OBJECTIVE, num_hard_negatives=2)
-    sources = _with_shortlists(sampler, len(data.ads))
-    batch = sampler.draw(0, sources, OBJECTIVE.regularizers)
+    draws = _with_shortlists(sampler, len(data.ads))
+    batch = sampler.draw(0, draws, OBJECTIVE.regularizers)
     assert (batch.hard_negatives >= 0).any()
     assert (batch.hard_negatives == -1).any()
     clicked = rows_of(sampler.data.clicks)
     rows = zip(batch.queries.tolist(), batch.hard_negatives.tolist(), strict=True)
     assert not any(set(ads) & set(clicked[query]) for query, ads in rows)
-    found = _step(encoder, sampler, 0, sources=sources)
-    naive = _naive_terms(encoder, sampler, 0, sources=sources)
+    found = _step(encoder, sampler, 0, draws=draws)
+    naive = _naive_terms(encoder, sampler, 0, draws=draws)
     expected = torch.stack(list(naive.values()))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     torch.testing.assert_close(
@@ -312,8 +312,8 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(
     model, sampler = DualEncoder(build_encoder(kind, encoder_path)), build_sampler(data, OBJECTIVE)
     schedule = ClusterSchedule(1, 1, 4, (2,), 3)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
-    sources = curriculum.advance(0, Sources(sampler.data.graphs))
-    assert sources.clusters is None
+    draws = curriculum.advance(0, DrawState(sampler.data.graphs))
+    assert draws.clusters is None
     rows = []
     for step in range(sampler.steps_per_epoch):
         encoded = encode(model, _inputs(sampler, step))
@@ -325,11 +325,11 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(
     left_out = np.setdiff1d(np.arange(len(data.query_ids)), rows)
     assert len(left_out)
     assert not seen[left_out].any()
-    clusters = curriculum.advance(sampler.steps_per_epoch, sources).clusters
+    clusters = curriculum.advance(sampler.steps_per_epoch, draws).clusters
     assert clusters.num_clusters == 16, "60 queries in clusters of at most 4"
     of_batch = Curriculum(ClusterSchedule(1, 1, 16, (), 3), sampler, model.dim, seen.device)
     of_batch.seen = seen
-    assert of_batch.advance(sampler.steps_per_epoch, sources).clusters.num_clusters == 3
+    assert of_batch.advance(sampler.steps_per_epoch, draws).clusters.num_clusters == 3
 
 
 def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):

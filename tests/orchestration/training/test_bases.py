@@ -154,7 +154,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
             (folder / f"{epoch}").mkdir()
             model.save(folder / f"{epoch}", config.encoder.max_length)
             pruning(folder / f"{epoch}", folder / f"{epoch}")
-            state.sources = pruning.take(folder / f"{epoch}", state.sources)
+            state.draws = pruning.take(folder / f"{epoch}", state.draws)
         stop = state.step + STEPS_PER_EPOCH
         for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)
