@@ -150,7 +150,7 @@ class BackgroundTask:
             draws: what batches are drawn from.
 
         Returns:
-            The state of the draws from now on, and figures: ``waited_s``; if a result was taken, also its
+            The new state of the draws, and figures: ``waited_s``; if a result was taken, also its
             ``step`` and the figures of its report.
         """
         started = time.monotonic()
