@@ -40,15 +40,23 @@ def gather_rows(
 
     They go through ``device``, or, if there is one, through a :func:`group_of_cpus`.
     """
+    if world()[1] == 1:
+        return rows
+    local = torch.from_numpy(np.ascontiguousarray(rows))
+    local = local.to(device) if group is None else local
+    return gather_tensors(local, group).cpu().numpy()
+
+
+def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) -> Tensor:
+    """Concatenate ``rows`` as :func:`gather_rows` does; they stay on their device."""
     _, num_workers = world()
     if num_workers == 1:
         return rows
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    if group is None:
-        local = local.to(device)
-    gathered = local.new_empty((num_workers * local.shape[0], *local.shape[1:]))
-    distributed.all_gather_single(gathered, local, group=group)
-    return gathered.cpu().numpy()
+    if rows.dtype == torch.bool:  # which not all backends know
+        return gather_tensors(rows.view(torch.uint8), group).view(torch.bool)
+    gathered = rows.new_empty((num_workers * len(rows), *rows.shape[1:]))
+    distributed.all_gather_single(gathered, rows, group=group)
+    return gathered
 
 
 def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArray[Any]:

@@ -24,7 +24,6 @@ Shapes: b rows of this worker and B of the global batch, L candidates, D width o
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +33,6 @@ from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.step_inputs import Pool
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
@@ -155,13 +153,10 @@ def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
     others_BD = encoded.vectors(QUERIES, encoded.batch.queries)
+    places_b = encoded.places(encoded.ad_pool, ads)
     if len(queries) == len(others_BD):
-        pool, clicked_BL = encoded.ad_pool, encoded.own_clicked_in_pool
-        similarity_BL = encoded.own_similarity
+        similarity_Bb = encoded.own_similarity[:, places_b]
     else:
-        pool = Pool(ADS, np.unique(ads))
-        clicked_BL = encoded.positive_ads(pool, encoded.batch.queries)
-        similarity_BL = others_BD @ encoded.vectors(ADS, pool.ids).T
-    rivals_L = rivals(similarity_BL.T, clicked_BL.T)
-    own_bD = encoded.vectors(QUERIES, queries)
-    return leads(own_bD, others_BD, rivals_L[encoded.places(pool, ads)])
+        similarity_Bb = others_BD @ encoded.vectors(ADS, ads).T
+    rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, places_b].T)
+    return leads(encoded.vectors(QUERIES, queries), others_BD, rivals_b)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import gather_embeddings, world
+from ramen_ray.method.distributed import gather_embeddings, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
@@ -80,9 +80,7 @@ class EncodedBatch:
     @cached_property
     def clicked_in_pool(self) -> Tensor:
         """(B, L) bool, which ads of the ``ad_pool`` the batch's queries clicked: P_i ∩ L_B."""
-        if len(self.local.queries) == len(self.batch.queries):
-            return self.own_clicked_in_pool
-        return self.positive_ads(self.ad_pool, self.batch.queries)
+        return gather_tensors(self.own_clicked_in_pool)
 
     @cached_property
     def own_clicked_in_pool(self) -> Tensor:
@@ -92,11 +90,6 @@ class EncodedBatch:
     def own_linked_in_pool(self, regularizer: Regularizer) -> Tensor:
         """Return (n, L) bool, which anchors of the pool this worker's nodes are linked to."""
         return self.inputs.linked[regularizer].to(self.embeddings_UD.device, non_blocking=True)
-
-    def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
-        """Mark the ads of ``pool`` that ``queries`` (b,) clicked; returns (b, L) bool."""
-        mask = pool.is_positive([self.inputs.data.clicks], queries)
-        return to_device(mask, self.embeddings_UD.device)
 
     def mean_anchors(self, regularizer: Regularizer, nodes: Int64s) -> tuple[Tensor, Tensor]:
         """Return the mean (n, D) of the pool's anchors that each node (n,) is linked to, or 0.
