@@ -53,16 +53,17 @@ the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get on
 
 
 class PooledEncoder(nn.Module):
-    """What both encoders share: pool, project if there is a projection, normalise."""
+    """What both encoders share: pool, project if there is a projection, normalise.
 
-    def __init__(self) -> None:
+    Attributes:
+        width: width of a pooled state.
+        tokenizer: makes the token ids.
+    """
+
+    def __init__(self, width: int, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
+        self.width, self.tokenizer = width, tokenizer
         self.projection: Head | None = None
-
-    @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        raise NotImplementedError
 
     @property
     def token_table(self) -> Any:
@@ -112,19 +113,13 @@ class TransformerEncoder(PooledEncoder):
         tokenizer: PreTrainedTokenizerFast,
         pooling: Pooling = "mean",
     ) -> None:
-        super().__init__()
+        super().__init__(int(backbone.config.hidden_size), tokenizer)
         self.backbone = backbone
-        self.tokenizer = tokenizer
         self.pooling = pooling
         self._attention = backbone.config._attn_implementation
         self._takes_rows_of_texts = backbone.config.model_type in ROWS_OF_TEXTS
         self._first_position = _first_position(backbone)
         self.eval()
-
-    @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        return int(self.backbone.config.hidden_size)
 
     @property
     def token_table(self) -> Any:
@@ -199,15 +194,9 @@ class BagEncoder(PooledEncoder):
 
     def __init__(self, weights: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
         """Start from token embeddings ``weights`` (vocabulary, D)."""
-        super().__init__()
+        super().__init__(weights.shape[1], tokenizer)
         self.embedding: Any = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
-        self.tokenizer = tokenizer
         self.eval()
-
-    @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        return self.embedding.embedding_dim
 
     @property
     def token_table(self) -> Any:

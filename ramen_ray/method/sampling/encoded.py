@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import gather_embeddings, gather_tensors, world
+from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
@@ -118,12 +118,8 @@ def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> Enco
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
         embeddings = model(inputs.tokens)
-    num_texts, num_workers = len(inputs.texts.rows), world()[1]
+    num_workers = world()[1]
     if num_workers > 1:
         # DDP averages the workers' gradients, which here are parts of one sum.
         embeddings.register_hook(lambda gradient: num_workers * gradient)
-    share = -(-num_texts // num_workers)
-    padded = functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
-    # The workers took every n-th text: the transpose puts them back into order.
-    in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[:num_texts]
-    return EncodedBatch(inputs, in_order)
+    return EncodedBatch(inputs, gather_dealt(embeddings, len(inputs.texts.rows)))

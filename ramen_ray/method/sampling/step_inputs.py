@@ -19,7 +19,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import dealt_rows
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -166,8 +166,7 @@ class StepInputs:
         """
         batch = local.gathered(device, group)
         texts = BatchTexts.from_batch(batch, data.tables)
-        rank, num_workers = world()
-        mine = slice(rank, None, num_workers)  # every n-th, so that all workers get equal lengths
+        mine = dealt_rows()
         tokens = gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values()))
         ads = Pool.of_ads(batch)
         sets = dict.fromkeys(one.anchor_set for one in batch.anchors)
