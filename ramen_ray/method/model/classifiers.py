@@ -69,11 +69,7 @@ class Classifiers:
 
     @classmethod
     def open(cls, folder: Path, held: range | None = None) -> "Classifiers":
-        """Open the rows ``held``, or all, from whichever files have them.
-
-        Raises:
-            EncoderError: the folder has no classifiers, or lacks some rows.
-        """
+        """Open the rows ``held``, or all, from whichever files have them."""
         if not (folder / IS_TRAINED_FILE).is_file():
             raise EncoderError(f"{folder} has no classifiers: it has no {IS_TRAINED_FILE}")
         is_trained = np.load(folder / IS_TRAINED_FILE)
@@ -88,11 +84,7 @@ def write_rows(folder: Path, name: str, first: int, rows: Tensor) -> None:
 
 
 def read_rows(folder: Path, name: str, held: range) -> Tensor:
-    """Read the rows ``held`` of the table ``name``.
-
-    Raises:
-        EncoderError: no file has some of the rows.
-    """
+    """Read the rows ``held`` of the table ``name``."""
     parts: list[NDArray[Any]] = []
     for file in sorted(folder.glob(f"{name}-*.npy")):
         first = int(file.stem.rpartition("-")[2])

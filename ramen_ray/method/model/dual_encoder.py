@@ -98,10 +98,7 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, texts: TokenBatch) -> Tensor:
-        """Return embeddings (N, D) float32, unit norm, in the order of ``texts``.
-
-        The vectors of a head for classifiers, not normalised, follow in the same rows (N, D + d).
-        """
+        """Return (N, D) float32: embeddings of unit norm, then vectors of the head as they are."""
         pooled = self.encoder.pool(texts)
         embeddings = self.encoder.finish(pooled)
         if self.classifier_head is None:
@@ -113,9 +110,9 @@ class DualEncoder(nn.Module):
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
     def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
-        """Return the vectors for search of the ads that the model was trained on.
+        """Return the vectors for search of ads that the model was trained on, by their texts' rows.
 
-        Row n of ``texts`` is the text of ad n. Ads without a trained classifier have a lower norm.
+        Ads without a trained classifier have a lower norm.
         """
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
@@ -231,9 +228,6 @@ def load_model(folder: Path, held: range | None = None, part: Part | None = None
     """Load what :meth:`DualEncoder.save` wrote, to search by ``part``, or by all that it has.
 
     ``held`` are the ads whose classifiers are opened, if there are any; None for all.
-
-    Raises:
-        EncoderError: the folder has no model, or no such part.
     """
     encoder = load_encoder(folder / ENCODER_FOLDER)
     has_head = (folder / HEAD_FOLDER).is_dir()

@@ -67,7 +67,7 @@ class PooledEncoder(nn.Module):
 
     @property
     def token_table(self) -> Any:
-        """The module that looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
+        """What looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
         raise NotImplementedError
 
     def set_token_table(self, table: nn.Module) -> None:
@@ -245,13 +245,9 @@ def _first_position(backbone: "PreTrainedModel") -> int:
 def build_transformer(
     pretrained: str, pooling: Pooling | None = None, num_layers: int | None = None
 ) -> TransformerEncoder:
-    """Load a transformer encoder and its tokenizer, optionally cut to its first layers.
+    """Load a transformer encoder and its tokenizer, or only its first layers.
 
-    Args:
-        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
-        pooling: the mean of the tokens' states, or the first token's state; None takes that of a
-            sentence-transformers folder, and the mean for others.
-        num_layers: keep only this many; None for all.
+    ``pooling`` None takes that of a sentence-transformers folder, and the mean for others.
 
     Raises:
         EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
@@ -267,11 +263,7 @@ def build_transformer(
 
 
 def build_bag(pretrained: str) -> BagEncoder:
-    """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings.
-
-    Raises:
-        EncoderError: it cannot be loaded, or tokenizer and embeddings do not fit together.
-    """
+    """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings."""
     folder = read_sentence_folder(pretrained, "bag")
     tokenizer = load_tokenizer(pretrained)
     if folder.table is None:
@@ -285,11 +277,7 @@ def build_bag(pretrained: str) -> BagEncoder:
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """Load an encoder of either kind from the sentence-transformers folder that it was saved as.
-
-    Raises:
-        EncoderError: the folder has no such encoder.
-    """
+    """Load an encoder of either kind from the sentence-transformers folder that it was saved as."""
     if not (folder / "modules.json").is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
     is_bag = read_sentence_folder(str(folder)).kind == "bag"

@@ -49,10 +49,7 @@ class _Rows:
 
 
 def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts]:
-    """Yield the texts of a batch in rows, all rows of one width together.
-
-    ``side_by_side`` says whether a row may have several texts.
-    """
+    """Yield the texts of a batch, in one row each or side by side, rows of one width together."""
     laid = _filled_rows(batch.lengths) if side_by_side else _single_rows(batch.lengths)
     starts = batch.lengths.cumsum() - batch.lengths
     for width in np.unique(laid.widths):

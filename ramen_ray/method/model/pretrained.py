@@ -156,11 +156,7 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
 
 
 def check_length(name: str, max_length: int, flag: str) -> None:
-    """Check that the transformer ``name`` has a position for each of ``max_length`` tokens.
-
-    Raises:
-        EncoderError: it has fewer; names the ``flag``.
-    """
+    """Check that the transformer ``name`` has positions for the ``max_length`` of a ``flag``."""
     limit = most_tokens(load_config(name))
     if limit is not None and max_length > limit:
         raise EncoderError(f"{flag} {max_length} is more than the {limit} positions of {name!r}")

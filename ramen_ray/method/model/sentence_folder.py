@@ -59,11 +59,7 @@ class _Module:
 
 
 def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
-    """Read what is around the pretrained encoder ``name``, to be trained as ``kind`` or as it is.
-
-    Raises:
-        EncoderError: it is no such encoder, or does what training would leave out.
-    """
+    """Read what is around the encoder ``name``, to be trained as it is or as ``kind``."""
     modules = _modules(name)
     if not modules:
         return SentenceFolder()

@@ -21,11 +21,7 @@ from ramen_ray.method.model.pretrained import (
 
 
 def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
-    """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given.
-
-    Raises:
-        EncoderError: it cannot be loaded, or has fewer layers, or lacks weights.
-    """
+    """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given."""
     from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
 
     config = _cut_config(pretrained, num_layers)

@@ -108,12 +108,8 @@ class EncodedBatch:
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:
     """Encode each distinct text of the global batch once, split over the workers.
 
-    Gradients of the model's parameters are then those of the sum of the workers' losses.
-
-    Args:
-        model: maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings.
-        inputs: the batch.
-        use_bf16: encode under bfloat16 autocast.
+    ``model`` maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings. Its gradients
+    are then those of the sum of the workers' losses.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):

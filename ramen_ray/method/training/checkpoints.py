@@ -43,14 +43,7 @@ def save_shares(folder: Path, state: TrainState) -> None:
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Restore optimiser, schedule, step and parts; the model is loaded before.
-
-    Returns:
-        The ``progress`` that was given to :func:`save_checkpoint`.
-
-    Raises:
-        CheckpointError: the folder has no training state.
-    """
+    """Restore optimiser, schedule, step and parts, the model being loaded; returns ``progress``."""
     file = folder / STATE_FILE
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {STATE_FILE}")

@@ -28,11 +28,7 @@ def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
 
 
 def check_losses(losses: NDArray[np.float32], names: Sequence[str], last_step: int) -> None:
-    """Check the losses (steps, terms) of the steps up to ``last_step`` (from 1).
-
-    Raises:
-        DivergedError: one is not finite.
-    """
+    """Check that the losses (steps, terms) of the steps up to ``last_step`` (from 1) are finite."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         row, column = bad[0].tolist()
@@ -43,11 +39,7 @@ def check_losses(losses: NDArray[np.float32], names: Sequence[str], last_step: i
 
 
 def check_weights(model: nn.Module, step: int) -> None:
-    """Check a model after ``step`` steps.
-
-    Raises:
-        DivergedError: a weight is not finite.
-    """
+    """Check that a model's weights are finite after ``step`` steps."""
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise DivergedError(f"the weights {name} are not finite after step {step}; {_ADVICE}")
@@ -83,20 +75,15 @@ class StepLosses:
     def figures(
         self, moved: Floats | None, queries_per_s: float
     ) -> tuple[list[str], Floats, NDArray[np.bool_]]:
-        """Return all figures of the steps that are logged.
+        """Return names, values (steps, names) of all that is logged, and which of them are known.
 
-        Args:
-            moved: (steps, terms) the weights of each step; None if they do not move.
-            queries_per_s: training speed during these steps.
-
-        Returns:
-            names, values (steps, names), and which of them are known, of the same shape. The total
-            is known for steps in which all terms were due.
+        ``moved`` (steps, terms) are the weights of each step; None if they do not move.
         """
         terms, always = self.objective.names, np.ones((len(self.values), 1), dtype=bool)
         weights = np.array([self.objective.weights]) if moved is None else moved
         total = (self.values * weights).sum(axis=1, keepdims=True)
         names = [f"loss/{name}" for name in (*terms, "total")] + ["throughput/queries_per_s"]
+        # the total of steps in which all terms were due
         values = [self.values, total, np.full(always.shape, queries_per_s)]
         known = [self.known, self.known.all(axis=1, keepdims=True), always]
         if moved is not None:
