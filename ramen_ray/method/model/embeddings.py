@@ -35,7 +35,6 @@ def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s
 
     Returns:
         Per table, the rows (n,) whose texts no earlier row has; per table, all rows' numbers.
-
     """
     hashes = np.concatenate([table.hashes for table in tables])
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

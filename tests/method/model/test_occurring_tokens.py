@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from short_runs import Run, build_encoder, build_sampler, run_two_workers
+from short_runs import Run, build_encoder, build_sampler
 from torch import nn
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -94,23 +94,3 @@ def test_a_token_that_was_cut_out_has_no_embedding():
     bag = OccurringTokens(nn.EmbeddingBag(10, 4, mode="mean"), np.array([3, 8]))
     with pytest.raises(RuntimeError, match="not in the valid range"):
         bag(torch.tensor([3, 5]), torch.tensor([0]))
-
-
-def _worker(rank: int, folder: Path, encoder_path: Path, prepared: dict[str, Path]) -> None:
-    found = {}
-    for kind, path in prepared.items():
-        for is_cut in (False, True):
-            run = _begin(Prepared(path), build_encoder(kind, encoder_path), is_cut)
-            found[kind, is_cut] = run.train(STEPS), _metrics(run.model, Prepared(path))
-    torch.save(found, folder / f"{rank}.pt")
-
-
-def test_two_workers_train_as_with_all_tokens(
-    prepared: Prepared, prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-):
-    paths = {"transformer": prepared.path, "bag": prepared_bag.path}
-    run_two_workers(_worker, tmp_path, encoder_path, paths)
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
-    assert found[0] == found[1]
-    for kind in KINDS:
-        assert found[0][kind, True] == found[0][kind, False]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 from short_runs import run_two_workers
 from torch import Tensor
 from torch.nn import functional
@@ -15,10 +14,9 @@ from torch.nn import functional
 from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
@@ -295,18 +293,6 @@ def test_vectors_of_ads_follow_from_those_of_queries(
     by_classifier = model.with_classifiers(by_text, ads)
     np.testing.assert_allclose(by_classifier, model.embed_ads(prepared_bag.ads, ads), atol=1e-6)
     assert (by_classifier == by_text).all() == (part == "encoder")
-
-
-def test_sentence_transformers_loads_the_encoder_with_its_projection(
-    config: RunConfig, prepared_bag: Prepared, dataset_path: Path, tmp_path: Path
-):
-    run = Run(config, prepared_bag)
-    run.losses(2)
-    run.save(tmp_path)
-    texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
-    theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu").encode(texts)
-    ours = load_model(tmp_path, part="encoder").embed_ads(prepared_bag.ads, np.arange(len(texts)))
-    np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
 def test_a_folder_without_classifiers_cannot_answer_by_them(

@@ -50,15 +50,6 @@ class Shift(StepPart):
         return draws
 
 
-class Counting(StepPart):
-    """Draws from other graphs after each advance."""
-
-    name = "counting"
-
-    def advance(self, step: int, draws: DrawState) -> DrawState:
-        return replace(draws, graphs={}) if step else draws
-
-
 def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
@@ -84,16 +75,3 @@ def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
     restore_checkpoint(tmp_path, resumed.state)
     assert torch.equal(again.vector, shift.vector)
     assert resumed.train(22) == run.train(22)
-
-
-def test_parts_prepare_what_the_next_steps_are_drawn_from(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
-    objective = ramen_objective(TripletLoss(0.3, 4), {"links": 0.1}, {})
-    sampler = build_sampler(prepared_bag, objective)
-    state = Run(build_bag(str(encoder_path)), sampler, objective, [Counting()]).state
-    state.advance()
-    assert state.draws.graphs == sampler.data.graphs
-    state.step = 3
-    state.advance()
-    assert state.draws.graphs == {}
