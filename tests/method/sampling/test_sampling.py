@@ -38,23 +38,19 @@ def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
 
 
 @given(shapes(), st.sampled_from([2, 4]))
-def test_workers_together_order_the_queries_as_one_does(shape, num_workers):
+def test_an_epoch_takes_each_query_once_but_for_a_remainder_whatever_the_workers(
+    shape, num_workers
+):
+    num_queries, batch_size, _, _ = shape
     orders = _orders_of_workers(*shape, num_workers)
     (whole,) = _orders_of_workers(*shape, 1)
     assert np.concatenate(orders, axis=1).tolist() == whole.tolist()
     shares = [set(order.flatten().tolist()) for order in orders]
     for before, after in pairwise(shares):
         assert max(before) < min(after)
-
-
-@given(shapes())
-def test_an_epoch_takes_each_query_at_most_once_and_leaves_out_the_remainder(shape):
-    num_queries, batch_size, _, _ = shape
-    (order,) = _orders_of_workers(*shape, 1)
-    rows = order.flatten().tolist()
-    assert order.shape == (num_steps(num_queries, batch_size), batch_size)
-    assert len(rows) == num_queries - num_queries % batch_size
-    assert len(set(rows)) == len(rows)
+    rows = whole.flatten().tolist()
+    assert whole.shape == (num_steps(num_queries, batch_size), batch_size)
+    assert len(set(rows)) == len(rows) == num_queries - num_queries % batch_size
     assert set(rows) <= set(range(num_queries))
 
 
@@ -275,12 +271,6 @@ def test_draws_change_with_the_seed_and_the_epoch():
     assert (one != other).mean() > 0.9
     by_epoch = one.reshape(NUM_EPOCHS, 10)
     assert (by_epoch[1:] != by_epoch[:-1]).mean() > 0.9
-
-
-def test_nodes_without_edges_draw_minus_one():
-    graphs = dict(zip(REGULARIZERS, (csr_of([[], [4]]), csr_of([[2], []])), strict=False))
-    drawn = _columns(_one_batch(_made(csr_of([[1], [0]]), graphs), nodes="clicked"))
-    assert sorted(drawn.tolist()) == [[0, 1, -1, -1], [1, 0, 4, 2]]
 
 
 def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:
