@@ -24,7 +24,7 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import QUERIES, TrainingData, node_table
@@ -82,7 +82,7 @@ def main() -> None:
 
 def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
-    batch = sampler.draw(step, Sources(sampler.data.graphs), objective.regularizers)
+    batch = sampler.draw(step, DrawState(sampler.data.graphs), objective.regularizers)
     inputs = StepInputs.from_local(sampler.data, batch, torch.device("cpu"))
     # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
     places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows))[:, None])

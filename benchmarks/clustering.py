@@ -26,7 +26,7 @@ from ramen_ray.method.sampling.clustering import (
     MAX_ITERATIONS,
     Clusters,
     balanced_clusters,
-    count_levels,
+    count_clusters,
 )
 
 DIM = 384
@@ -51,7 +51,7 @@ def compare(num_rows: int, cluster_size: int, rounds: int) -> dict[str, float]:
     """Return the seconds and the mean similarity within clusters of both ways."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    embeddings = make_rows(num_rows)
+    embeddings, num_clusters = make_rows(num_rows), count_clusters(num_rows, cluster_size)
     print("generated", flush=True)
 
     def measure(cluster: Callable[[], Clusters]) -> dict[str, float]:
@@ -63,11 +63,10 @@ def compare(num_rows: int, cluster_size: int, rounds: int) -> dict[str, float]:
     found = alternate(
         rounds,
         {
-            "ours": lambda: measure(lambda: balanced_clusters(embeddings, cluster_size, seed=0)),
-            "faiss": lambda: measure(lambda: halve_with_faiss(embeddings.numpy(), cluster_size)),
+            "ours": lambda: measure(lambda: balanced_clusters(embeddings, num_clusters, seed=0)),
+            "faiss": lambda: measure(lambda: halve_with_faiss(embeddings.numpy(), num_clusters)),
         },
     )
-    num_clusters = 2 ** count_levels(num_rows, cluster_size)
     shuffled = Clusters(np.random.default_rng(0).permutation(num_rows), num_clusters)
     return {
         "rows": num_rows,
@@ -93,11 +92,10 @@ def make_rows(num_rows: int) -> Tensor:
     return rows
 
 
-def halve_with_faiss(embeddings: NDArray[np.float32], cluster_size: int) -> Clusters:
+def halve_with_faiss(embeddings: NDArray[np.float32], num_clusters: int) -> Clusters:
     """Halve the clusters one after another, with faiss's centres."""
     rows = np.arange(len(embeddings))
-    num_levels = count_levels(len(rows), cluster_size)
-    for level in range(num_levels):
+    for level in range((num_clusters - 1).bit_length()):
         bounds = np.arange(2**level + 1) * len(rows) // 2**level
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             members = embeddings[rows[start:stop]]
@@ -107,7 +105,7 @@ def halve_with_faiss(embeddings: NDArray[np.float32], cluster_size: int) -> Clus
             kmeans.train(members)
             scores = members @ (kmeans.centroids[0] - kmeans.centroids[1])
             rows[start:stop] = rows[start:stop][np.argsort(-scores, kind="stable")]
-    return Clusters(rows, 2**num_levels)
+    return Clusters(rows, num_clusters)
 
 
 def mean_cosine(embeddings: Tensor, clusters: Clusters) -> float:

@@ -24,7 +24,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.sampling.step_inputs import DistinctTexts
+from ramen_ray.method.sampling.step_inputs import BatchTexts
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.orchestration.run.build import (
@@ -99,9 +99,9 @@ def measure(
         list(train_steps(state, sampler, objective, state.step + 4))  # of which one draws anchors
     elapsed = time.perf_counter() - started
     batches = [
-        sampler.draw(step, state.sources, objective.regularizers_at(step)) for step in range(8)
+        sampler.draw(step, state.draws, objective.regularizers_at(step)) for step in range(8)
     ]
-    texts = [DistinctTexts.from_batch(batch, sampler.data.tables) for batch in batches]
+    texts = [BatchTexts.from_batch(batch, sampler.data.tables) for batch in batches]
     return {
         "seconds_per_step": elapsed / (state.step - first),
         "texts_per_step": float(np.mean([len(step.lengths) for step in texts])),

@@ -42,8 +42,8 @@ from ramen_ray.method.model.packing import packed
 from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, task_term
-from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
-from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
+from ramen_ray.method.sampling.step_inputs import BatchTexts, gather_tokens
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, train_steps
@@ -55,7 +55,7 @@ WARMUP_STEPS = 2
 LEARNING_RATE = 1e-4
 ENCODER = EncoderConfig(pretrained=MINILM, max_length=32)
 OBJECTIVE = Objective((task_term(TripletLoss(0.3, 10)),))
-SOURCES = Sources(graphs={})
+SOURCES = DrawState(graphs={})
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def run_ours(sampler: Sampler, tokens: Int64s, steps: int, use_bf16: bool) -> di
 def count_ours(sampler: Sampler, step: int) -> tuple[int, int, int]:
     """Count a step's tokens, the same with padding, and texts."""
     tables = sampler.data.tables
-    texts = DistinctTexts.from_batch(draw(sampler, step), tables)
+    texts = BatchTexts.from_batch(draw(sampler, step), tables)
     batch = gather_tokens(texts.tables, texts.rows, list(tables.values()))
     return len(batch.token_ids), sum(pack.token_ids.size for pack in packed(batch)), len(texts.rows)
 

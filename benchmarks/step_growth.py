@@ -79,7 +79,7 @@ def _held_by_batches(run: BagRun, steps: range) -> dict[str, float]:
 
     texts, pairs = [], []
     for inputs in step_inputs(
-        run.sampler, run.state.sources, run.objective, steps, torch.device("cpu")
+        run.sampler, run.state.draws, run.objective, steps, torch.device("cpu")
     ):
         texts.append(len(inputs.texts.rows))
         pairs.append(len(inputs.batch.queries) * len(inputs.ad_pool.ids))

@@ -24,7 +24,7 @@ import torch
 from benchmarks.common import CACHE, finish
 from benchmarks.graph_gain import dataset_of, header, judged, mean, row
 from benchmarks.in_process import train
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
@@ -32,7 +32,7 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.orchestration.tuning.variants import softmax_changes
 from ramen_ray.presets import PRESETS
 
-VERSION = 1  # of what is stored; a change of the method makes the runs anew
+VERSION = 2  # of what is stored; a change of the method makes the runs anew
 STORE = CACHE / "unidec_gain"
 PLAIN: dict[str, Any] = {"walk.enabled": False, "pruning.mode": "never"}
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")

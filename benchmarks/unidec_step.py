@@ -29,7 +29,7 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.curriculum import Curriculum
-from ramen_ray.method.sampling.pool_figures import pool_figures
+from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule
@@ -95,16 +95,18 @@ def measure(config: RunConfig, data: Prepared, seconds: float) -> dict[str, floa
     clusters = None
     if config.base.parts.order != "random":
         queries = model.embed_texts(data.queries["train"], training_data.clicked_rows)
-        clusters = balanced_clusters(torch.from_numpy(queries), sampler.batch_size, config.seed)
+        clusters = balanced_clusters(
+            torch.from_numpy(queries), sampler.steps_per_epoch, config.seed
+        )
     state.parts = [one for one in state.parts if not isinstance(one, Curriculum)]  # clusters stay
-    state.sources = replace(state.sources, shortlists=shortlists, clusters=clusters)
+    state.draws = replace(state.draws, shortlists=shortlists, clusters=clusters)
     list(train_steps(state, sampler, objective, WARMUP_STEPS))
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
         list(train_steps(state, sampler, objective, state.step + 4))
     elapsed = time.perf_counter() - started
     pools = [
-        pool_figures(sampler.draw(step, state.sources, []), training_data.clicks)
+        pool_figures(sampler.draw(step, state.draws, []), training_data.clicks)
         for step in range(COUNTED_STEPS)
     ]
     return {

@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ramen_ray.bases import BASES, BaseName
-from ramen_ray.bases.combination import Combination, HardNegatives, Heads, Order, TaskLoss
+from ramen_ray.bases import (
+    BASES,
+    BaseName,
+    Combination,
+    HardNegatives,
+    Heads,
+    Order,
+    TaskLoss,
+)
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
@@ -154,7 +161,7 @@ class BaseConfig(Section):
     (depsl), also with classifiers (unidec)."""
     order: Order | None = None
     """Order of the queries: random; clustered, so that similar ones share a batch, in clusters that
-    grow; or batch_clusters, as large as a batch at once. None takes the base's."""
+    grow; or each batch of one cluster (batch_clusters). None takes the base's."""
     hard_negatives: HardNegatives | None = None
     """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
     base's."""

@@ -39,7 +39,7 @@ from ramen_ray.method.model.packing import packed
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.sampling.batches import Batch, Sources
+from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import save_checkpoint
@@ -166,8 +166,8 @@ def test_a_step_is_as_large_as_those_of_a_sampler(
     shape = sizes.queries, 20
     shortlists = np.random.default_rng(0).integers(0, sizes.ads, shape, dtype=np.int32)
     has_shortlists = config.base.parts.hard_negatives == "shortlists"
-    sources = Sources(training_data.graphs, shortlists=shortlists if has_shortlists else None)
-    steps = [_counts(sampler.draw(step, sources, regularizers)) for step in range(20)]
+    draws = DrawState(training_data.graphs, shortlists=shortlists if has_shortlists else None)
+    steps = [_counts(sampler.draw(step, draws, regularizers)) for step in range(20)]
     encoded, pairs = np.mean(steps, axis=0)
     assert planned.distinct == pytest.approx(encoded, rel=0.1)
     assert planned.pairs == pytest.approx(pairs, rel=0.1)
@@ -348,7 +348,7 @@ def test_rows_take_as_much_memory_as_planned(made: Callable[[int], tuple[Prepare
     training_data = TrainingData.from_prepared(data, sides)
     config = overlay(tiny(), {"regularization.nodes": "all"})
     sampler = build_sampler(config, data, training_data)
-    peak = _peak(lambda: sampler.draw(0, Sources(training_data.graphs), sides))
+    peak = _peak(lambda: sampler.draw(0, DrawState(training_data.graphs), sides))
     assert planning.row_bytes(sizes, workers=1) == pytest.approx(peak, rel=0.2)
     tables = [data.queries["train"], data.ads]
     numbered = _peak(lambda: number_distinct(tables)) / sum(map(len, tables))

@@ -25,7 +25,7 @@ from ramen_ray.method.retrieval.shortlists import (
     sampled_queries,
     write_shortlists,
 )
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
@@ -74,9 +74,9 @@ class ShortlistMining:
             self.use_bf16 and has_gpu,
         )
 
-    def take(self, folder: Path, sources: Sources) -> Sources:
+    def take(self, folder: Path, draws: DrawState) -> DrawState:
         """Draw from the shortlists that a call wrote into ``folder``."""
-        return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
+        return replace(draws, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
         data, file, attempts = Prepared(self.data), folder / EMBEDDINGS_FILE, folder / ATTEMPTS

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 import ray.data
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names

@@ -30,12 +30,11 @@ from ramen_ray.method.objectives.classifier_terms import (
 )
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective, Term, ramen_objective, task_term
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.classifier_part import ClassifierPart
-from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState
 
@@ -190,7 +189,7 @@ def build_state(
         warmup_steps = round(rates.warmup_fraction * num_steps)
         return build_schedule(one, warmup_steps, num_steps, rates.decay)
 
-    parts: list[Part] = []
+    parts: list[StepPart] = []
     if model.classifiers is not None:
         lr = config.classifier.lr
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
@@ -201,8 +200,8 @@ def build_state(
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
         parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
-    sources = Sources(sampler.data.graphs)
-    return TrainState(trained, optimizer, scheduled(optimizer), sources, parts=parts)
+    draws = DrawState(sampler.data.graphs)
+    return TrainState(trained, optimizer, scheduled(optimizer), draws, parts=parts)
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

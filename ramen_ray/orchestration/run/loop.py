@@ -11,11 +11,15 @@ from torch import Tensor
 
 from ramen_ray.config import write_config
 from ramen_ray.method.distributed import world
-from ramen_ray.method.sampling.pool_figures import pool_figures
+from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.training.checkpoints import save_checkpoint, save_shares
-from ramen_ray.method.training.divergence import check_losses, check_weights
-from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import (
+    StepLosses,
+    check_losses,
+    check_weights,
+    global_losses,
+)
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
 from ramen_ray.orchestration.run.evaluation import evaluate_best, measure
@@ -87,7 +91,7 @@ def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
     setup = run.setup
     if setup.config.base.parts.loss == "triplet":
         return {}
-    batch = setup.sampler.draw(stop - 1, run.state.sources, []).gathered(setup.device)
+    batch = setup.sampler.draw(stop - 1, run.state.draws, []).gathered(setup.device)
     return pool_figures(batch, setup.sampler.data.clicks)
 
 
@@ -110,7 +114,7 @@ def take_background_results(run: Training) -> None:
     step = run.state.step
     checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
     for one in run.setup.background:
-        run.state.sources, figures = one.advance(step, checkpoint, run.state.sources)
+        run.state.draws, figures = one.advance(step, checkpoint, run.state.draws)
         if run.setup.log is not None:
             run.setup.log.log_background(one.name, figures, step)
 

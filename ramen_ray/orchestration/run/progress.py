@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step_losses import StepLosses
 from ramen_ray.tracking.step_logger import StepLogger
 
 PROGRESS_FILE = "progress.json"

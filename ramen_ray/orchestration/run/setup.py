@@ -202,7 +202,7 @@ def start_or_resume(setup: Setup) -> Training:
     for one in setup.background:
         one.forget_after(run.state.step)
         progress = run.progress.background[one.name]
-        run.state.sources = one.restore(progress, run.state.sources)
+        run.state.draws = one.restore(progress, run.state.draws)
     return run
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.train import ControllerError, UserCallback
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
 from ramen_ray.errors import UserError
 from ramen_ray.full_disk import is_disk_full
@@ -99,7 +99,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     """
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
-    from ramen_ray.method.training.divergence import DivergedError
+    from ramen_ray.method.training.step_losses import DivergedError
     from ramen_ray.orchestration.run.directory import RunError
     from ramen_ray.orchestration.run.loop import run_worker
     from ramen_ray.orchestration.run.setup import ray_train_worker

@@ -16,8 +16,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.method.training.step_figures import StepLosses
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import StepLosses, global_losses
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare
@@ -153,7 +153,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
             (folder / f"{epoch}").mkdir()
             model.save(folder / f"{epoch}", config.encoder.max_length)
             pruning(folder / f"{epoch}", folder / f"{epoch}")
-            state.sources = pruning.take(folder / f"{epoch}", state.sources)
+            state.draws = pruning.take(folder / f"{epoch}", state.draws)
         stop = state.step + STEPS_PER_EPOCH
         for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)

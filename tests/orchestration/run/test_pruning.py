@@ -25,7 +25,7 @@ from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration import embedding
 from ramen_ray.orchestration.background.pruning import GraphPruning
@@ -120,8 +120,8 @@ def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> B
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
-    def take(result: Path, sources: Sources) -> Sources:
-        return replace(sources, shortlists=np.array([len(list(result.iterdir()))]))
+    def take(result: Path, draws: DrawState) -> DrawState:
+        return replace(draws, shortlists=np.array([len(list(result.iterdir()))]))
 
     device = torch.device("cpu")
     return BackgroundTask("counting", folder / "results", compute, take, schedule, device)
@@ -129,9 +129,9 @@ def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> B
 
 def _advance(task: BackgroundTask, step: int) -> int | None:
     """Advance; returns the step of the result in use."""
-    before = Sources({})
-    sources, figures = task.advance(step, task.folder.parent, before)
-    assert (sources is not before) == ("step" in figures)
+    before = DrawState({})
+    draws, figures = task.advance(step, task.folder.parent, before)
+    assert (draws is not before) == ("step" in figures)
     assert figures["waited_s"] == task.waited_s
     return task.taken
 
@@ -222,8 +222,8 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     kept = sorted(path.name for path in second.folder.iterdir())
     assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
     resumed = _task(tmp_path, waits, schedule)
-    sources = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, Sources({}))
-    assert sources.shortlists is not None
+    draws = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, DrawState({}))
+    assert draws.shortlists is not None
     assert resumed.progress == {"taken": 3 * EPOCH, "waited_s": 2.5}
     resumed.cancel()
     resumed.keep_only_taken()
@@ -242,7 +242,7 @@ def test_a_damaged_result_is_left_out(
         assert _advance(task, epoch * EPOCH) == epoch * EPOCH
     (task.result(2 * EPOCH) / "shortlists").write_text("")
     resumed = _task(tmp_path, writes)
-    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, Sources({}))
+    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, DrawState({}))
     assert resumed.taken == EPOCH
     assert "counting are made again when they are due" in caplog.text
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH

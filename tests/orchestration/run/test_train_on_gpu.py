@@ -10,7 +10,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
@@ -55,15 +55,15 @@ def test_a_background_task_computes_on_the_quarter_that_is_left(
 
         return {"gpus": len(ray.get_gpu_ids()), "ones": torch.ones(3, device="cuda").sum().item()}
 
-    def take(result: Path, sources: Sources) -> Sources:
-        return sources
+    def take(result: Path, draws: DrawState) -> DrawState:
+        return draws
 
     schedule = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=1, wait=True)
     task = BackgroundTask("where", tmp_path / "results", where, take, schedule, torch.device("cpu"))
     training = placement_group([{"GPU": SHARE}])
     ray.get(training.ready())
     try:
-        task.advance(1, tmp_path, Sources({}))
+        task.advance(1, tmp_path, DrawState({}))
     finally:
         remove_placement_group(training)
     report = read_report(task.result(1))

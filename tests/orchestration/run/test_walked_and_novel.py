@@ -19,7 +19,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.walk import WalkSettings
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -118,8 +118,8 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(
     first = {}
     for name, folder in (("own", None), ("walked", edges)):
         training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
-        sampler, sources = build_sampler(config, data, training_data), Sources(training_data.graphs)
-        (inputs,) = step_inputs(sampler, sources, objective, range(1), torch.device("cpu"))
+        sampler, draws = build_sampler(config, data, training_data), DrawState(training_data.graphs)
+        (inputs,) = step_inputs(sampler, draws, objective, range(1), torch.device("cpu"))
         losses = objective.losses(encode(build_model(config), inputs), step=0)
         first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
     client = MlflowClient(tracking_uri=trained.run.uri)

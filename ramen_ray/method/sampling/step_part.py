@@ -1,20 +1,15 @@
-"""A part of the step: what extends it, without a line of the step.
-
-A part adds to an encoded batch what the losses need, chooses the terms' weights, acts when the
-model has been updated, and keeps a state of its own in checkpoints. A run has a list of parts, each
-of which takes its turn.
-"""
+"""A part of the step: what extends it, without a line of the step; a run has a list of them."""
 
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 
 
-class Part:
+class StepPart:
     """A part that does nothing; others override what they need.
 
     Attributes:
@@ -36,16 +31,16 @@ class Part:
     def after(self, encoded: EncodedBatch) -> None:
         """Act on a batch by which the model has been updated."""
 
-    def advance(self, step: int, sources: Sources) -> Sources:
+    def advance(self, step: int, draws: DrawState) -> DrawState:
         """Prepare for ``step`` and those after it; returns what their batches are drawn from.
 
         Every worker calls this before the first step, and before each checkpoint is written.
         """
-        return sources
+        return draws
 
     def save(self, folder: Path) -> Any:
         """Return plain values and tensors for a checkpoint, and write what is large into it."""
 
-    def restore(self, folder: Path, content: Any, sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
         """Restore what :meth:`save` returned and wrote; returns what batches are drawn from."""
-        return sources
+        return draws
