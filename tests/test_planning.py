@@ -458,7 +458,7 @@ MEASURED_S = {
     "sessions": (37, 399),
 }
 """Seconds at 1M and 10M queries, as many ads and anchors and 4.55 edges a node, of two cores
-(docs/benchmarks.md), with Ray started before."""
+(docs/evidence/scale.csv), with Ray started before."""
 
 
 def test_hours_are_those_that_were_measured() -> None:
