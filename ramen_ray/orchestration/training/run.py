@@ -14,6 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
@@ -26,7 +27,7 @@ from ramen_ray.orchestration.runs.run_directory import (
     open_run_directory,
 )
 from ramen_ray.orchestration.runs.task import WorkerResult, WorkerTask
-from ramen_ray.orchestration.training.checks import check_clicks, check_config
+from ramen_ray.orchestration.training.checks import check_clicks, check_config, check_vocabulary
 from ramen_ray.orchestration.training.one_worker import train_in_one_worker
 from ramen_ray.orchestration.training.results import TrainResult, log_results
 from ramen_ray.orchestration.training.trainer import run_in_workers
@@ -91,7 +92,7 @@ def fit(
             logger.info("data:    %s", dataset.path)
             logger.info("run:     %s", directory.path)
             with _timed(seconds, "prepare"):
-                data = prepare(dataset, output / "prepared", tokenizer)
+                data = _prepared(config, dataset, tokenizer)
             check_clicks(config, data)
             with _timed(seconds, "walk"):
                 edges = _edges(config, data)
@@ -157,7 +158,13 @@ def make_ready(config: RunConfig) -> None:
         DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
     """
     dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    _edges(config, prepare(dataset, Path(config.output) / "prepared", tokenizer))
+    _edges(config, _prepared(config, dataset, tokenizer))
+
+
+def _prepared(config: RunConfig, dataset: Dataset, tokenizer: TextTokenizer) -> Prepared:
+    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
+    check_vocabulary(config, data)
+    return data
 
 
 def is_ready(config: RunConfig) -> bool:
