@@ -35,7 +35,11 @@ from ramen_ray.config import RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.method.metrics.comparison import mean_over_seeds, paired_differences_over_seeds
+from ramen_ray.method.metrics.comparison import (
+    Difference,
+    mean_over_seeds,
+    paired_differences_over_seeds,
+)
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.method.model.embeddings import TextEmbeddings
@@ -263,7 +267,8 @@ def compared(runs: list[ByQuery], base: list[ByQuery] | None) -> Iterator[dict[s
     """Yield the figures of a row by split and metric, and the differences to another row."""
     for split in SPLITS:
         ours = [run[split] for run in runs]
-        means, less = mean_over_seeds(ours), {}
+        means = mean_over_seeds(ours)
+        less: dict[str, Difference] = {}
         if base is not None and base is not runs:
             less = paired_differences_over_seeds(ours, [run[split] for run in base])
         for metric in MEASURED:
