@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from pydantic import ValidationError
 
-from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten
+from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
@@ -27,6 +27,8 @@ from ramen_ray.presets import PRESETS
 
 DEFAULT_PRESET = "rdocs"
 DEFAULT_LAMBDA = 0.1
+PROPENSITY = ("propensity_a", "propensity_b")
+"""Keys of ``dataset.json``, and of the section evaluation."""
 Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
@@ -317,7 +319,7 @@ def _in_one_line(box: str) -> str:
 
 
 def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
-    """Give ``config`` the anchor sets of the dataset that ``arguments`` name, if they name one."""
+    """Give ``config`` the anchor sets and the constants of the dataset that ``arguments`` name."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dataset", nargs="?")  # tyro reports a missing value
     path = parser.parse_known_args(arguments)[0].dataset
@@ -332,4 +334,6 @@ def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
         for side, known in (("lambda_x", given.lambda_x), ("lambda_z", given.lambda_z))
     }
     regularization = given.model_copy(update=weights)
-    return config.model_copy(update={"dataset": path, "regularization": regularization})
+    config = config.model_copy(update={"dataset": path, "regularization": regularization})
+    constants = {key: dataset.metadata[key] for key in PROPENSITY if key in dataset.metadata}
+    return overlay(config, {f"evaluation.{key}": value for key, value in constants.items()})

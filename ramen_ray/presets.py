@@ -217,10 +217,10 @@ def unidec_320k() -> RunConfig:
     """The public benchmark with UniDEC (LF-WikiSeeAlsoTitles-320K), as in its paper.
 
     From the paper: batches of about 677 queries, each a cluster, new every 5 epochs with new
-    shortlists of 30; 6 hard negatives; rates 1e-4, 2e-4 for heads, 1e-3 for classifiers; cosine;
-    heads of 384. It does not give temperatures, shares, epochs, warm-up, decay, pooling or the
-    weight of the cross-entropy: those are ours, with the encoder's temperature and the epochs as in
-    DEXML's code.
+    shortlists of 30; 6 hard negatives; symmetric losses (λ_D = λ_C = 0.5); rates 1e-4, 2e-4 for
+    heads, 1e-3 for classifiers; cosine; heads of 384. It does not give temperatures, the share of
+    the classifiers, epochs, warm-up, decay, pooling or the weight of the cross-entropy: those are
+    ours, with the encoder's temperature and the epochs as in DEXML's code.
     """
     off = {"hyper_link": 0.0, "category": 0.0}
     return RunConfig(
@@ -231,7 +231,7 @@ def unidec_320k() -> RunConfig:
             projection_dim=384,
         ),
         optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
-        loss=LossConfig(temperature=0.05),
+        loss=LossConfig(temperature=0.05, reverse_share=0.5),
         regularization=RegularizationConfig(lambda_x=off, lambda_z=off),
         base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
         classifier=ClassifierConfig(

@@ -7,6 +7,7 @@ from typing import Any
 from ramen_ray.data.description.distribution import Distribution
 from ramen_ray.data.description.graph_signal import GraphSignal
 from ramen_ray.data.description.samples import SampleQuery
+from ramen_ray.data.prepared.text_figures import TextFigures
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,12 @@ class TokenLengths:
     Attributes:
         num_texts: rows of the table.
         lengths: before truncation, with special tokens.
+        figures: unknown tokens before truncation, and different texts after it.
     """
 
     num_texts: int
     lengths: Distribution
+    figures: TextFigures
 
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
@@ -140,6 +143,8 @@ class Description:
             metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles)
             too_long = tokens.share_above(self.max_length)
             metrics[f"tokens/{table}/share_too_long"] = too_long.value
+            metrics[f"tokens/{table}/share_unknown"] = tokens.figures.share_unknown
+            metrics[f"tokens/{table}/share_repeated"] = tokens.figures.share_repeated
         for name, signal in self.signals.items():
             metrics |= _named(f"signal/{name}", signal.metrics)
         return metrics

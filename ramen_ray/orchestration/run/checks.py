@@ -10,7 +10,7 @@ from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.method.model.pretrained import check_length, load_config
+from ramen_ray.method.model.pretrained import EncoderError, check_length, load_config
 from ramen_ray.method.model.sentence_folder import (
     SentenceFolder,
     choose_pooling,
@@ -20,6 +20,8 @@ from ramen_ray.method.model.sentence_folder import (
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
+
+MOST_UNKNOWN = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +87,24 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
             f"{data.metadata['name']} has {found} train queries with clicks, fewer than "
             f"training.global_batch_size {batch}"
         )
+
+
+def check_vocabulary(config: RunConfig, data: Prepared) -> None:
+    """Check that the encoder's vocabulary has what train queries and ads are written in.
+
+    Raises:
+        EncoderError: more than ``MOST_UNKNOWN`` of a table's tokens are unknown.
+    """
+    name = config.encoder.pretrained
+    for table in ("queries/train", "ads"):
+        share = data.text_figures[table].share_unknown
+        if share > MOST_UNKNOWN:
+            raise EncoderError(
+                f"encoder.pretrained {name!r}: its vocabulary does not know {share:.0%} of the "
+                f"tokens of {data.metadata['name']}'s {table}, whose texts it cannot tell apart; "
+                f"set encoder.pretrained to an encoder for their language, such as a multilingual "
+                f"one"
+            )
 
 
 def _check_encoder(encoder: EncoderConfig) -> None:

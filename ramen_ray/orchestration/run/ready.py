@@ -9,6 +9,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.run.checks import check_vocabulary
 
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
@@ -21,7 +22,9 @@ def make_ready(config: RunConfig) -> None:
         DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
     """
     dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    edges_to_train(config, prepare(dataset, Path(config.output) / "prepared", tokenizer))
+    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
+    check_vocabulary(config, data)
+    edges_to_train(config, data)
 
 
 def is_ready(config: RunConfig) -> bool:
