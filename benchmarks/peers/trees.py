@@ -22,7 +22,7 @@ from benchmarks.common import ROOT
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.environments import Environment
 from benchmarks.peers.rivals import Rival, Settings, size_on_disk
-from benchmarks.peers.workers.serving import Packed
+from benchmarks.peers.workers import Packed
 from ramen_ray.data.arrays import Int64s
 
 NUMERIC = ("numpy==2.4.6", "scipy==1.17.1")
@@ -51,7 +51,7 @@ class Trees:
         self.aside = TemporaryDirectory()
         self.folder = Path(self.aside.name)
         self.vectorizer, self.ads = vectorizer, ads
-        command = [str(python), "-m", f"benchmarks.peers.workers.{program}"]
+        command = [str(python), "-m", "benchmarks.peers.workers", program]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
