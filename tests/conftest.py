@@ -349,7 +349,7 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def logged_retriever(
     prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
 ) -> str:

@@ -15,11 +15,10 @@ FILE` also draws P@1 against seconds.
 """
 
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import NUM_THREADS, ROOT, finish, options
 from benchmarks.peers import lexical, ours, tables, trainer, trees
-from benchmarks.peers.measuring import METRICS, Contest
+from benchmarks.peers.measuring import Contest
 
 RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
 COSTS_OF = ("ance + RAMEN", "ance", "ngame", "OAK", "unidec + RAMEN")
@@ -59,7 +58,7 @@ def main() -> None:
     if asked.plot:
         families = {name: rival.family for name, rival in RIVALS.items()}
         tables.plot(found, families, Path(asked.plot))
-    finish(*summary(found))
+    finish(lead_of_ours(found[asked.sets[-1]]), {})
 
 
 def seeds_of(contest: Contest, num_seeds: int) -> range:
@@ -76,26 +75,15 @@ def print_tables(dataset: str, found: tables.Runs) -> None:
         print(tables.relative_costs(found, COSTS_OF), flush=True)
 
 
-def summary(found: dict[str, tables.Runs]) -> tuple[float, dict[str, Any]]:
-    """Return the ratio of the last dataset, and every row's figures."""
-    ratio = 1.0
-    figures: dict[str, Any] = {}
-    for dataset, runs_of in found.items():
-        figures[dataset] = {
-            name: {
-                "seeds": len(runs),
-                **{metric: tables.value(runs, metric) for metric in METRICS},
-                **{key: tables.cost(runs, key) for key in (*tables.COSTS, "seconds")},
-            }
-            for name, runs in runs_of.items()
-        }
-        own = [name for name in runs_of if name in ours.RIVALS]
-        others = [name for name in runs_of if name not in ours.RIVALS]
-        if own and others:
-            sides = [tables.best_by_validation(runs_of, names) for names in (own, others)]
-            figures[dataset]["best of ours"], figures[dataset]["best rival"] = sides
-            ratio = figures[dataset][sides[0]]["P@1"] / figures[dataset][sides[1]]["P@1"]
-    return ratio, figures
+def lead_of_ours(runs_of: tables.Runs) -> float:
+    """Return the P@1 of the best of ours over that of the best rival."""
+    own = [name for name in runs_of if name in ours.RIVALS]
+    sides = own, [name for name in runs_of if name not in own]
+    if not all(sides):
+        return 1.0
+    best = (runs_of[tables.best_by_validation(runs_of, names)] for names in sides)
+    first, second = (tables.value(runs, "P@1") for runs in best)
+    return first / second
 
 
 if __name__ == "__main__":

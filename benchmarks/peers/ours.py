@@ -13,16 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-import faiss
 import numpy as np
-import torch
 
 from benchmarks.common import ROOT
 from benchmarks.graph_gain import dataset_of, propagated
 from benchmarks.in_process import train
 from benchmarks.oak_gain import link_dataset, oak_base, train_oak
 from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk
+from benchmarks.peers.rivals import Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
 from experiments.oak.queries import AugmentedQueries
@@ -168,12 +166,6 @@ def fit_oak(
     linker = train(overlay(without, {"dataset": str(link_dataset(config))}), of_links)
     base, oak = oak_base(config), OakSettings(anchor_sets=tuple(used_sets(config)))
     return Oak(base, oak, linker, train_oak(base, oak, of_dataset), of_dataset)
-
-
-def use_threads(threads: int) -> None:
-    """Train and search with so many threads."""
-    torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
 
 
 def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
