@@ -63,10 +63,9 @@ def main() -> None:
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")
     if group:
-        place = f"file://{group[1]}"
-        distributed.init_process_group(
-            "gloo", place, None, config.workers.num_workers, int(group[0])
-        )
+        rank, store = int(group[0]), f"file://{group[1]}"
+        size = config.workers.num_workers
+        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     rank, num_processes = world()
     run = begin(config, Prepared(Path(prepared)))
     model = nn.parallel.DistributedDataParallel(run.model) if group else run.model
