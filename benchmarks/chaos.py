@@ -54,7 +54,8 @@ def main() -> None:
         soak = Soak(Path(folder), random.Random(asked.seed))
         for name in soak.jobs:
             soak.learn(name)
-        deadline, outcomes = time.monotonic() + 60 * asked.minutes, []
+        deadline = time.monotonic() + 60 * asked.minutes
+        outcomes: list[bool] = []
         while time.monotonic() < deadline:
             outcomes.append(soak.run(soak.draw.choice(sorted(soak.jobs)), len(outcomes)))
     figures = {

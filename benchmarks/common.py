@@ -81,7 +81,7 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def kept(
-    folder: Path, content: Sequence[Any], make: Callable[[], Mapping[str, NDArray[Any]]]
+    folder: Path, content: Sequence[Any], make: Callable[[], Mapping[str, Any]]
 ) -> dict[str, NDArray[Any]]:
     """Return the arrays that ``make()`` returned when it was first called for ``content``.
 

@@ -136,9 +136,9 @@ def _run(*commands: list[str]) -> str:
         for command in commands
     ]
     said = [process.communicate() for process in processes]
-    for process, (_, errors) in zip(processes, said, strict=True):
+    for command, process, (_, errors) in zip(commands, processes, said, strict=True):
         if process.returncode:
-            sys.exit(f"{process.args} failed:\n{errors[-3000:]}")
+            sys.exit(f"{' '.join(command)} failed:\n{errors[-3000:]}")
     return said[0][0]
 
 

@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
-from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import MAX_LENGTH, import_in_process, prepare_in_process, the_error
+from support import MAX_LENGTH, import_in_process, prepare_in_process
 
-from jobs import predict
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
@@ -26,18 +23,14 @@ from ramen_ray.orchestration.runs.components import (
 )
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import tracking_uri
 
 QUICK, THOROUGH = 25, 250
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)
 CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8, max_size=30)
-OTHER_TYPES = {
-    "numbers": pa.array([1, 2]),
-    "lists": pa.array([["robin"], []]),
-    "bytes": pa.array([b"robin", None]),
-    "truths": pa.array([True, None]),
-}
 
 
 def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> None:
@@ -93,25 +86,12 @@ def _odd_texts(count: int) -> list[str | None]:
     return texts
 
 
-def test_random_queries_are_answered_or_told_why(
-    cluster: None, run_here: RunHere, logged_retriever: str, output: Path, tmp_path: Path
-) -> None:
-    def answer(name: str, queries: pa.Array) -> tuple[int, str]:
-        file = tmp_path / f"{name}.parquet"
-        pq.write_table(pa.table({"text": queries}), file)
-        flags = ["--model", logged_retriever, "--queries", file, "--answers", tmp_path / name]
-        return run_here(predict, *flags, "--top-k", 3, "--output", output)
-
+def test_random_queries_are_answered_or_told_why(logged_retriever: str, output: Path) -> None:
+    retriever = Registry(tracking_uri(output)).load(logged_retriever)
     texts = _odd_texts(300)
-    code, said = answer("texts", pa.array(texts))
-    assert code == 0, said
-    rows = pq.read_table(tmp_path / "texts").to_pylist()
+    rows = retriever.predict(pd.DataFrame({"query": texts}), params={"top_k": 3})
     assert len(rows) == len(texts)
-    assert {(row["error"] is None, len(row["ads"] or [])) for row in rows} == {
-        (True, 3),
-        (False, 0),
+    found = {
+        (error is None, len(ads)) for error, ads in zip(rows["error"], rows["ads"], strict=True)
     }
-    for name, queries in OTHER_TYPES.items():
-        code, said = answer(name, queries)
-        assert code == 2, said
-        assert "column" in the_error(said)
+    assert found == {(True, 3), (False, 0)}
