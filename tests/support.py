@@ -85,7 +85,9 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    method = ("metrics.evaluation", "training.checkpoints", "training.step")
+    loaded = [f"ramen_ray.method.{name}" for name in method]
+    multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 

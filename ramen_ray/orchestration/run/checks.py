@@ -89,6 +89,16 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
         )
 
 
+def check_prepared(config: RunConfig, data: Prepared) -> None:
+    """Check what only the prepared data tell.
+
+    Raises:
+        DatasetError, ConfigError, EncoderError: as :func:`check_clicks`, :func:`check_vocabulary`.
+    """
+    check_vocabulary(config, data)
+    check_clicks(config, data)
+
+
 def check_vocabulary(config: RunConfig, data: Prepared) -> None:
     """Check that the encoder's vocabulary has what train queries and ads are written in.
 

@@ -17,7 +17,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary
+from ramen_ray.orchestration.run.checks import check_config, check_prepared
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
@@ -126,8 +126,7 @@ def fit(
             logger.info("run:     %s", directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
-            check_vocabulary(config, data)
-            check_clicks(config, data)
+            check_prepared(config, data)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))
             _log_inputs(run, config, data, made_from)
