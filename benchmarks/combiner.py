@@ -49,7 +49,7 @@ from ramen_ray.orchestration.combining.settings import (
     CombineSettings,
     VariantName,
 )
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
 VERSION = 2
@@ -128,12 +128,12 @@ def split_of(name: str, kind: str, seed: int) -> Prepared:
         folder.parent.mkdir(parents=True, exist_ok=True)
         one_shot, keeps_edges = kind == "one-shot", kind == "edges-kept"
         make_novel_split(Path("datasets") / name, folder, 0.1, one_shot, seed, keeps_edges)
-    return prepared(str(folder), PRESETS[f"{name}-ramen"]().encoder)
+    return prepared(str(folder), bag_ramen(name).encoder)
 
 
 def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of an encoder's training, for the anchor sets that are left."""
-    preset = PRESETS[f"{name}-ramen"]()
+    preset = bag_ramen(name)
     weights = preset.regularization.lambda_z
     left = {key: weight for key, weight in weights.items() if key in data.anchor_sets}
     graph = {"regularization.lambda_x": {}, "regularization.lambda_z": left}

@@ -33,7 +33,7 @@ from ramen_ray.orchestration.runs.components import (
     build_sampler,
     build_state,
 )
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag, minilm
 
 WARMUP_STEPS = 4
 SIDES: dict[str, dict[str, Any]] = {
@@ -45,6 +45,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "every_1": {"regularization.every_steps": 1},
     "every_4": {"regularization.every_steps": 4},
 }
+PRESETS_OF = {"foldoc": minilm, "rdocs": bag, "debian": bag}
 
 
 def main() -> None:
@@ -58,14 +59,14 @@ def main() -> None:
     set_verbosity_error()  # it would report the layers that are cut off
     figures = {name: compare(name, options.rounds, options.seconds) for name in options.presets}
     last = options.presets[-1]
-    every_steps = PRESETS[last]().regularization.every_steps
+    every_steps = PRESETS_OF[last](last).regularization.every_steps
     finish(figures[last][f"every_{every_steps}_ratio"], figures)
 
 
 def compare(preset: str, rounds: int, seconds: float) -> dict[str, float]:
     """Alternate all sides of a preset; returns medians and ratios to the base."""
     print(f"{preset}:")
-    config = overlay(PRESETS[preset](), {"base.kind": "in_batch"})
+    config = overlay(PRESETS_OF[preset](preset), {"base.kind": "in_batch"})
     data = prepared(str(ROOT / config.dataset), config.encoder)
     sides = {
         name: partial(measure, *training(overlay(config, changes), data), seconds)

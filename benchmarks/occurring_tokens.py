@@ -6,7 +6,7 @@ and with two, and then one checkpoint each. The first steps of each round are no
 metrics on the validation split, must be equal, or the benchmark fails. `ratio` is a step with the
 vocabulary over one with the occurring tokens, with one thread.
 
-    python -m benchmarks.occurring_tokens [--preset foldoc-ramen] [--rounds 5] [--steps 30]
+    python -m benchmarks.occurring_tokens [--preset bag-ramen] [--rounds 5] [--steps 30]
 """
 
 import argparse
@@ -44,11 +44,11 @@ SIDES = {"vocabulary": False, "occurring": True}
 def main() -> None:
     """Alternate both sides with each number of threads."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="foldoc-ramen")
+    parser.add_argument("--preset", default="bag-ramen")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30, help="timed steps of each side in a round")
     options = parser.parse_args()
-    config = overlay(PRESETS[options.preset](), {"base.kind": "in_batch"})
+    config = overlay(PRESETS[options.preset]("foldoc"), {"base.kind": "in_batch"})
     data = prepared(str(ROOT / config.dataset), config.encoder)
     figures: dict[str, Any] = {}
     for threads in range(1, NUM_THREADS + 1):

@@ -1,6 +1,6 @@
 """Seconds that a run of seconds in an ablation takes besides its steps, beside one by itself.
 
-Runs of `foldoc-ramen`, two epochs each, without walks and pruning, first as the trials of an
+Runs of `bag-ramen` on foldoc, two epochs each, without walks and pruning, first as the trials of an
 ablation, then each by itself, as `jobs/train.py` does. A run's seconds last from the
 end of the run before it, and the steps' own are taken off. `ratio` is the middle trial over the
 middle run by itself.
@@ -23,8 +23,8 @@ from ramen_ray.orchestration.cluster.resources import start_ray
 from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
 from ramen_ray.orchestration.training.run import fit, make_ready
-from ramen_ray.orchestration.tuning.trials import run_trials
-from ramen_ray.presets import PRESETS
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.presets import bag_ramen
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _configs(folder: str, side: str, num_runs: int) -> dict[str, RunConfig]:
-    config = with_absolute_paths(PRESETS["foldoc-ramen"]())
+    config = with_absolute_paths(bag_ramen("foldoc"))
     changes = {
         "base.kind": "in_batch",
         "training.epochs": 2,

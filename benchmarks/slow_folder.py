@@ -44,7 +44,7 @@ from ramen_ray.orchestration.runs.components import (
     build_sampler,
     build_state,
 )
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag
 
 QUERIES_PER_AD, QUERIES_PER_ANCHOR = 4, 20
 TOKENS, CLICKS, EDGES = 8, 2, 10  # of each text, query and node
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps of each kind in a round")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = overlay(PRESETS["debian"](), CHANGES)
+    config = overlay(bag("debian"), CHANGES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         size = write_data(folder / "prepared", options.queries)

@@ -29,8 +29,7 @@ from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.orchestration.tuning.variants import softmax_changes
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag_ramen, base_changes
 
 VERSION = 1  # of what is stored; a change of the method makes the runs anew
 STORE = CACHE / "unidec_gain"
@@ -58,7 +57,7 @@ def rows(config: RunConfig, with_parts: bool) -> dict[str, Row]:
     found = {"ance": Row({**WITHOUT_GRAPH, "base.kind": "ance"}, base=None)}
     found["ance + RAMEN"] = Row({**PLAIN, "base.kind": "ance"})
     for base in ("depsl", "unidec"):
-        own = softmax_changes(config, base)
+        own = base_changes(config, {"base.kind": base})
         for part in PARTS if base == "unidec" else PARTS[:1]:
             title = f"{base}: {part}" if base == "unidec" else base
             found[title] = Row({**own, **WITHOUT_GRAPH}, part)
@@ -66,7 +65,7 @@ def rows(config: RunConfig, with_parts: bool) -> dict[str, Row]:
     best = found["unidec: both + RAMEN"]
     found["unidec: both + RAMEN, over ance + RAMEN"] = Row(best.changes, "both", "ance + RAMEN")
     if with_parts:
-        unidec = softmax_changes(config, "unidec")
+        unidec = base_changes(config, {"base.kind": "unidec"})
         for title, changes in ABLATIONS.items():
             title = f"unidec: both, {title}"
             found[title] = Row({**unidec, **WITHOUT_GRAPH, **changes}, "both", "unidec: both")
@@ -98,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gain = 1.0
     for dataset in arguments.sets:
-        config = PRESETS[f"{dataset}-ramen"]()
+        config = bag_ramen(dataset)
         runs: dict[str, list[dict[str, PerQuery]]] = {}
         print(f"\n## {dataset}, {arguments.split}\n")
         for title, one in rows(config, arguments.parts).items():

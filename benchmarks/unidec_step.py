@@ -6,7 +6,7 @@ timed. `ratio` is a step of unidec over one of ance. The pool of ads, and how ma
 led to, are means over 20 steps. The memory of the classifiers is measured for 200,000 ads of 384
 dimensions, vectors and moments, and computed for 1.3 million.
 
-    python -m benchmarks.unidec_step [--preset foldoc-ramen] [--rounds 5] [--seconds 5]
+    python -m benchmarks.unidec_step [--preset bag-ramen] [--rounds 5] [--seconds 5]
 """
 
 import argparse
@@ -53,12 +53,12 @@ COPIES = 3  # the vectors and two moments
 def main() -> None:
     """Alternate the bases, then measure the memory of classifiers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="foldoc-ramen")
+    parser.add_argument("--preset", default="bag-ramen")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each base in a round")
     options = parser.parse_args()
     torch.set_num_threads(NUM_THREADS)
-    preset = overlay(PRESETS[options.preset](), WITHOUT_GRAPH)
+    preset = overlay(PRESETS[options.preset]("foldoc"), WITHOUT_GRAPH)
     data = prepared(str(ROOT / preset.dataset), preset.encoder)
     sides = {
         base: partial(measure, overlay(preset, {"base.kind": base}), data, options.seconds)

@@ -33,7 +33,7 @@ from ramen_ray.method.retrieval.search import (
     search_index,
 )
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.tuning.variants import used_sets
+from ramen_ray.orchestration.tune.variants import used_sets
 
 Datasets = tuple[Prepared, Prepared]
 """The dataset, and the one that its linker is trained on."""

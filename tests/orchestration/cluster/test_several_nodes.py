@@ -34,7 +34,7 @@ from ramen_ray.orchestration.search import ShardResources, search_rows, search_s
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
-from ramen_ray.data.description import graph_signal
-from ramen_ray.data.description.degrees import count_clicks, count_edges
-from ramen_ray.data.description.graph_signal import GraphSignal, SharedAnchors, graph_signals
+from ramen_ray.data.describe import graph_signal
+from ramen_ray.data.describe.degrees import count_clicks, count_edges
+from ramen_ray.data.describe.graph_signal import GraphSignal, SharedAnchors, graph_signals
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_signal import reading
 

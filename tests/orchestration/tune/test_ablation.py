@@ -19,10 +19,10 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import RunError, open_run_directory
 from ramen_ray.orchestration.training.checks import check_config
-from ramen_ray.orchestration.tuning import ablation
-from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
-from ramen_ray.orchestration.tuning.trials import run_trials
-from ramen_ray.orchestration.tuning.variants import AblationConfig, used_sets, variants_of
+from ramen_ray.orchestration.tune import ablation
+from ramen_ray.orchestration.tune.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.variants import AblationConfig, used_sets, variants_of
 from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]

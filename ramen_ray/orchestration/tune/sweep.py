@@ -40,12 +40,10 @@ from ramen_ray.orchestration.runs.run_directory import (
 )
 from ramen_ray.orchestration.training.checks import check_config
 from ramen_ray.orchestration.training.run import make_ready
-from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
-from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
-from ramen_ray.orchestration.tuning.trials import (
-    SUMMARY,
-    Ends,
-    name_of,
+from ramen_ray.orchestration.tune.ends import EPOCH, SUMMARY, Ends, name_of
+from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
+from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tune.trials import (
     num_at_once,
     running_tune,
     train_in_trial,
@@ -56,7 +54,6 @@ from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 REDUCTION_FACTOR = 3
-EPOCH = "epoch"
 TUNE_FOLDER = "tune"
 SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
 
@@ -184,7 +181,7 @@ class RunningSweep:
     def run(self) -> SweepResult:
         """Run all trials and report on them."""
         progress = self.progress
-        ends = Ends(progress.ends, self._num_trials())
+        ends = Ends(progress.ends, self._num_trials(), self.config.training)
         runnable = trainable(
             _train_one,
             self.settings.at_once or num_at_once(self.config.workers),
@@ -274,7 +271,7 @@ class RunningSweep:
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
         own = own_values(self.config, self.space)
-        seed, points = self.config.seed, [own] if own else None
+        seed, points = self.config.seed, None if own is None else [own]
         match self.settings.search:
             case "tpe":
                 sampler = TPESampler(seed=seed)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramen_ray.data.description.distribution import Distribution
-from ramen_ray.data.description.graph_signal import GraphSignal
-from ramen_ray.data.description.samples import SampleQuery
+from ramen_ray.data.describe.distribution import Distribution
+from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.samples import SampleQuery
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Description:
 
     Attributes:
         metadata: the content of ``dataset.json``.
-        statistics: see :func:`ramen_ray.data.description.statistics.dataset_statistics`.
+        statistics: see :func:`ramen_ray.data.describe.statistics.dataset_statistics`.
         splits: their sizes.
         degrees: of nodes, by metric name; clicks are those of the train split.
         shares: of nodes without clicks or edges, of test clicks on rare ads, by metric name.

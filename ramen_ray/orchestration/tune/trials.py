@@ -17,7 +17,6 @@ from typing import Any
 import ray
 from ray import tune
 from ray.train import Checkpoint
-from ray.tune.experiment import Trial
 from ray.tune.integration.ray_train import TuneReportCallback
 
 from ramen_ray.config import RunConfig, WorkersConfig
@@ -31,23 +30,18 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.runs.identity import check_meanwhile
-from ramen_ray.orchestration.runs.run_directory import Identity, RunError
+from ramen_ray.orchestration.runs.run_directory import Identity
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
+from ramen_ray.orchestration.tune.ends import NAME, SUMMARY, Ends, name_of
+from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.tracking.runs import Run
-
-logger = logging.getLogger(__name__)
 
 HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
-NAME = "name"
-SUMMARY = "summary"
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
-STOPPED_EARLY = "stopped early"
-OUT_OF_TIME = "out of time"
-FAILED = "failed: "
 A_DAY_S = 86_400
 
 
@@ -57,9 +51,7 @@ def run_trials(
     folder: Path,
     expected: Mapping[str, Identity],
 ) -> dict[str, str]:
-    """Train every configuration with :func:`fit`, as parts of one MLflow run.
-
-    If a run fails, the others go on.
+    """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
     Args:
         configs: configurations by trial name; paths are absolute, all have the same workers.
@@ -78,7 +70,8 @@ def run_trials(
             if not is_ready(config):
                 make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
-        ends = Ends(Path(storage) / "ends", len(configs))
+        first = next(iter(configs.values()))
+        ends = Ends(Path(storage) / "ends", len(configs), first.training)
         runnable = trainable(
             _train_one,
             num_at_once(workers),
@@ -117,16 +110,17 @@ def _train_one(
     params: dict[str, Any],
     configs: Mapping[str, RunConfig],
     parent: Run,
-    ends: "Ends",
+    ends: Ends,
     expected: Mapping[str, Identity],
 ) -> None:
     config = configs[params[NAME]]
     with ends.kept_of(params[NAME]):
-        tune.report({SUMMARY: train_in_trial(config, parent, expected[config.dataset])[0]})
+        metric = VALIDATION + config.training.selection_metric
+        tune.report({SUMMARY: train_in_trial(config, parent, expected[config.dataset], metric)[0]})
 
 
 def train_in_trial(
-    config: RunConfig, parent: Run, expected: Identity, metric: str | None = None
+    config: RunConfig, parent: Run, expected: Identity, metric: str
 ) -> tuple[str, TrainResult]:
     """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
 
@@ -137,8 +131,7 @@ def train_in_trial(
         config: the run's.
         parent: the MLflow run that it is part of.
         expected: what it must be made from.
-        metric: what is reported to Tune, at each validation, by its name in reports; None for
-            nothing.
+        metric: what is reported to Tune, at each validation, by its name in reports.
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
@@ -157,7 +150,7 @@ def train_in_trial(
     return f"test {figures} ({time.monotonic() - started:.0f} s)", result
 
 
-def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str | None) -> TrainResult:
+def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
     if "CPU" in ray.get_runtime_context().get_assigned_resources():
 
         def on_report(metrics: dict[str, Any]) -> None:
@@ -165,8 +158,7 @@ def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str | None)
                 tune.report(metrics)
 
         return fit(config, parent, on_report=on_report, expected=expected)
-    callbacks = [] if metric is None else [_ReportValidations(metric)]
-    return fit(config, parent, callbacks, expected=expected)
+    return fit(config, parent, [_ReportValidations(metric)], expected=expected)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -243,113 +235,12 @@ def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int
     return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
 
 
-def name_of(trial: Trial) -> str:
-    """Return a trial's name."""
-    return str(trial.config.get(NAME, trial.trial_id))
-
-
 @contextmanager
 def running_tune() -> Iterator[None]:
-    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held.
-
-    :class:`Ends` logs what matters.
-    """
+    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # else Ctrl-C looks like the end of the time
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
-
-
-class Ends(tune.Callback):
-    """Records and logs how each trial ended, in files that outlive the sweep's process.
-
-    Attributes:
-        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
-        total: number of trials expected.
-    """
-
-    def __init__(self, folder: Path, total: int) -> None:
-        """Make the folder."""
-        self.folder, self.total = folder, total
-        folder.mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
-
-        Tune starts each trial again that fails; one whose process did not die ends at once then.
-        """
-        file = self._message_of(name)
-        if file.exists():
-            raise RunError(file.read_text())
-        try:
-            yield
-        except Exception as error:
-            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            file.write_text(message[0])
-            raise
-
-    def _message_of(self, name: str) -> Path:
-        return self.folder / f".{name}"
-
-    def on_trial_recover(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Let a trial whose process did not die be started again but once."""
-        if self._message_of(name_of(trial)).exists():
-            trial.run_metadata.num_failures = trial.max_failures
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Record a trial that finished or was stopped early."""
-        self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY))
-
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Record why a trial failed."""
-        file = self._message_of(name_of(trial))
-        error = (
-            file.read_text()
-            if file.exists()
-            else f"its process has died {trial.max_failures + 1} times, once more than "
-            f"workers.max_failures allows; see whether its machine has enough memory"
-        )
-        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
-        self._end(name_of(trial), f"{FAILED}{error}")
-
-    def _end(self, name: str, end: str) -> None:
-        is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
-        (self.folder / name).write_text(end)
-        if is_repeated:
-            return
-        logger.info("%d/%d %s: %s", self.count(), self.total, name, end)
-
-    def count(self) -> int:
-        """Return how many trials have ended."""
-        return len(list(self.folder.glob("[!.]*")))
-
-    def forget_failures(self) -> None:
-        """Forget the failures of trials, so that these count as not ended."""
-        for name in self.errors():
-            (self.folder / name).unlink()
-        for file in self.folder.glob(".*"):
-            file.unlink()
-
-    def out_of_time(self, names: Iterable[str]) -> None:
-        """Record the trials that the sweep's time limit stopped."""
-        for name in names:
-            if not (self.folder / name).exists():
-                self._end(name, OUT_OF_TIME)
-
-    def by_trial(self) -> dict[str, str]:
-        """Return how trials ended, one line each, by name."""
-        return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
-
-    def errors(self) -> dict[str, str]:
-        """Return the errors of failed trials, one line each, by name."""
-        ends = self.by_trial().items()
-        return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}

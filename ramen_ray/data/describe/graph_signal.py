@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.describe.degrees import ClickCounts, EdgeCounts
 from ramen_ray.data.engine import count, engine, files_of, run
 from ramen_ray.data.leaks import NODE_TABLES, find_answers, find_leaks, texts_of
 from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash

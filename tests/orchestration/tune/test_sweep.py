@@ -27,11 +27,11 @@ from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.tuning import progress
-from ramen_ray.orchestration.tuning import sweep as sweep_module
-from ramen_ray.orchestration.tuning.search_space import check_space, grid
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
-from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
+from ramen_ray.orchestration.tune import progress
+from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune.search_space import check_space, grid
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.trials import STOPPED_EARLY, num_held
 from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri

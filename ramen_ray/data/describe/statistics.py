@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.description.degrees import ClickCounts, count_clicks
+from ramen_ray.data.describe.degrees import ClickCounts, count_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
 

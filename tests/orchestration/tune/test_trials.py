@@ -21,7 +21,7 @@ from ramen_ray.orchestration.runs.identity import identity_of
 from ramen_ray.orchestration.runs.run_directory import Identity, RunDirectory
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit, is_ready
-from ramen_ray.orchestration.tuning.trials import (
+from ramen_ray.orchestration.tune.trials import (
     run_trials,
     running_tune,
     train_in_trial,
