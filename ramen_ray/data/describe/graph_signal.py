@@ -2,7 +2,8 @@
 
 A graph helps where it ties queries to the ads that are clicked for them. Held-out queries have no
 edges, so this is measured on train clicks: how often does a query share an anchor with its ad, and
-how often with an ad that was clicked for another query?
+how often with an ad that was clicked for another query? A set with edges on one side only is
+measured by its pairs: how often do ads that it joins share a query that led to both?
 
 The dataset must be free of errors (:func:`ramen_ray.data.checks.check`). Tables are read as
 streams; memory holds a sample of the clicks, and the edges of its queries and ads.
@@ -10,57 +11,28 @@ streams; memory holds a sample of the clicks, and the edges of its queries and a
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import gettempdir
 
 import numpy as np
-import pyarrow.compute as pc
-from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.describe.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.describe.pairs import (
+    Shared,
+    count_shared,
+    joined_pairs,
+    read_clicks,
+    read_edges,
+    sample_clicks,
+    words_in_common,
+)
 from ramen_ray.data.engine import count, engine, files_of, run
 from ramen_ray.data.leaks import NODE_TABLES, find_answers, find_leaks, texts_of
-from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.lists import click_pairs, list_entries
-from ramen_ray.data.store.texts import fold
 
-NUM_SHUFFLES = 10
-MAX_CLICKS = 200_000
-"""If there are more train clicks, this many are used, chosen by their hash."""
-CLICKS_AT_ONCE = 1 << 16
-_SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
-
-
-@dataclass(frozen=True)
-class SharedAnchors:
-    """How many train clicks join a query and an ad that share an anchor, and how many by chance.
-
-    Attributes:
-        clicks: clicks whose query and ad both have edges.
-        shared: those of them whose query and ad share an anchor.
-        by_chance: as many as ``shared`` if the ads are shuffled among the clicks, on average.
-    """
-
-    clicks: int
-    shared: int
-    by_chance: float
-
-    @property
-    def share(self) -> float:
-        """``shared`` over ``clicks``."""
-        return self.shared / self.clicks if self.clicks else 0.0
-
-    @property
-    def share_by_chance(self) -> float:
-        """``by_chance`` over ``clicks``."""
-        return self.by_chance / self.clicks if self.clicks else 0.0
-
-    @property
-    def lift(self) -> float:
-        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
-        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
+OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 
 
 @dataclass(frozen=True)
@@ -68,36 +40,49 @@ class GraphSignal:
     """What an anchor set could bring.
 
     Attributes:
+        sides: those with edges: query, ad or both.
         edges_per_query: on average over the train queries.
         edges_per_ad: on average over the ads.
         test_clicks: clicks of the test split.
         reached_clicks: those of them on ads without a train click but with edges.
-        shared: over the train clicks.
-        shared_beyond_words: over those whose query and ad have no word in common.
+        shared: over the train clicks, or over the pairs that a set of one side joins.
+        shared_beyond_words: over those of them that have no word in common.
         edges: edges of the set, on both sides.
         leaking_edges: those of them that join a held-out query to its answer.
     """
 
+    sides: tuple[str, ...]
     edges_per_query: float
     edges_per_ad: float
     test_clicks: int
     reached_clicks: int
-    shared: SharedAnchors
-    shared_beyond_words: SharedAnchors
+    shared: Shared
+    shared_beyond_words: Shared
     edges: int
     leaking_edges: int
 
     @property
+    def is_void(self) -> bool:
+        """Whether it was made from the clicks themselves, so that its lift says nothing."""
+        return self.shared.share >= OF_CLICKS and self.shared.lift >= FEWEST_LIFT
+
+    @property
     def metrics(self) -> dict[str, float]:
-        """What is worth comparing between graphs, by name."""
-        return {
-            "share_test_clicks_reached": self.reached_clicks / max(self.test_clicks, 1),
-            "share_clicks_with_shared_anchor": self.shared.share,
-            "share_by_chance": self.shared.share_by_chance,
-            "lift": self.shared.lift,
-            "lift_beyond_words": self.shared_beyond_words.lift,
-            "share_leaking_edges": self.leaking_edges / max(self.edges, 1),
-        }
+        """What is worth comparing between graphs, by name; only what there is."""
+        found = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
+        if "ad" in self.sides:
+            found["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
+        if self.shared.pairs and not self.is_void:
+            is_whole = len(self.sides) == 2
+            what = "clicks_with_shared_anchor" if is_whole else "joined_pairs_with_shared_click"
+            found |= {
+                f"share_{what}": self.shared.share,
+                "share_by_chance": self.shared.share_by_chance,
+                "lift": self.shared.lift,
+            }
+            if self.shared_beyond_words.pairs:
+                found["lift_beyond_words"] = self.shared_beyond_words.lift
+        return found
 
 
 def graph_signals(
@@ -112,98 +97,79 @@ def graph_signals(
     """
     if not dataset.anchor_sets:
         return {}
-    queries, ads = sample_clicks(dataset)
-    wordless = ~words_in_common(dataset, queries, ads)
-    query_ids, query_rows = np.unique(queries, return_inverse=True)
-    ad_ids, ad_rows = np.unique(ads, return_inverse=True)
+    clicked = Sampled(dataset, *sample_clicks(dataset))
     unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
     leaks = count_leaks(dataset)
     signals = {}
-    for name in dataset.anchor_sets:
-        of_query = read_edges(dataset, name, "query", query_ids)
-        of_ad = read_edges(dataset, name, "ad", ad_ids)
-        per_query, per_ad = edges[name].per_query, edges[name].per_ad
+    for name, counts in edges.items():
+        per_query, per_ad = counts.per_query, counts.per_ad
+        ends = {"query": per_query, "ad": per_ad}
+        sides = tuple(side for side, counted in ends.items() if counted.any())
+        shared, beyond_words = clicked.ties(name) if len(sides) == 2 else clicked.joins(name, sides)
         signals[name] = GraphSignal(
+            sides,
             float(per_query.mean()),
             float(per_ad.mean()),
             int(test_clicks.sum()),
             int(test_clicks[unclicked & (per_ad > 0)].sum()),
-            shared_anchors(of_query, of_ad, query_rows, ad_rows),
-            shared_anchors(of_query, of_ad, query_rows[wordless], ad_rows[wordless]),
+            shared,
+            beyond_words,
             int(per_query.sum() + per_ad.sum()),
             leaks[name],
         )
     return signals
 
 
-def sample_clicks(dataset: Dataset) -> tuple[Int64s, Int64s]:
-    """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
-    draws = np.empty(0, dtype=np.uint64)
-    clicks = np.empty((2, 0), dtype=np.int64)
-    first = 0
-    for rows in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
-        found = np.stack(click_pairs(rows))
-        numbers = np.arange(first, first + found.shape[1])
-        draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
-        clicks = np.concatenate([clicks, found], axis=1)
-        first += len(numbers)
-        if len(draws) > MAX_CLICKS:
-            lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
-            draws, clicks = draws[lowest], clicks[:, lowest]
-    return clicks[0], clicks[1]
+@dataclass(frozen=True)
+class Sampled:
+    """A sample of the train clicks, by which graphs are measured.
 
-
-def shared_anchors(
-    query_edges: csr_array, ad_edges: csr_array, queries: Int64s, ads: Int64s
-) -> SharedAnchors:
-    """Count the clicks that join a query and an ad with an anchor in common.
-
-    Args:
-        query_edges: (queries, anchors).
-        ad_edges: (ads, anchors).
-        queries: (clicks,) rows of ``query_edges``.
-        ads: (clicks,) rows of ``ad_edges``, the ads that were clicked.
+    Attributes:
+        dataset: the dataset directory.
+        queries: (clicks,) ids.
+        ads: (clicks,) ids of those that were clicked.
     """
-    linked = (np.diff(query_edges.indptr)[queries] > 0) & (np.diff(ad_edges.indptr)[ads] > 0)
-    queries, ads = queries[linked], ads[linked]
-    orders = (np.argsort(keyed_hash((n,), np.arange(len(ads)))) for n in range(NUM_SHUFFLES))
-    shuffled = [_count_shared(query_edges, ad_edges, queries, ads[order]) for order in orders]
-    shared = _count_shared(query_edges, ad_edges, queries, ads)
-    return SharedAnchors(len(queries), shared, float(np.mean(shuffled)))
 
+    dataset: Dataset
+    queries: Int64s
+    ads: Int64s
 
-def words_in_common(dataset: Dataset, queries: Int64s, ads: Int64s) -> Booleans:
-    """Flag the pairs (n,) of a train query and an ad whose texts share a word, in any case."""
-    words, rows = [], []
-    for table, nodes in zip(NODE_TABLES.values(), (queries, ads), strict=True):
-        ids, of_pair = np.unique(nodes, return_inverse=True)
-        texts = fold(dataset.rows_with_ids(table, ids)["text"].combine_chunks())
-        row, found = list_entries(pc.split_pattern_regex(texts, r"[^\p{L}\p{N}]+"))
-        is_word = np.asarray(pc.not_equal(found, ""))
-        words.append((row[is_word], hash_strings(found)[is_word], len(ids)))
-        rows.append(of_pair)
-    vocabulary = np.unique(np.concatenate([hashes for _, hashes, _ in words]))
-    matrices = [
-        _ones(row, np.searchsorted(vocabulary, hashes), (count, len(vocabulary)))
-        for row, hashes, count in words
-    ]
-    return _flag_shared(*matrices, *rows)
+    @cached_property
+    def wordless(self) -> Booleans:
+        """Flags the clicks (clicks,) whose texts have no word in common."""
+        tables = NODE_TABLES["query"], NODE_TABLES["ad"]
+        return ~words_in_common(self.dataset, tables, (self.queries, self.ads))
 
+    def ties(self, name: str) -> tuple[Shared, Shared]:
+        """Count the clicks whose ends share an anchor, of all and of those without common words."""
+        ends = {"query": self.queries, "ad": self.ads}
+        found = [np.unique(ids, return_inverse=True) for ids in ends.values()]
+        edges = [
+            read_edges(self.dataset, name, side, ids)
+            for side, (ids, _) in zip(ends, found, strict=True)
+        ]
+        rows = [of_click for _, of_click in found]
+        linked = [np.diff(of.indptr)[row] > 0 for of, row in zip(edges, rows, strict=True)]
+        both = linked[0] & linked[1]
+        return (
+            count_shared(*edges, *(row[both] for row in rows)),
+            count_shared(*edges, *(row[both & self.wordless] for row in rows)),
+        )
 
-def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> csr_array:
-    """Read the edges of some ``nodes`` (n,), train queries or ads, as (n, anchors), 1 each."""
-    table = f"edges/{anchor_set}/{side}"
-    shape = len(nodes), dataset.num_rows(f"anchors/{anchor_set}")
-    if not dataset.has(table):
-        return csr_array(shape, dtype=np.int32)
-    row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
-    row_of[nodes] = np.arange(len(nodes))
-    found = []
-    for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
-        rows, anchors = row_of[batch.column(0).to_numpy()], batch.column(1).to_numpy()
-        found.append((rows[rows >= 0], anchors[rows >= 0]))
-    rows, anchors = (np.concatenate(ends) for ends in zip(*found, strict=True))
-    return _ones(rows, anchors, shape)
+    def joins(self, name: str, sides: tuple[str, ...]) -> tuple[Shared, Shared]:
+        """Count the pairs that a set of one side joins, and that share a click, as :meth:`ties`."""
+        if not sides:
+            return Shared(0, 0, 0.0), Shared(0, 0, 0.0)
+        (side,) = sides
+        table, nodes = NODE_TABLES[side], np.unique(self.queries if side == "query" else self.ads)
+        pairs = joined_pairs(self.dataset, name, side, nodes)
+        clicks = read_clicks(self.dataset, side, nodes)
+        ids = nodes[pairs[0]], nodes[pairs[1]]
+        wordless = ~words_in_common(self.dataset, (table, table), ids)
+        return (
+            count_shared(clicks, clicks, *pairs),
+            count_shared(clicks, clicks, *(rows[wordless] for rows in pairs)),
+        )
 
 
 def count_leaks(dataset: Dataset) -> dict[str, int]:
@@ -230,21 +196,3 @@ def count_leaks(dataset: Dataset) -> dict[str, int]:
                     connection.execute("DROP TABLE leaks")
             connection.execute("DROP TABLE ends")
     return counts
-
-
-def _count_shared(query_edges: csr_array, ad_edges: csr_array, queries: Int64s, ads: Int64s) -> int:
-    return int(_flag_shared(query_edges, ad_edges, queries, ads).sum())
-
-
-def _flag_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Booleans:
-    """Flag the pairs (n,) of a row of each matrix that have an entry in the same column."""
-    flags = np.zeros(len(rows), dtype=np.bool_)
-    for start in range(0, len(rows), CLICKS_AT_ONCE):
-        some = slice(start, start + CLICKS_AT_ONCE)
-        both = one[rows[some]].multiply(other[other_rows[some]]).tocsr()
-        flags[some] = np.diff(both.indptr) > 0
-    return flags
-
-
-def _ones(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> csr_array:
-    return csr_array((np.ones(len(rows), dtype=np.int32), (rows, columns)), shape=shape)
