@@ -188,15 +188,11 @@ def _finished(config: RunConfig) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_same_call_trains_only_what_is_missing(
+def test_the_same_call_trains_only_what_is_missing_and_compares_all(
     first_attempt: dict[str, int], result: AblationResult, config: RunConfig
 ) -> None:
     assert set(first_attempt) == {f"parts-{variant}-seed0" for variant in VARIANTS[1:]}
     assert first_attempt.items() < _finished(config).items()
-
-
-@pytest.mark.slow
-def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.variants) == VARIANTS
     base, whole = (result.variants[name] for name in VARIANTS[:2])
     assert not base.gains and base.seconds_ratio == 1
@@ -204,10 +200,15 @@ def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
         assert value == pytest.approx(whole.means[name] - base.means[name])
         assert low <= value <= high
     assert set(base.deviations.values()) == {0}
+    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
+    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
+    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
+    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
+        ablate(changed, ABLATION)
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
+def test_figures_tables_and_plot_are_those_of_the_runs(result: AblationResult) -> None:
     client = MlflowClient(tracking_uri=result.run.uri)
     parent = client.get_run(result.run.id)
     children = client.search_runs(
@@ -228,34 +229,17 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
             logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
             assert means[metric] == pytest.approx(logged)
             assert parent.data.metrics[f"{variant}/{metric.replace('@', '_at_')}"] == means[metric]
-
-
-@pytest.mark.slow
-def test_clicks_are_propagated_over_the_graphs_that_are_used(result: AblationResult) -> None:
-    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
-    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
-
-
-@pytest.mark.slow
-def test_runs_of_another_configuration_are_not_taken_for_this_one(
-    result: AblationResult, config: RunConfig
-) -> None:
-    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
-    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
-        ablate(changed, ABLATION)
-
-
-@pytest.mark.slow
-def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
-    client = MlflowClient(tracking_uri=result.run.uri)
     names = {file.path for file in client.list_artifacts(result.run.id)}
     assert names == {file.name for file in result.report.iterdir()}
     assert names == {"ablation.md", "ablation.png"}
+    written = (result.report / "ablation.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")]
-        for line in (result.report / "ablation.md").read_text().splitlines()
+        for line in written.splitlines()
         if line.startswith("| in_batch")
     ]
     assert len(rows) == 2 * (4 + 3)
     mean = 100 * result.variants["in_batch"].means["P@1"]
     assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]
+    assert rows[4][0] == "in_batch-ramen over in_batch"
+    assert "\n- the graph, in_batch-ramen " in written
