@@ -93,27 +93,15 @@ def test_overlaying_what_flatten_gave_rebuilds_the_tree(preset: str, changes: di
     [
         ("optimizer.lrr", 1.0),
         ("optimiser", {"lr": 1.0}),
-        ("nonsense", 1),
-        ("optimizer.lr", 0.0),
         ("optimizer.lr", float("nan")),
-        ("optimizer.lr", "fast"),
-        ("optimizer.warmup_fraction", 1.5),
         ("optimizer", 3),
-        ("training.epochs", 0),
         ("training.epochs", 1.5),
-        ("training.precision", "fp8"),
         ("encoder.kind", "forest"),
-        ("encoder.num_layers", 0),
-        ("loss.margin", -0.1),
         ("regularization.lambda_x.links", -1.0),
         ("regularization.lambda_x", [1.0]),
-        ("walk.restart_probability", 0.0),
         ("walk.restart_probability", 1.0),
-        ("walk.top_k", 0),
-        ("workers.num_workers", 0),
         ("seed", -1),
         ("name", "../other"),
-        ("experiment", "a/b"),
     ],
 )
 def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key: str, value: Any):
@@ -121,33 +109,32 @@ def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key: str, value: Any):
         overlay(PLAIN, {key: value})
 
 
-@pytest.mark.parametrize("key", ["seed.x", "encoder.kind.x", "name.x"])
-def test_a_value_cannot_take_the_place_of_a_section(key: str):
-    with pytest.raises(ConfigError, match=rf"{re.escape(key)}: .* is a value, not a section"):
-        overlay(PLAIN, {key: 1})
-
-
-def test_all_wrong_keys_are_named_at_once():
-    with pytest.raises(ConfigError) as error:
-        overlay(PLAIN, {"optimizer.lr": -1, "training.epochs": 0, "extra": 1})
-    assert all(key in str(error.value) for key in ("optimizer.lr", "training.epochs", "extra"))
-
-
-def test_a_batch_that_the_workers_cannot_share_evenly_is_refused():
-    with pytest.raises(ConfigError, match=r"global_batch_size 10 .*num_workers 4"):
-        overlay(PLAIN, {"training.global_batch_size": 10, "workers.num_workers": 4})
-
-
-def test_workers_of_a_run_do_not_share_a_gpu():
-    changes = {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5}
-    overlay(PLAIN, changes)
-    with pytest.raises(ConfigError, match=r"workers: .*gpus_per_worker 0\.5 .*num_workers 2"):
-        overlay(PLAIN, changes | {"workers.use_gpu": True})
-
-
-def test_more_hard_negatives_than_a_shortlist_has_are_refused():
-    with pytest.raises(ConfigError, match=r"num_hard_negatives 101 .*shortlist_size 100"):
-        overlay(PLAIN, {"base.num_hard_negatives": 101})
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder.kind.x": 1}, r"encoder\.kind\.x: .* is a value, not a section"),
+        (
+            {"optimizer.lr": -1, "training.epochs": 0, "extra": 1},
+            r"optimizer\.lr: .*training\.epochs: .*extra: ",
+        ),
+        (
+            {"training.global_batch_size": 10, "workers.num_workers": 4},
+            r"global_batch_size 10 .*num_workers 4",
+        ),
+        (
+            {
+                "workers.num_workers": 2,
+                "workers.gpus_per_worker": 0.5,
+                "workers.use_gpu": True,
+            },
+            r"workers: .*gpus_per_worker 0\.5 .*num_workers 2",
+        ),
+        ({"base.num_hard_negatives": 101}, r"num_hard_negatives 101 .*shortlist_size 100"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        overlay(PLAIN, changes)
 
 
 def test_a_configuration_cannot_be_changed_in_place():
@@ -435,8 +422,7 @@ class Greeting(Section):
         (["great"], "great"),
         (["greet"], "--name"),
         (["greet", "--name", "a", "--time", "2"], "--time"),
-        (["greet", "--name", "a", "--times", "two"], "--times"),
-        (["greet", "--name", "a", "--times", "0"], "times"),
+        (["greet", "--name", "a", "--times", "0"], "times Input should be greater than 0"),
     ],
 )
 def test_bad_arguments_of_any_job_are_one_line(
@@ -453,35 +439,29 @@ def test_bad_arguments_of_any_job_are_one_line(
 
 
 @pytest.mark.parametrize("kind", [Greeting, {"greet": Greeting, "other": LossConfig}])
-def test_flags_become_the_settings_of_a_job(kind: Any, monkeypatch: pytest.MonkeyPatch):
+def test_flags_become_the_settings_of_a_job_and_its_help_says_what_each_does(
+    kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     words = ["greet"] if isinstance(kind, dict) else []
     monkeypatch.setattr(sys, "argv", ["job", *words, "--name", "a", "--times", "2", "--loudly"])
     assert parse_settings(kind, "Greets.") == Greeting(name="a", times=2, loudly=True)
-
-
-def test_the_help_of_a_job_holds_examples_and_what_each_flag_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys, "argv", ["job", "--help"])
+    monkeypatch.setattr(sys, "argv", ["job", *words, "--help"])
     with pytest.raises(SystemExit) as stop:
-        parse_settings(Greeting, "Greets.\n\nExamples:\n    python greet.py --name a")
+        parse_settings(kind, "Greets.\n\nExamples:\n    python greet.py --name a")
     assert not stop.value.code
     shown = capsys.readouterr().out
-    for fragment in ("python greet.py --name a", "--name", "Who is greeted.", "--loudly"):
+    for fragment in ("--name", "Who is greeted.", "--loudly"):
         assert fragment in shown
 
 
-@pytest.mark.parametrize("preset", [[], ["tiny"]])
 @pytest.mark.parametrize(
-    "parse",
-    [parse_run_config, partial(parse_with_run_config, LossConfig())],
-    ids=["of a job", "of a job with flags of its own"],
+    "parse", [parse_run_config, partial(parse_with_run_config, LossConfig())], ids=["run", "both"]
 )
 def test_help_lists_the_presets_and_all_flags(
-    parse: Callable[..., Any], preset: list[str], capsys: pytest.CaptureFixture[str]
+    parse: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as stop:
-        parse("what it does", [*preset, "--help"])
+        parse("what it does", ["tiny", "--help"])
     assert stop.value.code in (0, None)
     shown = capsys.readouterr().out
     flags = ("--optimizer.lr", "--regularization.lambda-x.links", "--seed")

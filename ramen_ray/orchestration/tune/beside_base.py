@@ -1,12 +1,11 @@
 """A run beside its bases: the same training without the graph, and in plain batches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.bases.combination import Combination
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay, with_absolute_paths
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
@@ -76,7 +75,7 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
 def _ladder(config: RunConfig) -> dict[str, RunConfig]:
     ladder = {}
     if config.base.kind != PLAIN:
-        parts = {f"base.{part}": None for part in Combination.__dataclass_fields__}
+        parts = {f"base.{part.name}": None for part in fields(config.base.parts)}
         plain = with_base(config, {**parts, "base.kind": PLAIN})
         ladder[PLAIN] = overlay(plain, {**WITHOUT_GRAPH, "name": None})
     if used_sets(config):
