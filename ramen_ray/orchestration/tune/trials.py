@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import ray
 from ray import tune
 from ray.train import Checkpoint
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import ASHAScheduler
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
@@ -34,15 +36,31 @@ from ramen_ray.orchestration.runs.run_directory import Identity
 from ramen_ray.orchestration.training.results import TrainResult, finished_result
 from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT
-from ramen_ray.orchestration.tune.ends import NAME, SUMMARY, Ends, name_of
+from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
 from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.tracking.runs import Run
 
 HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
+REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
 A_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What limits trials: seconds for all of them, and how long one gets that lags behind.
+
+    Attributes:
+        seconds: after which all trials end.
+        grace_epochs: epochs that each trial gets before it may be stopped.
+        callbacks: are told of each trial's reports, and when it ends.
+    """
+
+    seconds: float
+    grace_epochs: int
+    callbacks: tuple[tune.Callback, ...] = ()
 
 
 def run_trials(
@@ -50,27 +68,30 @@ def run_trials(
     parent: Run,
     folder: Path,
     expected: Mapping[str, Identity],
+    budget: Budget | None = None,
 ) -> dict[str, str]:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
     Args:
-        configs: configurations by trial name; paths are absolute, all have the same workers.
+        configs: configurations by trial name; paths are absolute, all have the same workers and
+            selection metric.
         parent: the parent of all runs in MLflow.
         folder: where Tune keeps its own files while trials run; all machines can reach it.
         expected: what all runs must be made from, by the path of their dataset.
+        budget: what limits them; None to train all of them to the end.
 
     Returns:
         The errors, one line each, by the name of the failed trial.
     """
     if not configs:
         return {}
-    workers = next(iter(configs.values())).workers
+    first = next(iter(configs.values()))
+    workers = first.workers
     for config in configs.values() if workers.num_workers == 1 else ():
         with suppress(UserError):  # its trial will tell
             if not is_ready(config):
                 make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
-        first = next(iter(configs.values()))
         ends = Ends(Path(storage) / "ends", len(configs), first.training)
         runnable = trainable(
             _train_one,
@@ -80,6 +101,7 @@ def run_trials(
             parent=parent,
             ends=ends,
             expected=dict(expected),
+            says_test=budget is None,
         )
         tuner = tune.Tuner(
             runnable,
@@ -88,22 +110,45 @@ def run_trials(
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,
                 reuse_actors=True,  # they have imported everything
+                **({} if budget is None else _limits(budget, ends.metric, first)),
             ),
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=storage,
-                callbacks=[ends],
+                callbacks=[ends, *([] if budget is None else budget.callbacks)],
                 failure_config=tune.FailureConfig(max_failures=workers.max_failures),
                 verbose=0,
             ),
         )
         try:
-            tuner.fit()
+            results = tuner.fit()
         finally:
             parent.close_children_left_open()
-        if ends.count() < len(configs):
+        if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # Tune treats it as a pause
+        if budget is None and ends.count() < len(configs):
+            raise KeyboardInterrupt
         return ends.errors()
+
+
+def _limits(budget: Budget, metric: str, config: RunConfig) -> dict[str, Any]:
+    epochs = config.training.epochs
+    return {
+        "metric": metric,
+        "mode": "max",
+        "time_budget_s": budget.seconds,
+        "scheduler": halving(epochs, budget.grace_epochs),
+    }
+
+
+def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
+    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
+    return ASHAScheduler(
+        time_attr=EPOCH,
+        max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
+        grace_period=min(grace_epochs, epochs),
+        reduction_factor=REDUCTION_FACTOR,
+    )
 
 
 def _train_one(
@@ -112,17 +157,27 @@ def _train_one(
     parent: Run,
     ends: Ends,
     expected: Mapping[str, Identity],
+    says_test: bool,
 ) -> None:
     config = configs[params[NAME]]
     with ends.kept_of(params[NAME]):
-        metric = VALIDATION + config.training.selection_metric
-        tune.report({SUMMARY: train_in_trial(config, parent, expected[config.dataset], metric)[0]})
+        report_run(config, parent, expected[config.dataset], says_test)
 
 
-def train_in_trial(
-    config: RunConfig, parent: Run, expected: Identity, metric: str
-) -> tuple[str, TrainResult]:
-    """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
+def report_run(config: RunConfig, parent: Run, expected: Identity, says_test: bool = True) -> None:
+    """Train a run within a Tune trial, and report its validations and how it ended."""
+    metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
+    metrics = train_in_trial(config, parent, expected, metric).metrics["trained"]
+    figures = ", ".join(f"{name} {100 * metrics['test'][name]:.2f}" for name in SHOWN)
+    seconds = f"{time.monotonic() - started:.0f} s"
+    summary = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
+    reached = metrics["validation"]
+    named = {VALIDATION + name: value for name, value in reached.items()}
+    tune.report({**named, SUMMARY: summary, EPOCH: config.training.epochs})
+
+
+def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
+    """Train within a Tune trial, if not done yet.
 
     The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
     the trial's own resources, which include no CPU then.
@@ -136,7 +191,6 @@ def train_in_trial(
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
-    started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
     check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
@@ -144,10 +198,7 @@ def train_in_trial(
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config, expected) or _fit(config, parent, expected, metric)
-    metrics = result.metrics["trained"]["test"]
-    figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
-    return f"test {figures} ({time.monotonic() - started:.0f} s)", result
+    return finished_result(config, expected) or _fit(config, parent, expected, metric)
 
 
 def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
