@@ -4,9 +4,8 @@ import logging
 from pathlib import Path
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.describe.content import Description, TokenLengths
-from ramen_ray.data.describe.degrees import count_clicks, count_edges
-from ramen_ray.data.describe.distribution import Distribution
+from ramen_ray.data.describe.content import Description, Distribution, TokenLengths
+from ramen_ray.data.describe.counts import count_clicks, count_edges, dataset_statistics
 from ramen_ray.data.describe.figures import (
     largest_hubs,
     node_degrees,
@@ -16,7 +15,6 @@ from ramen_ray.data.describe.figures import (
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.describe.samples import sample_queries, sample_texts
-from ramen_ray.data.describe.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer

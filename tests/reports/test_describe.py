@@ -23,8 +23,8 @@ from jobs import describe as job
 from jobs import validate as validating
 from ramen_ray.command_line import run_job
 from ramen_ray.data.describe.content import Description
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.describe.samples import sample_rows
-from ramen_ray.data.describe.statistics import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset import dataset_note, dataset_tables

@@ -18,7 +18,7 @@ from tempfile import gettempdir
 import numpy as np
 
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.describe.degrees import ClickCounts, EdgeCounts
+from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
 from ramen_ray.data.describe.pairs import (
     Shared,
     count_shared,

@@ -28,6 +28,7 @@ from ramen_ray.config import (
     RunConfig,
     Section,
     WorkersConfig,
+    flatten,
     overlay,
     with_absolute_paths,
 )
@@ -132,7 +133,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         known = directory.notes.get("mlflow_run_id")
         run = open_run(tracking_uri(output), settings.experiment, name, output, known)
         directory.note(mlflow_run_id=run.id, made_from=made_from)
-        run.log_parameters(settings.model_dump(mode="json"), {"dataset": dataset.name})
+        run.log_parameters(flatten(settings), {"dataset": dataset.name})
         with run.closing():
             search = _Search(settings, directory, run, made_from)
             search.train(search.bases(), FIRST_STAGE)
