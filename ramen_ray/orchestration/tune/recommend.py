@@ -240,7 +240,9 @@ class _Search:
         """Compare the best with plain batches and with itself without the graph, on validation."""
         outcomes = self.outcomes
         best = next(iter(outcomes))
-        encoder = next(one for one in self.settings.encoders if best.startswith(f"{one}-"))
+        encoder = max(
+            (one for one in self.settings.encoders if best.startswith(f"{one}-")), key=len
+        )
         base = f"{encoder}-{self.best().base.kind}"
         others = [one for one in dict.fromkeys([f"{encoder}-in_batch", base]) if one != best]
         finished = {name for name, outcome in outcomes.items() if outcome.finished}
