@@ -1,6 +1,7 @@
 """Search spaces: checks, the first trial's values, and grids."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
     """Return the configuration's own values of tuned settings; None if the space lacks one."""
-    own = flatten(config)
+    own = flatten(config) | {f"base.{name}": of for name, of in asdict(config.base.parts).items()}
     has_all = all(key in own and domain.is_valid(own[key]) for key, domain in space.items())
     return {key: own[key] for key in space} if has_all else None
 
