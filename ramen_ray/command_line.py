@@ -297,7 +297,7 @@ def training_command(config: RunConfig) -> str:
     """
     own = flatten(config)
     parts = {key: own[key] for key in BASE_PARTS}
-    commands = []
+    commands: list[list[str]] = []
     for name, preset in PRESETS.items():
         start = preset(config.dataset)
         before = flatten(start)
