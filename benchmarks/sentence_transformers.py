@@ -39,7 +39,7 @@ from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.step_inputs import BatchTexts, gather_tokens
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.presets import MINILM, foldoc
+from ramen_ray.presets import MINILM, minilm
 
 BATCH_SIZE, WARMUP_STEPS, LEARNING_RATE = 256, 2, 1e-4
 OURS = {
@@ -67,7 +67,7 @@ def main() -> None:
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
-    config = overlay(foldoc(), {**OURS, "dataset": str(dataset.path)})
+    config = overlay(minilm("foldoc"), {**OURS, "dataset": str(dataset.path)})
     data = prepared(config.dataset, config.encoder)
     pairs = same_pairs(dataset, begin(config, data), WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")

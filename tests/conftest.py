@@ -271,6 +271,7 @@ def small_run(
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
             "regularization.lambda_z": weights,
+            "regularization.adaptive": False,
             "training.epochs": 4,
             "training.global_batch_size": 8,
             "workers.cpus_per_worker": 1,

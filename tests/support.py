@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared

@@ -303,6 +303,7 @@ def _config(folder: Path) -> RunConfig:
         "encoder.max_length": ENCODER.max_length,
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
+        "regularization.adaptive": False,
         "training.global_batch_size": BATCH_SIZE,
     }
     return overlay(tiny(), changes)

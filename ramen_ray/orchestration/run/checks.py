@@ -20,6 +20,7 @@ from ramen_ray.method.model.sentence_folder import (
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
+from ramen_ray.presets import check_sets
 
 MOST_UNKNOWN = 0.2
 
@@ -31,21 +32,15 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set or the selection metric does not exist; layers are more, or heads
-            wider, than the encoder has; training ends before pruning or the
-            base's hard negatives begin; clusters outgrow a batch, or are to double in an epoch that
-            makes none; ads are to be ranked for queries, and also the reverse, by a triplet loss.
+        ConfigError: an anchor set, its edges or the selection metric do not exist; layers are more,
+            or heads wider, than the encoder has; training ends before pruning or the base's hard
+            negatives begin; clusters outgrow a batch, or are to double in an epoch that makes none;
+            ads are to be ranked for queries, and also the reverse, by a triplet loss.
         EncoderError: encoder or tokenizer cannot be found, or do what training would leave out;
             texts may be longer than the encoder takes.
     """
     num_rows = check_structure(dataset)
-    for side in ("lambda_x", "lambda_z"):
-        for name in getattr(config.regularization, side):
-            if name not in dataset.anchor_sets:
-                raise ConfigError(
-                    f"regularization.{side}.{name}: the dataset {dataset.path} has no anchor set "
-                    f"{name!r}; it has {', '.join(dataset.anchor_sets) or 'none'}"
-                )
+    check_sets(config, dataset)
     batch = config.training.global_batch_size
     if num_rows["queries/train"] < batch:
         raise DatasetError(

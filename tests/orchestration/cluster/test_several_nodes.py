@@ -33,7 +33,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
 

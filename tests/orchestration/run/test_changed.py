@@ -22,8 +22,8 @@ from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.run import fit as training
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit
-from ramen_ray.orchestration.tuning import beside_base
-from ramen_ray.orchestration.tuning.beside_base import fit_beside_base
+from ramen_ray.orchestration.tune import beside_base
+from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 from ramen_ray.tracking.registry import Registry
 
 PUT_BACK = "put it back, and run the same command again"

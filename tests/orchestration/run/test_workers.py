@@ -21,7 +21,7 @@ from ramen_ray.full_disk import is_disk_full
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run import workers
 from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerTask
-from ramen_ray.presets import foldoc
+from ramen_ray.presets import minilm
 from ramen_ray.tracking.runs import Run
 
 Train = Callable[[Callable[[WorkerTask], Any]], Any]
@@ -30,7 +30,7 @@ Train = Callable[[Callable[[WorkerTask], Any]], Any]
 @pytest.fixture
 def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Let the only worker, of two failures at most, do something else than training."""
-    config = overlay(foldoc(), {"workers.cpus_per_worker": 1, "workers.max_failures": 2})
+    config = overlay(minilm("foldoc"), {"workers.cpus_per_worker": 1, "workers.max_failures": 2})
     task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
 
     def called(worker: Callable[[WorkerTask], Any]) -> Any:

@@ -5,10 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.description.content import Degrees, Hub, PopularityGroup, Share, SplitSize
-from ramen_ray.data.description.degrees import ClickCounts, EdgeCounts
-from ramen_ray.data.description.distribution import Distribution
-from ramen_ray.data.description.samples import texts_of
+from ramen_ray.data.describe.content import (
+    Degrees,
+    Distribution,
+    Hub,
+    PopularityGroup,
+    Share,
+    SplitSize,
+)
+from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
+from ramen_ray.data.describe.samples import texts_of
 from ramen_ray.data.store.dataset import Dataset
 
 

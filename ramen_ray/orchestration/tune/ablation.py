@@ -35,8 +35,8 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.tuning.trials import run_trials
-from ramen_ray.orchestration.tuning.variants import AblationConfig, Variant, used_sets, variants_of
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -79,7 +79,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
-        tokenizer = check_config(overlay(config, variant.changes), dataset)
+        tokenizer = check_config(variant.config, dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
@@ -96,9 +96,8 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         else:
             prepare(propagated, output / "prepared", tokenizer)
         seeds = range(config.seed, config.seed + ablation.seeds)
-        named = overlay(config, {"name": name})
         runs = {
-            of: [_run_config(named, of, variant, seed, propagated) for seed in seeds]
+            of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
             for of, variant in variants.items()
         }
         expected = {
@@ -146,12 +145,12 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _run_config(
-    config: RunConfig, name: str, variant: Variant, seed: int, propagated: Dataset | None
+    ablation: str, name: str, variant: Variant, seed: int, propagated: Dataset | None
 ) -> RunConfig:
-    """Return the configuration of a variant's run in the ablation that ``config`` names."""
+    """Return the configuration of a variant's run in an ablation."""
     where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
-    own = joined_name(str(config.name), name, f"seed{seed}")
-    return overlay(config, {**variant.changes, **where, "seed": seed, "name": own})
+    own = joined_name(ablation, name, f"seed{seed}")
+    return overlay(variant.config, {**where, "seed": seed, "name": own})
 
 
 def _missing(
@@ -193,6 +192,7 @@ def _compare(
             metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
         }
         figures[name] = VariantFigures(
+            base=variant.base,
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={metric: _deviation(values) for metric, values in by_seed.items()},
             gains=(

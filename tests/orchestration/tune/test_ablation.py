@@ -19,11 +19,12 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.tuning import ablation
-from ramen_ray.orchestration.tuning.ablation import AblationResult, ablate, propagated_dataset
-from ramen_ray.orchestration.tuning.trials import run_trials
-from ramen_ray.orchestration.tuning.variants import AblationConfig, used_sets, variants_of
-from ramen_ray.presets import PRESETS, foldoc, ramen_ance, tiny
+from ramen_ray.orchestration.tune import ablation
+from ramen_ray.orchestration.tune.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.variants import AblationConfig, variants_of
+from ramen_ray.presets import PRESETS, bag, ramen_ance, tiny
+from ramen_ray.reports.ablation import VariantFigures, verdict
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
@@ -36,9 +37,11 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
         *("ance", "ance-ramen", "ngame", "ngame-ramen", "ance-auggt"),
         *(f"ance-ramen-{part}" for part in parts),
     }
-    config = {name: overlay(ramen_ance(), variant.changes) for name, variant in variants.items()}
+    config = {name: variant.config for name, variant in variants.items()}
     weights = {name: one.regularization for name, one in config.items()}
-    assert {variant.base for variant in variants.values()} == {"ance", "ngame"}
+    assert variants["ngame-ramen"].base == "ngame"
+    others = {variant.base for name, variant in variants.items() if name != "ngame-ramen"}
+    assert others == {"ance"}, "bases are compared with the first"
     assert config["ngame-ramen"] == overlay(ramen_ance(), {"base.kind": "ngame"})
     assert config["ance"].pruning.mode == config["ance-ramen-no-pruning"].pruning.mode == "never"
     assert not weights["ance"].lambda_x and not weights["ance"].lambda_z
@@ -49,26 +52,40 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
 
 
-def test_a_softmax_gets_half_the_rate_and_ten_times_the_weights() -> None:
-    config = PRESETS["foldoc-ramen"]()
-    variants = variants_of(config, ("unidec", "ance"))
-    ours = {name: overlay(config, variant.changes) for name, variant in variants.items()}
-    for name in ("unidec", "unidec-ramen", "unidec-ramen-no-walk"):
-        assert ours[name].optimizer.lr == config.optimizer.lr / 2
-    assert ours["ance-ramen"] == config
-    weights = config.regularization.lambda_z
-    for name in ("unidec-ramen", "unidec-ramen-fixed-lambda"):
-        found = ours[name].regularization.lambda_z
-        assert found == {key: 10 * weight for key, weight in weights.items()}
-    assert not ours["unidec"].regularization.lambda_z
-
-
 def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
-    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(
-        variants_of(foldoc(), ("in_batch",))
-    )
+    found = variants_of(bag())
+    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(found)
+    assert {"in_batch", "unidec", "unidec-ramen"} < set(found), "bases if none is named"
     with pytest.raises(ConfigError, match="no graph is used"):
-        variants_of(overlay(foldoc(), {"regularization.lambda_z": {}}), ("in_batch",))
+        variants_of(overlay(bag(), {"regularization.lambda_z": {}}))
+
+
+def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps() -> None:
+    up, level = (0.02, 0.01, 0.03), (0.001, -0.01, 0.01)
+
+    def figures(base: str, **gains: tuple[float, float, float]) -> VariantFigures:
+        named = {"P@1": gains["p"], "R@10": gains["r"]} if gains else {}
+        return VariantFigures(base, {}, {}, named, 1.0, 0.0)
+
+    said = verdict(
+        {
+            "ance": figures("ance"),
+            "ance-ramen": figures("ance", p=level, r=up),
+            "unidec": figures("ance", p=up, r=level),
+            "unidec-ramen": figures("unidec", p=level, r=level),
+            "ance-ramen-no-walk": figures("ance", p=up, r=up),
+            "ngame": figures("ance", p=(-0.02, -0.03, -0.01), r=up),
+            "ngame-ramen": figures("ngame", p=(-0.02, -0.03, -0.01), r=level),
+        }
+    )
+    assert [sentence.partition(":")[0] for sentence in said] == [
+        "the graph, ance-ramen is better than ance",
+        "the base, unidec is better than ance",
+        "the graph, unidec-ramen cannot be told from unidec",
+        "the base, ngame gains one metric and loses the other against ance",
+        "the graph, ngame-ramen is worse than ngame",
+    ]
+    assert said[0].endswith(": P@1 +0.10 [-1.00, +1.00], R@10 **+2.00 [+1.00, +3.00]**")
 
 
 def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
@@ -78,7 +95,7 @@ def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
     for file in copied.glob("edges/*/ad*"):
         file.unlink()
     changes = {"output": str(tmp_path), "regularization.lambda_x": {"links": 0.1}}
-    config = overlay(tiny(), {**changes, "regularization.lambda_z": {}})
+    config = overlay(tiny(str(dataset_path)), {**changes, "regularization.lambda_z": {}})
     with caplog.at_level(logging.INFO):
         assert propagated_dataset(config, Dataset(copied)) is None
     assert "no train query" in caplog.text
@@ -87,17 +104,16 @@ def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
 
 def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    examples = re.findall(r"^    .*python jobs/ablate\.py (.*)$", jobs.ablate.__doc__, re.MULTILINE)
-    configs = {name: preset() for name, preset in PRESETS.items()}
-    here = [name for name, config in configs.items() if Path(config.dataset).is_dir()]
-    built_in = [name for name in here if used_sets(configs[name])]
-    assert len(built_in) >= 5
+    doc = jobs.ablate.__doc__.replace("\\\n", " ")
+    examples = re.findall(r"^    .*python jobs/ablate\.py(.*)$", doc, re.MULTILINE)
+    built_in = [f"{name} --dataset foldoc" for name in PRESETS if "320k" not in name]
+    here = [command for command in built_in if not command.startswith("ramen-")]
     assert len(examples) >= 4
-    for command in [*examples, *built_in]:
-        words = shlex.split(command.replace("path/to/mine", "datasets/foldoc"))
+    for command in [*examples, *here]:
+        words = shlex.split(command.replace("path/to/mine", "foldoc"))
         settings, config = parse_with_run_config(AblationConfig(), "", words)
         for variant in variants_of(config, settings.bases).values():
-            check_config(overlay(config, variant.changes), Dataset(config.dataset))
+            check_config(variant.config, Dataset(config.dataset))
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +188,11 @@ def _finished(config: RunConfig) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_same_call_trains_only_what_is_missing(
+def test_the_same_call_trains_only_what_is_missing_and_compares_all(
     first_attempt: dict[str, int], result: AblationResult, config: RunConfig
 ) -> None:
     assert set(first_attempt) == {f"parts-{variant}-seed0" for variant in VARIANTS[1:]}
     assert first_attempt.items() < _finished(config).items()
-
-
-@pytest.mark.slow
-def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
     assert list(result.variants) == VARIANTS
     base, whole = (result.variants[name] for name in VARIANTS[:2])
     assert not base.gains and base.seconds_ratio == 1
@@ -188,10 +200,15 @@ def test_variants_are_compared_with_their_base(result: AblationResult) -> None:
         assert value == pytest.approx(whole.means[name] - base.means[name])
         assert low <= value <= high
     assert set(base.deviations.values()) == {0}
+    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
+    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
+    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
+    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
+        ablate(changed, ABLATION)
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
+def test_figures_tables_and_plot_are_those_of_the_runs(result: AblationResult) -> None:
     client = MlflowClient(tracking_uri=result.run.uri)
     parent = client.get_run(result.run.id)
     children = client.search_runs(
@@ -212,34 +229,17 @@ def test_figures_are_those_of_the_runs(result: AblationResult) -> None:
             logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
             assert means[metric] == pytest.approx(logged)
             assert parent.data.metrics[f"{variant}/{metric.replace('@', '_at_')}"] == means[metric]
-
-
-@pytest.mark.slow
-def test_clicks_are_propagated_over_the_graphs_that_are_used(result: AblationResult) -> None:
-    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
-    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
-
-
-@pytest.mark.slow
-def test_runs_of_another_configuration_are_not_taken_for_this_one(
-    result: AblationResult, config: RunConfig
-) -> None:
-    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
-    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
-        ablate(changed, ABLATION)
-
-
-@pytest.mark.slow
-def test_tables_and_plot_are_written_and_logged(result: AblationResult) -> None:
-    client = MlflowClient(tracking_uri=result.run.uri)
     names = {file.path for file in client.list_artifacts(result.run.id)}
     assert names == {file.name for file in result.report.iterdir()}
     assert names == {"ablation.md", "ablation.png"}
+    written = (result.report / "ablation.md").read_text()
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")]
-        for line in (result.report / "ablation.md").read_text().splitlines()
+        for line in written.splitlines()
         if line.startswith("| in_batch")
     ]
     assert len(rows) == 2 * (4 + 3)
     mean = 100 * result.variants["in_batch"].means["P@1"]
     assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]
+    assert rows[4][0] == "in_batch-ramen over in_batch"
+    assert "\n- the graph, in_batch-ramen " in written

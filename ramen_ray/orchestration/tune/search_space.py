@@ -1,6 +1,7 @@
 """Search spaces: checks, the first trial's values, and grids."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,6 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     """
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")
-    known = flatten(config)
-    for key in space:
-        if key not in known:
-            raise ConfigError(f"the search space samples {key}, which the configuration lacks")
     distributions = {key: _distribution(key, domain) for key, domain in space.items()}
     for setting in _whole_settings(grid(distributions)):
         check_config(overlay(config, setting), dataset)
@@ -56,10 +53,11 @@ def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
 
 
-def own_values(config: RunConfig, space: Space) -> dict[str, Any]:
-    """Return the configuration's own values of tuned settings, if the space contains them."""
-    own = flatten(config)
-    return {key: own[key] for key, domain in space.items() if domain.is_valid(own[key])}
+def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
+    """Return the configuration's own values of tuned settings; None if the space lacks one."""
+    own = flatten(config) | {f"base.{name}": of for name, of in asdict(config.base.parts).items()}
+    has_all = all(key in own and domain.is_valid(own[key]) for key, domain in space.items())
+    return {key: own[key] for key in space} if has_all else None
 
 
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:

@@ -14,7 +14,6 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
 from ray.tune.logger import JsonLoggerCallback
-from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain
@@ -40,23 +39,19 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
 from ramen_ray.orchestration.run.ready import make_ready
-from ramen_ray.orchestration.run.task import VALIDATION
-from ramen_ray.orchestration.tuning.progress import ProgressCallback, SweepProgress
-from ramen_ray.orchestration.tuning.search_space import Space, check_space, grid, own_values
-from ramen_ray.orchestration.tuning.trials import (
-    SUMMARY,
-    Ends,
-    name_of,
+from ramen_ray.orchestration.tune.ends import Ends, name_of
+from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
+from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tune.trials import (
+    halving,
     num_at_once,
+    report_run,
     running_tune,
-    train_in_trial,
     trainable,
 )
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
-REDUCTION_FACTOR = 3
-EPOCH = "epoch"
 TUNE_FOLDER = "tune"
 SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
 
@@ -184,7 +179,7 @@ class RunningSweep:
     def run(self) -> SweepResult:
         """Run all trials and report on them."""
         progress = self.progress
-        ends = Ends(progress.ends, self._num_trials())
+        ends = Ends(progress.ends, self._num_trials(), self.config.training)
         runnable = trainable(
             _train_one,
             self.settings.at_once or num_at_once(self.config.workers),
@@ -244,19 +239,15 @@ class RunningSweep:
                 param_space=space,  # in case a full disk has kept Tune from noting what it drew
             )
         decides = {"metric": self.progress.metric, "mode": "max"}
-        scheduler = ASHAScheduler(
-            time_attr=EPOCH,
-            max_t=training.epochs + 1,  # beyond the end: no trial is stopped at its last epoch
-            grace_period=min(settings.grace_epochs, training.epochs),
-            reduction_factor=REDUCTION_FACTOR,
-        )
         return tune.Tuner(
             runnable,
             param_space=space,
             tune_config=tune.TuneConfig(
                 **decides,
                 search_alg=self._search_algorithm(decides),
-                scheduler=scheduler if settings.stop_early else None,
+                scheduler=(
+                    halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
+                ),
                 num_samples=1 if is_grid else settings.num_samples,
                 time_budget_s=settings.time_budget,
                 trial_name_creator=name_of,
@@ -274,7 +265,7 @@ class RunningSweep:
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
         own = own_values(self.config, self.space)
-        seed, points = self.config.seed, [own] if own else None
+        seed, points = self.config.seed, None if own is None else [own]
         match self.settings.search:
             case "tpe":
                 sampler = TPESampler(seed=seed)
@@ -294,10 +285,7 @@ def _train_one(
     made_from: Identity,
 ) -> None:
     name = tune.get_context().get_trial_id()
-    metric = config.training.selection_metric
     with ends.kept_of(name):
         run = overlay(config, {**params, "name": joined_name(sweep, name)})
         expected = {key: of for key, of in made_from.items() if SETTINGS.get(key) not in params}
-        summary, result = train_in_trial(run, parent, expected, VALIDATION + metric)
-        reached = result.metrics["trained"]["validation"][metric]
-        tune.report({SUMMARY: summary, VALIDATION + metric: reached, EPOCH: run.training.epochs})
+        report_run(run, parent, expected)

@@ -22,7 +22,7 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.ready import is_ready
 from ramen_ray.orchestration.run.task import VALIDATION
-from ramen_ray.orchestration.tuning.trials import (
+from ramen_ray.orchestration.tune.trials import (
     run_trials,
     running_tune,
     train_in_trial,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from support import ROOT
 
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 

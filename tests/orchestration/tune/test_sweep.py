@@ -27,12 +27,13 @@ from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.tuning import progress
-from ramen_ray.orchestration.tuning import sweep as sweep_module
-from ramen_ray.orchestration.tuning.search_space import check_space, grid
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
-from ramen_ray.orchestration.tuning.trials import STOPPED_EARLY, num_held
-from ramen_ray.presets import MINILM, PRESETS, debian, foldoc, tiny
+from ramen_ray.orchestration.tune import ends, progress
+from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
+from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.trials import num_held
+from ramen_ray.presets import MINILM, PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
@@ -40,26 +41,43 @@ from tune_spaces import SPACES
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory) -> Path:
-    """A dataset that every preset can train on, with enough queries and all anchor sets."""
-    configs = [preset() for preset in PRESETS.values()]
-    num_queries = max(config.training.global_batch_size for config in configs)
+    """A dataset that every preset can train on, with a set of each side and the papers' sets."""
+    num_queries = max(preset().training.global_batch_size for preset in PRESETS.values())
     tables = {"ads": text_table("ad_id", ["an ad"])}
     for split in ("train", "validation", "test"):
         tables[f"queries/{split}"] = query_table(["a query"] * num_queries, [[0]] * num_queries)
-    for name in {name for config in configs for name in config.regularization.lambda_x}:
+    sides = {"hyper_link": ("query", "ad"), "co_click": ("ad",), "co_session": ("query",)}
+    for name, of_set in sides.items():
         tables[f"anchors/{name}"] = text_table("anchor_id", ["an anchor"])
-        for side in ("query", "ad"):
+        for side in of_set:
             tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", [[0]])
     return write_dataset(tmp_path_factory.mktemp("datasets") / "all", tables, name="all").path
 
 
-@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_space_fits_every_preset(preset: str, space: str, stand_in: Path) -> None:
-    config = PRESETS[preset]()
-    samplers = SPACES[space](config)
-    here = overlay(config, {"encoder.pretrained": MINILM})
-    assert check_space(here, samplers, Dataset(stand_in)).keys() == samplers.keys()
+def test_every_space_fits_every_preset(preset: str, stand_in: Path) -> None:
+    here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": MINILM})
+    fixed = {"regularization.adaptive": False, "regularization.lambda_x": {"co_session": 0.2}}
+    for config in (here, overlay(here, fixed)):
+        for space in SPACES.values():
+            samplers = space(config)
+            assert check_space(config, samplers, Dataset(stand_in)).keys() == samplers.keys()
+
+
+def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none() -> None:
+    weights = {"regularization.lambda_x": {"co_session": 0.2}, "regularization.adaptive": False}
+    config = overlay(tiny(), {**weights, "regularization.lambda_z": {"co_click": 3.0}})
+    space = SPACES["regularization"](config)
+    own = {
+        "regularization.lambda_x.co_session": 0.2,
+        "regularization.lambda_z.co_click": 3.0,
+        "loss.margin": 0.3,
+    }
+    assert own_values(config, space) == own
+    assert own_values(overlay(config, {"loss.margin": 0.7}), space) is None
+    assert own_values(overlay(config, {"regularization.lambda_x": {}}), space) is None
+    softmax = with_base(tiny(), {"base.kind": "unidec"})
+    assert own_values(softmax, SPACES["unidec"](softmax))["regularization.adaptive_max"] == 3.0
 
 
 def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
@@ -68,7 +86,7 @@ def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
 
     with pytest.raises(ConfigError, match="empty"):
         check({})
-    with pytest.raises(ConfigError, match=r"samples optimizer\.lrr, which the configuration lacks"):
+    with pytest.raises(ConfigError, match=r"optimizer\.lrr: Extra inputs are not permitted"):
         check({"optimizer.lrr": tune.uniform(0, 1)})
     with pytest.raises(ConfigError, match=r"loss\.margin"):
         check({"loss.margin": tune.uniform(-2, 1)})
@@ -114,8 +132,40 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
 
 def test_a_trial_is_described_in_one_line() -> None:
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "", None))
-    assert line == "50.00: 1 (encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16)"
+    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "test P@1 48.00", None), "R@10")
+    expected = "encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16"
+    assert line == f"validation R@10 50.00; test P@1 48.00: 1 ({expected})"
+
+
+def test_progress_is_told_while_trials_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = iter([100.0, 101.0, 150.0, 160.0])
+    monkeypatch.setattr(ends.time, "monotonic", lambda: next(now))
+    training = tiny().training.model_copy(update={"epochs": 10})
+    told = ends.Ends(tmp_path / "ends", 4, training)
+
+    def trial(name: str, epoch: int, value: float) -> Any:
+        return SimpleNamespace(
+            trial_id=name,
+            config={},
+            status="RUNNING",
+            last_result={"epoch": epoch},
+            metric_analysis={"validation/P@1": {"max": value}},
+        )
+
+    with caplog.at_level(logging.INFO):
+        told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
+        told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
+        assert not caplog.messages, "the first line comes after five seconds"
+        told.on_trial_complete(2, [], trial("a", 10, 0.4))
+        told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
+    assert caplog.messages == [
+        "1/4 a: validation P@1 40.00, stopped early",
+        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 30.00; "
+        "at most about 145 s left",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,12 +175,12 @@ def test_a_trial_is_described_in_one_line() -> None:
             ["tiny", "--space", "all"],
             "--space all: there are only regularization, optimizer, mining",
         ),
-        (["tinny"], "unknown preset 'tinny'; presets are rdocs, foldoc"),
-        (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
+        (["tinny"], "unknown preset 'tinny'; presets are bag, bag-unidec"),
+        (["tiny", "--num-samples", "0"], "num_samples Input should be greater than 0"),
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (
             ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
-            "optimizer.lr: Input should be greater than 0",
+            "optimizer: lr Input should be greater than 0",
         ),
     ],
 )
@@ -147,32 +197,32 @@ def test_bad_input_is_one_clear_line(
     assert message in printed
 
 
-OFF = dict.fromkeys(("depends", "tags", "sources", "depends_published"), 0.0)
-
-
 @pytest.mark.parametrize(
-    ("preset", "changes"),
+    ("config", "changes", "words"),
     [
-        (foldoc, {}),
-        (debian, {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}),
+        (bag(), {}, "bag --dataset rdocs"),
+        (bag("debian"), {"base.kind": "ance"}, "bag --dataset debian --base.kind ance"),
+        (bag_unidec("foldoc"), {"base.kind": "depsl"}, None),
+        (minilm("foldoc"), {}, "minilm --dataset foldoc"),
+        (bag("debian"), {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}, None),
+        (minilm_6("debian"), {"base.double_cluster_size_at": (3, 4), "seed": 2}, None),
         (
-            foldoc,
+            bag(),
             {
-                "dataset": str(ROOT / "datasets" / "debian"),
-                "regularization.lambda_x": {**OFF, "depends": 0.5, "tags": 0.2},
-                "regularization.lambda_z": {**OFF, "depends": 0.1, "tags": 0.1, "sources": 0.1},
-                "base.double_cluster_size_at": (3, 4),
-                "encoder.num_layers": None,
+                "regularization.lambda_x": {"links_published": 0.5},
+                "regularization.lambda_z": {},
+                "base.loss": "supcon",
             },
+            None,
         ),
     ],
 )
-def test_a_command_gives_back_the_configuration(preset, changes) -> None:
-    config = overlay(preset(), changes)
-    words = shlex.split(training_command(config))
-    assert words[:2] == ["python", "jobs/train.py"]
-    back = parse_run_config("train", words[2:])
-    assert overlay(back, {"dataset": config.dataset}) == config
+def test_a_command_gives_back_the_configuration(config, changes, words) -> None:
+    config = overlay(config, changes)
+    command = shlex.split(training_command(config))
+    assert command[:2] == ["python", "jobs/train.py"]
+    assert parse_run_config("train", command[2:]) == config
+    assert words is None or command[2:] == words.split()
 
 
 @pytest.fixture(scope="module")
@@ -422,7 +472,9 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     assert code == 0, again
     assert _times_of_checkpoints(runs) == trained, "a finished trial is trained again"
     assert notes() == after
-    results = {line for line in printed.splitlines() if line.startswith(("R@10 ", "best: "))}
+    results = {
+        line for line in printed.splitlines() if line.startswith(("  validation R@10 ", "best: "))
+    }
     assert len(results) == 2 and results <= set(again.splitlines())
 
 

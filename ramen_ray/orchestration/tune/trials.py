@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from typing import Any
 import ray
 from ray import tune
 from ray.train import Checkpoint
-from ray.tune.experiment import Trial
 from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import ASHAScheduler
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
@@ -30,25 +31,36 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
-from ramen_ray.orchestration.run.directory import Identity, RunError
+from ramen_ray.orchestration.run.directory import Identity
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.ready import is_ready, make_ready
+from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
+from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
 from ramen_ray.tracking.runs import Run
-
-logger = logging.getLogger(__name__)
 
 HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
-NAME = "name"
-SUMMARY = "summary"
+REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
-STOPPED_EARLY = "stopped early"
-OUT_OF_TIME = "out of time"
-FAILED = "failed: "
 A_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What limits trials: seconds for all of them, and how long one gets that lags behind.
+
+    Attributes:
+        seconds: after which all trials end.
+        grace_epochs: epochs that each trial gets before it may be stopped.
+        callbacks: are told of each trial's reports, and when it ends.
+    """
+
+    seconds: float
+    grace_epochs: int
+    callbacks: tuple[tune.Callback, ...] = ()
 
 
 def run_trials(
@@ -56,29 +68,31 @@ def run_trials(
     parent: Run,
     folder: Path,
     expected: Mapping[str, Identity],
+    budget: Budget | None = None,
 ) -> dict[str, str]:
-    """Train every configuration with :func:`fit`, as parts of one MLflow run.
-
-    If a run fails, the others go on.
+    """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
     Args:
-        configs: configurations by trial name; paths are absolute, all have the same workers.
+        configs: configurations by trial name; paths are absolute, all have the same workers and
+            selection metric.
         parent: the parent of all runs in MLflow.
         folder: where Tune keeps its own files while trials run; all machines can reach it.
         expected: what all runs must be made from, by the path of their dataset.
+        budget: what limits them; None to train all of them to the end.
 
     Returns:
         The errors, one line each, by the name of the failed trial.
     """
     if not configs:
         return {}
-    workers = next(iter(configs.values())).workers
+    first = next(iter(configs.values()))
+    workers = first.workers
     for config in configs.values() if workers.num_workers == 1 else ():
         with suppress(UserError):  # its trial will tell
             if not is_ready(config):
                 make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
-        ends = Ends(Path(storage) / "ends", len(configs))
+        ends = Ends(Path(storage) / "ends", len(configs), first.training)
         runnable = trainable(
             _train_one,
             num_at_once(workers),
@@ -87,6 +101,7 @@ def run_trials(
             parent=parent,
             ends=ends,
             expected=dict(expected),
+            says_test=budget is None,
         )
         tuner = tune.Tuner(
             runnable,
@@ -95,40 +110,74 @@ def run_trials(
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,
                 reuse_actors=True,  # they have imported everything
+                **({} if budget is None else _limits(budget, ends.metric, first)),
             ),
             run_config=tune.RunConfig(
                 name="trials",
                 storage_path=storage,
-                callbacks=[ends],
+                callbacks=[ends, *([] if budget is None else budget.callbacks)],
                 failure_config=tune.FailureConfig(max_failures=workers.max_failures),
                 verbose=0,
             ),
         )
         try:
-            tuner.fit()
+            results = tuner.fit()
         finally:
             parent.close_children_left_open()
-        if ends.count() < len(configs):
+        if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # Tune treats it as a pause
+        if budget is None and ends.count() < len(configs):
+            raise KeyboardInterrupt
         return ends.errors()
+
+
+def _limits(budget: Budget, metric: str, config: RunConfig) -> dict[str, Any]:
+    epochs = config.training.epochs
+    return {
+        "metric": metric,
+        "mode": "max",
+        "time_budget_s": budget.seconds,
+        "scheduler": halving(epochs, budget.grace_epochs),
+    }
+
+
+def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
+    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
+    return ASHAScheduler(
+        time_attr=EPOCH,
+        max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
+        grace_period=min(grace_epochs, epochs),
+        reduction_factor=REDUCTION_FACTOR,
+    )
 
 
 def _train_one(
     params: dict[str, Any],
     configs: Mapping[str, RunConfig],
     parent: Run,
-    ends: "Ends",
+    ends: Ends,
     expected: Mapping[str, Identity],
+    says_test: bool,
 ) -> None:
     config = configs[params[NAME]]
     with ends.kept_of(params[NAME]):
-        tune.report({SUMMARY: train_in_trial(config, parent, expected[config.dataset])[0]})
+        report_run(config, parent, expected[config.dataset], says_test)
 
 
-def train_in_trial(
-    config: RunConfig, parent: Run, expected: Identity, metric: str | None = None
-) -> tuple[str, TrainResult]:
-    """Train within a Tune trial, if not done yet; returns a line about the result, and the result.
+def report_run(config: RunConfig, parent: Run, expected: Identity, says_test: bool = True) -> None:
+    """Train a run within a Tune trial, and report its validations and how it ended."""
+    metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
+    metrics = train_in_trial(config, parent, expected, metric).metrics["trained"]
+    figures = ", ".join(f"{name} {100 * metrics['test'][name]:.2f}" for name in SHOWN)
+    seconds = f"{time.monotonic() - started:.0f} s"
+    summary = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
+    reached = metrics["validation"]
+    named = {VALIDATION + name: value for name, value in reached.items()}
+    tune.report({**named, SUMMARY: summary, EPOCH: config.training.epochs})
+
+
+def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
+    """Train within a Tune trial, if not done yet.
 
     The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
     the trial's own resources, which include no CPU then.
@@ -137,13 +186,11 @@ def train_in_trial(
         config: the run's.
         parent: the MLflow run that it is part of.
         expected: what it must be made from.
-        metric: what is reported to Tune, at each validation, by its name in reports; None for
-            nothing.
+        metric: what is reported to Tune, at each validation, by its name in reports.
     """
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
-    started = time.monotonic()
     dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
     check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
@@ -151,13 +198,10 @@ def train_in_trial(
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    result = finished_result(config, expected) or _fit(config, parent, expected, metric)
-    metrics = result.metrics["trained"]["test"]
-    figures = ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in SHOWN)
-    return f"test {figures} ({time.monotonic() - started:.0f} s)", result
+    return finished_result(config, expected) or _fit(config, parent, expected, metric)
 
 
-def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str | None) -> TrainResult:
+def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
     if "CPU" in ray.get_runtime_context().get_assigned_resources():
 
         def on_report(metrics: dict[str, Any]) -> None:
@@ -165,8 +209,7 @@ def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str | None)
                 tune.report(metrics)
 
         return fit(config, parent, on_report=on_report, expected=expected)
-    callbacks = [] if metric is None else [_ReportValidations(metric)]
-    return fit(config, parent, callbacks, expected=expected)
+    return fit(config, parent, [_ReportValidations(metric)], expected=expected)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -243,113 +286,12 @@ def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int
     return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
 
 
-def name_of(trial: Trial) -> str:
-    """Return a trial's name."""
-    return str(trial.config.get(NAME, trial.trial_id))
-
-
 @contextmanager
 def running_tune() -> Iterator[None]:
-    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held.
-
-    :class:`Ends` logs what matters.
-    """
+    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # else Ctrl-C looks like the end of the time
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     with no_placement_group_left(), redirect_stdout(StringIO()):
         yield
-
-
-class Ends(tune.Callback):
-    """Records and logs how each trial ended, in files that outlive the sweep's process.
-
-    Attributes:
-        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
-        total: number of trials expected.
-    """
-
-    def __init__(self, folder: Path, total: int) -> None:
-        """Make the folder."""
-        self.folder, self.total = folder, total
-        folder.mkdir(parents=True, exist_ok=True)
-
-    @contextmanager
-    def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
-
-        Tune starts each trial again that fails; one whose process did not die ends at once then.
-        """
-        file = self._message_of(name)
-        if file.exists():
-            raise RunError(file.read_text())
-        try:
-            yield
-        except Exception as error:
-            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            file.write_text(message[0])
-            raise
-
-    def _message_of(self, name: str) -> Path:
-        return self.folder / f".{name}"
-
-    def on_trial_recover(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Let a trial whose process did not die be started again but once."""
-        if self._message_of(name_of(trial)).exists():
-            trial.run_metadata.num_failures = trial.max_failures
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Record a trial that finished or was stopped early."""
-        self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY))
-
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Record why a trial failed."""
-        file = self._message_of(name_of(trial))
-        error = (
-            file.read_text()
-            if file.exists()
-            else f"its process has died {trial.max_failures + 1} times, once more than "
-            f"workers.max_failures allows; see whether its machine has enough memory"
-        )
-        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
-        self._end(name_of(trial), f"{FAILED}{error}")
-
-    def _end(self, name: str, end: str) -> None:
-        is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
-        (self.folder / name).write_text(end)
-        if is_repeated:
-            return
-        logger.info("%d/%d %s: %s", self.count(), self.total, name, end)
-
-    def count(self) -> int:
-        """Return how many trials have ended."""
-        return len(list(self.folder.glob("[!.]*")))
-
-    def forget_failures(self) -> None:
-        """Forget the failures of trials, so that these count as not ended."""
-        for name in self.errors():
-            (self.folder / name).unlink()
-        for file in self.folder.glob(".*"):
-            file.unlink()
-
-    def out_of_time(self, names: Iterable[str]) -> None:
-        """Record the trials that the sweep's time limit stopped."""
-        for name in names:
-            if not (self.folder / name).exists():
-                self._end(name, OUT_OF_TIME)
-
-    def by_trial(self) -> dict[str, str]:
-        """Return how trials ended, one line each, by name."""
-        return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
-
-    def errors(self) -> dict[str, str]:
-        """Return the errors of failed trials, one line each, by name."""
-        ends = self.by_trial().items()
-        return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}
