@@ -44,6 +44,8 @@ SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
 
+_RULES = re.compile("─+|-{5,}")
+"""Lines of tyro's box, which has others where a terminal does not know UTF-8."""
 _OF_PYDANTIC = re.compile(
     r"Error parsing (?:[A-Z]\w+: |(?:\d+\.)?([\w.]+: ))\d+ validation errors? for \w+ "
 )
@@ -363,6 +365,7 @@ def _errors_in_one_line() -> Iterator[None]:
 
 def _in_one_line(box: str) -> str:
     """Return what tyro says in its box, without title and help."""
-    said = " ".join(box.replace("│", " ").partition("\n")[2].partition("─")[0].split())
+    text = _RULES.sub("─", box).replace("│", " ").replace("|", " ").partition("\n")[2]
+    said = " ".join(text.strip(" ─\n").partition("─")[0].split())
     said = said.partition(" [type=")[0].replace("Value error, ", "")
     return _OF_PYDANTIC.sub(r"\1", said)
