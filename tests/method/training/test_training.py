@@ -337,6 +337,7 @@ def _three_steps(kind: str, encoder_path: Path, data: Prepared) -> dict[str, obj
     """Three steps of plain SGD, and an evaluation."""
     run = Run(build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), OBJECTIVE)
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 100)
     losses, gradients = [], []
     for terms in train_steps(run.state, run.sampler, OBJECTIVE, stop=3):
         losses.append(terms)
@@ -422,6 +423,7 @@ def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path:
     run = Run(build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
     before = run.parameters
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=1.0)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 1000)
     run.train(1, max_gradient_norm=0.01)
     assert (run.parameters - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 
