@@ -22,7 +22,7 @@ from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
 from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     add_free_vectors,
     build_model,
     build_objective,
@@ -57,13 +57,13 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     return train_all_epochs(begin(config, data, *changes))
 
 
-def begin(config: RunConfig, data: Prepared, *changes: Change) -> Run:
-    """Build what :func:`train` trains."""
+def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | None = None) -> Run:
+    """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
     add_free_vectors(config, model, data)
     objective = build_objective(config)
-    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
     if config.walk.enabled:
         walked = walked_graphs(config, training_data.graphs)
         known = {one: [own, walked[one]] for one, own in training_data.graphs.items()}

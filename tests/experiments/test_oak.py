@@ -40,7 +40,7 @@ from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import global_losses
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,

@@ -83,10 +83,14 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
-    flags = shlex.split(printed[-1].split("jobs/train.py")[1])
-    config = parse_run_config("train", [*flags[:3], "0.7", *flags[4:]])
-    assert config.regularization.lambda_x["co_session"] == 0.7
-    assert flags[4:] == ["--regularization.lambda-z.co-click", "0.1"]
+    command, hint = printed[-2:]
+    flags = shlex.split(command.split("jobs/train.py")[1])
+    graph = parse_run_config("train", flags).regularization
+    assert graph.adaptive and not graph.lambda_x
+    assert graph.lambda_z["co_click"] == graph.adaptive_max
+    assert hint.startswith("co_session stays out")
+    tried = parse_run_config("train", [*flags, *hint.split("try it: ")[1].split()])
+    assert tried.regularization.lambda_x == {"co_session": 0.3}
     dataset = Dataset(path)
     assert errors_in(dataset) == []
     anchors = dataset.read("anchors/co_session")["text"].to_pylist()

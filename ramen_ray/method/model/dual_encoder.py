@@ -195,7 +195,7 @@ class DualEncoder(nn.Module):
         texts: TokenTable,
         rows: Rows,
         use_bf16: bool,
-        vectors_of: Callable[[Tensor, Int64s], Tensor],
+        vectors_of: Callable[[Tensor, Rows], Tensor],
     ) -> Embeddings:
         """Return ``vectors_of`` the pooled states of texts and their rows."""
         if not len(rows):

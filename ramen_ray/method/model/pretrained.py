@@ -205,10 +205,14 @@ def text_tokenizer(
 ) -> TextTokenizer:
     """Describe ``tokenizer`` and its settings as plain values."""
     candidates = (tokenizer.unk_token_id, tokenizer.pad_token_id, 0)
+    # GPT-2's unknown token is the one that ends texts; its vocabulary has all bytes
+    ends = (tokenizer.eos_token_id, tokenizer.bos_token_id)
+    unknown = None if tokenizer.unk_token_id in ends else tokenizer.unk_token_id
     return TextTokenizer(
         definition=tokenizer.backend_tokenizer.to_str(),
         max_length=max_length,
         add_special_tokens=add_special_tokens,
         placeholder=next(token for token in candidates if token is not None),
         vocab_size=len(tokenizer),
+        unknown=unknown,
     )

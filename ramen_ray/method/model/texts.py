@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.prepared.hashing import hash_texts
+from ramen_ray.data.prepared.text_figures import TextFigures
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
@@ -29,6 +31,7 @@ class TextTokenizer:
         definition: the tokenizer as JSON of the library ``tokenizers``.
         max_length: longer texts are cut to this many tokens, special ones included.
         placeholder: token id that stands for a text without tokens.
+        unknown: token id for what the vocabulary does not have; None if it has everything.
     """
 
     definition: str
@@ -36,6 +39,17 @@ class TextTokenizer:
     add_special_tokens: bool
     placeholder: int
     vocab_size: int
+    unknown: int | None = None
+
+    @property
+    def num_special(self) -> int:
+        """How many special tokens each text has."""
+        return sum(map(len, self.special_tokens))
+
+    @property
+    def special_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after those of any text."""
+        return _special_tokens(self.definition) if self.add_special_tokens else ([], [])
 
     def __call__(self, texts: pa.StringArray | Sequence[str]) -> Tokens:
         """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
@@ -53,7 +67,7 @@ class TextTokenizer:
         """Make texts of words' tokens; ``bounds`` (texts + 1,) are where those of each start."""
         token_ids, lengths = words
         starts = np.append(0, lengths.cumsum())[bounds]
-        before, after = _special_tokens(self.definition) if self.add_special_tokens else ([], [])
+        before, after = self.special_tokens
         kept = np.minimum(np.diff(starts), self.max_length - len(before) - len(after))
         lengths = np.maximum(len(before) + kept + len(after), 1)
         joined = np.full(lengths.sum(), self.placeholder, dtype=np.int32)
@@ -106,15 +120,35 @@ def _special_tokens(definition: str) -> tuple[list[int], list[int]]:
     """Return the tokens that come before and after those of any text."""
     encoded = _build_tokenizer(definition, None).encode("a")
     own = np.flatnonzero(np.equal(encoded.special_tokens_mask, 0))
-    return encoded.ids[: own[0]], encoded.ids[own[-1] + 1 :]
+    first = own[0] if len(own) else len(encoded.ids)
+    return encoded.ids[:first], encoded.ids[first + len(own) :]
 
 
-def count_tokens(tokenizer: TextTokenizer, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the token counts (texts,) int64; memory holds the tokens of few texts at a time."""
-    starts = range(0, len(texts), TEXTS_PER_COUNT)
-    return np.concatenate(
-        [tokenizer(texts[start : start + TEXTS_PER_COUNT])[1] for start in starts]
-    )
+def measure_tokens(
+    tokenizer: TextTokenizer, texts: Sequence[str], max_length: int
+) -> tuple[NDArray[np.int64], TextFigures]:
+    """Count the tokens of texts; memory holds those of few texts at a time.
+
+    Args:
+        tokenizer: does not cut texts.
+        texts: the texts.
+        max_length: what texts are cut to before they are compared.
+
+    Returns:
+        the token counts (texts,) int64 before that, and figures of the texts.
+    """
+    num_after = len(tokenizer.special_tokens[1])
+    lengths, hashes, unknown = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], 0
+    for start in range(0, len(texts), TEXTS_PER_COUNT):
+        tokens, counts = tokenizer(texts[start : start + TEXTS_PER_COUNT])
+        unknown += int(np.count_nonzero(tokens == tokenizer.unknown))
+        kept = np.minimum(counts, max_length) - num_after
+        positions = ragged_positions(counts.cumsum() - counts, kept)
+        hashes.append(hash_texts(tokens[positions], np.append(0, kept.cumsum())))
+        lengths.append(counts)
+    counts, distinct = np.concatenate(lengths), len(np.unique(np.concatenate(hashes)))
+    own_tokens = int(counts.sum()) - tokenizer.num_special * len(counts)
+    return counts, TextFigures(len(counts), distinct, own_tokens, unknown)
 
 
 @dataclass(frozen=True)

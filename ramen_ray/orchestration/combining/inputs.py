@@ -14,7 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     RUN_FILE,
     RunDirectory,

@@ -30,7 +30,7 @@ from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import global_losses
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,
     build_objective,
