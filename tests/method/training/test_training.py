@@ -134,7 +134,6 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
 ):
     encoder, sampler, every = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
-    assert seldom.times == [1, 3, 3, 3, 3]
     without = ramen_objective(HARDEST_FOUR, {}, {})
     for step in range(2 * every):
         plain = _step(encoder, sampler, step)
@@ -145,6 +144,17 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
         _step(seen, sampler, step, seldom)
         _step(expected, sampler, step, without if step % every else OBJECTIVE)
         assert seen.texts == expected.texts
+    tripled = [
+        {name: every * weight for name, weight in one.items()} for one in (LAMBDA_X, LAMBDA_Z)
+    ]
+    runs = [
+        Run(build_encoder(kind, encoder_path), sampler, objective, schedule=(0, 40))
+        for objective in (seldom, ramen_objective(HARDEST_FOUR, *tripled), OBJECTIVE)
+    ]
+    losses = [run.train(1) for run in runs]
+    assert losses[0] == losses[1] == losses[2], "of the first step, before any update"
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters)
+    assert not torch.allclose(runs[0].parameters, runs[2].parameters)
 
 
 def _naive_terms(
