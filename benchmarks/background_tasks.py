@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, alternate, finish, in_fresh_process, medians, options
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.presets import foldoc
+from ramen_ray.presets import minilm
 
 RENEWED = ("graph", "shortlists")
 ANCE: dict[str, Any] = {
@@ -40,7 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as output:
         common = {**ANCE, "output": output}
         runs = {
-            side: partial(in_fresh_process, run, overlay(foldoc(), common | changes))
+            side: partial(in_fresh_process, run, overlay(minilm("foldoc"), common | changes))
             for side, changes in SIDES.items()
         }
         found = {side: medians(rows) for side, rows in alternate(asked.rounds, runs).items()}
@@ -49,7 +49,7 @@ def main() -> None:
 
 def run(config: RunConfig) -> dict[str, float]:
     """Train once; returns the seconds trained and waited, and of the last background tasks."""
-    from ramen_ray.orchestration.training.run import fit
+    from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     logged = result.run.client.get_run(result.run.id)

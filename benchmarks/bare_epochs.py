@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import embedding
 
 from benchmarks.in_process import Run, begin
 from ramen_ray.config import read_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.distributed import gather_embeddings, sum_over_workers, world
+from ramen_ray.method.distributed import gather_dealt, sum_over_workers, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
 from ramen_ray.method.sampling.encoded import EncodedBatch
@@ -93,7 +93,7 @@ def main() -> None:
 def build_step(run: Run, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
     data = run.sampler.data
-    drawn = run.sampler.draw(step, run.state.sources, run.objective.regularizers)
+    drawn = run.sampler.draw(step, run.state.draws, run.objective.regularizers)
     inputs = StepInputs.from_local(data, drawn, CPU)
     # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
     places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows))[:, None])
@@ -120,10 +120,7 @@ def build_step(run: Run, step: int) -> Step:
 
 def step_loss(model: nn.Module, step: Step, loss: Loss) -> Tensor:
     """Encode the texts; return this process's part of the weighted sum of the terms."""
-    own = model(step.texts)
-    share = -(-step.num_texts // world()[1])  # of the texts, dealt out one by one
-    gathered = gather_embeddings(pad(own, (0, 0, 0, share - len(own))))
-    embeddings_UD = gathered.transpose(0, 1).flatten(0, 1)[: step.num_texts]
+    embeddings_UD = gather_dealt(model(step.texts), step.num_texts)
     total = embeddings_UD.new_zeros(())
     for one in step.comparisons:
         rows, candidates = (embedding(at, embeddings_UD) for at in (one.rows, one.candidates))

@@ -24,7 +24,7 @@ from mlflow.tracking import MlflowClient
 
 from benchmarks.common import ENVIRONMENT, NUM_THREADS, ROOT, alternate, finish, medians, options
 from ramen_ray.config import RunConfig, overlay, write_config
-from ramen_ray.presets import foldoc
+from ramen_ray.presets import minilm
 
 LOSS_TOLERANCE = 1e-3
 WEIGHTS = {"links": 0.1, "categories": 0.1}
@@ -76,7 +76,7 @@ def make_config(output: Path, epochs: int, num_workers: int) -> RunConfig:
         "workers.num_workers": num_workers,
         "workers.cpus_per_worker": NUM_THREADS // num_workers,
     }
-    return overlay(foldoc(), changes)
+    return overlay(minilm("foldoc"), changes)
 
 
 def run_project(config: RunConfig, file: Path) -> dict[str, Any]:

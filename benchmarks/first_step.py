@@ -72,7 +72,8 @@ def _project(output: Path, keep: bool) -> dict[str, float]:
     if not keep:
         shutil.rmtree(output / "prepared", ignore_errors=True)
     shutil.rmtree(output / "runs", ignore_errors=True)
-    command = [sys.executable, "jobs/train.py", "tiny", "--output", str(output)]
+    command = [sys.executable, "jobs/train.py", "tiny", "--dataset", "foldoc"]
+    command += ["--output", str(output)]
     started = time.time()
     subprocess.run(
         [*command, "--training.epochs", "1"],

@@ -28,7 +28,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 from ramen_ray.method.training import step as step_module
@@ -77,7 +77,7 @@ def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Sampler]:
     clicks = _pairs(draw, num_texts)
     data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
     schedule = build_schedule(optimizer, 10, 10_000)
-    return TrainState(model, optimizer, schedule, Sources(graphs)), Sampler(data, batch, seed=0)
+    return TrainState(model, optimizer, schedule, DrawState(graphs)), Sampler(data, batch, seed=0)
 
 
 def _pairs(draw: np.random.Generator, num_rows: int) -> Csr:

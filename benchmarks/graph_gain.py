@@ -1,6 +1,6 @@
 """What the graph brings on the built-in datasets: RAMEN less its base, with controls.
 
-Presets foldoc-ramen, debian-ramen and rdocs-ramen without walk and pruning, in batch, under both
+The preset bag-ramen without walk and pruning, in batch, under both
 protocols (strict, as published); beside them `ance`, walk, pruning, a quarter of the clicks,
 shuffled edges and AugGT. In this process, one thread, without Ray Train. Every run is kept, so that
 the same command continues where it was stopped. Prints a Markdown table per dataset: metrics of
@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.common import CACHE, finish, kept, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -38,7 +38,7 @@ from ramen_ray.method.metrics.ranking import (
     ratio,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "graph_gain"
 VERSION = 2
@@ -152,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gain = 1.0
     for dataset in asked.sets:
-        config = PRESETS[f"{dataset}-ramen"]()
+        config = bag_ramen(dataset)
         runs = compare(config, variants(config), asked.seeds, asked.split)
         gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
     finish(gain, {})

@@ -35,7 +35,6 @@ from experiments.oak.links import (
 from experiments.oak.method import oak_objective, oak_part
 from experiments.oak.queries import AugmentedQueries
 from experiments.oak.settings import OakSettings
-from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
@@ -44,8 +43,8 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.orchestration.tuning.variants import used_sets
-from ramen_ray.presets import PRESETS
+from ramen_ray.orchestration.tune.variants import used_sets
+from ramen_ray.presets import bag_ramen
 
 VERSION = 2  # of what is stored; a change of the method makes the runs anew
 STORE = CACHE / "oak_gain"
@@ -56,7 +55,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "no encoder term": {"encoder_weight": 0.0},
     "mean instead of attention": {"pooling": "mean"},
 }
-HEAD_LR = PRESETS["foldoc-ramen"]().optimizer.head_lr
+HEAD_LR = bag_ramen("foldoc").optimizer.head_lr
 LINKS = ("trained", "RAMEN's", "oracle")
 
 Figures = dict[str, PerQuery]
@@ -88,8 +87,7 @@ def main() -> None:
 
 def config_for(dataset: str) -> RunConfig:
     """Return the whole method for a built-in dataset, or for one in a folder."""
-    preset = PRESETS.get(f"{dataset}-ramen")
-    return preset() if preset else parse_run_config("", ["debian-ramen", "--dataset", dataset])
+    return bag_ramen(dataset)
 
 
 def measured(config: RunConfig, split: str) -> tuple[dict[str, Figures], dict[str, Any]]:

@@ -52,7 +52,7 @@ from ramen_ray.method.retrieval.retriever import (
     write_retriever,
 )
 from ramen_ray.method.retrieval.search import search
-from ramen_ray.orchestration.runs.components import build_encoder
+from ramen_ray.orchestration.run.build import build_encoder
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run

@@ -37,9 +37,9 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.model.pretrained import resolve_pretrained
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
+from ramen_ray.method.sampling.step_inputs import BatchTexts, gather_tokens
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.presets import MINILM, foldoc
+from ramen_ray.presets import MINILM, minilm
 
 BATCH_SIZE, WARMUP_STEPS, LEARNING_RATE = 256, 2, 1e-4
 OURS = {
@@ -67,7 +67,7 @@ def main() -> None:
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
-    config = overlay(foldoc(), {**OURS, "dataset": str(dataset.path)})
+    config = overlay(minilm("foldoc"), {**OURS, "dataset": str(dataset.path)})
     data = prepared(config.dataset, config.encoder)
     pairs = same_pairs(dataset, begin(config, data), WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
@@ -97,7 +97,7 @@ def same_pairs(dataset: Dataset, run: Run, steps: int) -> Pairs:
 
 def draw(run: Run, step: int) -> Batch:
     """Return what a step of ours draws."""
-    return run.sampler.draw(step, run.state.sources, [])
+    return run.sampler.draw(step, run.state.draws, [])
 
 
 def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> dict[str, float]:
@@ -112,7 +112,7 @@ def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> d
 def count_ours(run: Run, step: int) -> tuple[int, int, int]:
     """Count a step's tokens, the same with padding, and texts."""
     tables = run.sampler.data.tables
-    texts = DistinctTexts.from_batch(draw(run, step), tables)
+    texts = BatchTexts.from_batch(draw(run, step), tables)
     batch = gather_tokens(texts.tables, texts.rows, list(tables.values()))
     return len(batch.token_ids), sum(pack.token_ids.size for pack in packed(batch)), len(texts.rows)
 

@@ -30,8 +30,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.curriculum import Curriculum
-from ramen_ray.method.sampling.pool_figures import pool_figures
-from ramen_ray.method.sampling.step_inputs import DistinctTexts
+from ramen_ray.method.sampling.step_inputs import BatchTexts, pool_figures
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import PRESETS
 
@@ -81,12 +80,12 @@ def begun(config: RunConfig, data: Prepared) -> Run:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
             write_shortlists(run.model, data, parts.shortlist_size, file)
-            state.sources = replace(state.sources, shortlists=np.array(open_shortlists(file)))
+            state.draws = replace(state.draws, shortlists=np.array(open_shortlists(file)))
     if parts.order != "random":
         rows = run.sampler.data.clicked_rows
         queries = torch.from_numpy(run.model.embed_texts(data.queries["train"], rows))
         clusters = balanced_clusters(queries, run.sampler.batch_size, config.seed)
-        state.sources = replace(state.sources, clusters=clusters)
+        state.draws = replace(state.draws, clusters=clusters)
         state.parts = [one for one in state.parts if not isinstance(one, Curriculum)]  # they stay
     list(train_steps(state, run.sampler, run.objective, WARMUP_STEPS))
     return run
@@ -100,10 +99,10 @@ def measure(run: Run, seconds: float) -> dict[str, float]:
         list(train_steps(state, sampler, objective, state.step + 4))  # of which one draws anchors
     elapsed = time.perf_counter() - started
     batches = [
-        sampler.draw(step, state.sources, objective.regularizers_at(step))
+        sampler.draw(step, state.draws, objective.regularizers_at(step))
         for step in range(COUNTED_STEPS)
     ]
-    texts = [DistinctTexts.from_batch(batch, sampler.data.tables) for batch in batches]
+    texts = [BatchTexts.from_batch(batch, sampler.data.tables) for batch in batches]
     pools = [pool_figures(batch, sampler.data.clicks) for batch in batches]
     return {
         "seconds_per_step": elapsed / (state.step - first),

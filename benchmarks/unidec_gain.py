@@ -17,10 +17,9 @@ import torch
 
 from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, compare, mean
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig
-from ramen_ray.orchestration.tuning.variants import softmax_changes
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag_ramen, base_changes
 
 PLAIN: dict[str, Any] = {"walk.enabled": False, "pruning.mode": "never"}
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
@@ -33,7 +32,7 @@ def rows(config: RunConfig, with_parts: bool) -> dict[str, GraphVariant]:
         "ance + RAMEN": GraphVariant({**PLAIN, "base.kind": "ance"}, "ance"),
     }
     for base in ("depsl", "unidec"):
-        own = softmax_changes(config, base)
+        own = base_changes(config, {"base.kind": base})
         for part in PARTS if base == "unidec" else PARTS[:1]:
             title = f"{base}: {part}" if base == "unidec" else base
             found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, "ance", part=part)
@@ -41,7 +40,7 @@ def rows(config: RunConfig, with_parts: bool) -> dict[str, GraphVariant]:
     best = replace(found["unidec: both + RAMEN"], base="ance + RAMEN")
     found["unidec: both + RAMEN, over ance + RAMEN"] = best
     if with_parts:
-        unidec = {**softmax_changes(config, "unidec"), **WITHOUT_GRAPH}
+        unidec = base_changes(config, {"base.kind": "unidec"})
         for title, changes in ABLATIONS.items():
             changed = GraphVariant({**unidec, **changes}, "unidec: both", part="both")
             found[f"unidec: both, {title}"] = changed
@@ -69,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     gain = 1.0
     for dataset in asked.sets:
-        config = PRESETS[f"{dataset}-ramen"]()
+        config = bag_ramen(dataset)
         runs = compare(config, rows(config, asked.parts), asked.seeds, asked.split)
         gain = mean(runs["unidec: both + RAMEN"], "P@1") / mean(runs["ance + RAMEN"], "P@1")
     finish(gain, {})

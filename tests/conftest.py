@@ -53,7 +53,7 @@ from support import (
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
@@ -178,7 +178,7 @@ def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
         tables[table] = tables[table].append_column("source_id", own)
     parent = write_dataset(folder / "parent", tables, name="handmade")
-    return make_novel_split(parent.path, folder / "split", 0.3).path
+    return make_novel_split(parent.path, folder / "split", NovelSettings(0.3)).path
 
 
 @pytest.fixture(scope="session")
@@ -271,6 +271,7 @@ def small_run(
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
             "regularization.lambda_z": weights,
+            "regularization.adaptive": False,
             "training.epochs": 4,
             "training.global_batch_size": 8,
             "workers.cpus_per_worker": 1,

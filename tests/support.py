@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -33,6 +33,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.prepared.text_figures import measure_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -194,8 +195,11 @@ def prepare_in_process(
     join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or tokenizer.vocab_size)
     for table in ID_TABLES:
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    names = [rows["table"][0].as_py() for rows in text_tables]
+    figures = measure_texts(folder, names, tokenizer.unknown, tokenizer.num_special)
     description = {
         "dataset": str(dataset.path),
+        "texts": {table: vars(of_table) for table, of_table in figures.items()},
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
         "statistics": dataset_statistics(dataset),

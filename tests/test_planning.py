@@ -37,12 +37,12 @@ from ramen_ray.method.model.packing import packed
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.sampling.batches import Batch, Sources
+from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_encoder,
     build_objective,
     build_sampler,
@@ -162,8 +162,8 @@ def test_a_step_is_as_large_as_those_of_a_sampler(
     shape = sizes.queries, 20
     shortlists = np.random.default_rng(0).integers(0, sizes.ads, shape, dtype=np.int32)
     has_shortlists = config.base.parts.hard_negatives == "shortlists"
-    sources = Sources(training_data.graphs, shortlists=shortlists if has_shortlists else None)
-    steps = [_counts(sampler.draw(step, sources, regularizers)) for step in range(20)]
+    draws = DrawState(training_data.graphs, shortlists=shortlists if has_shortlists else None)
+    steps = [_counts(sampler.draw(step, draws, regularizers)) for step in range(20)]
     encoded, pairs = np.mean(steps, axis=0)
     assert planned.distinct == pytest.approx(encoded, rel=0.1)
     assert planned.pairs == pytest.approx(pairs, rel=0.1)
@@ -431,7 +431,7 @@ MEASURED_S = {
     "sessions": (37, 399),
 }
 """Seconds at 1M and 10M queries, as many ads and anchors and 4.55 edges a node, of two cores
-(docs/benchmarks.md), with Ray started before."""
+(docs/evidence/scale.csv), with Ray started before."""
 
 
 def test_hours_are_those_that_were_measured() -> None:

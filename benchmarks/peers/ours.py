@@ -38,9 +38,9 @@ from ramen_ray.method.retrieval.search import (
     most_filters,
     search_index,
 )
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.tuning.variants import softmax_changes, used_sets
-from ramen_ray.presets import PRESETS
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.tune.variants import used_sets
+from ramen_ray.presets import bag_ramen, base_changes
 
 PLAIN = {"walk.enabled": False, "pruning.mode": "never"}
 TRIED: dict[str, tuple[Settings, ...]] = {
@@ -124,10 +124,11 @@ def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
 
 def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> RunConfig:
     """Return a dataset's preset with another base, with or without the graph, and changed."""
-    preset = PRESETS[f"{name}-ramen"]()
+    preset = bag_ramen(name)
     graph = PLAIN if with_graph else WITHOUT_GRAPH
     dataset = {"dataset": str(ROOT / "datasets" / name)}
-    return overlay(preset, {**dataset, **softmax_changes(preset, base), **graph, **changes})
+    own = base_changes(preset, {"base.kind": base})
+    return overlay(preset, {**dataset, **own, **graph, **changes})
 
 
 def prepare(corpus: Corpus) -> Prepared:

@@ -149,7 +149,7 @@ def describe(folder: Path) -> Stage:
 def prepare(folder: Path) -> Stage:
     """Prepare the dataset directory for a bag of embeddings."""
     from ramen_ray.orchestration.preparation.pipeline import prepare
-    from ramen_ray.orchestration.runs.components import encoder_tokenizer
+    from ramen_ray.orchestration.run.build import encoder_tokenizer
 
     dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
 
@@ -182,7 +182,7 @@ def prune(folder: Path) -> Stage:
     import ray
 
     from ramen_ray.orchestration.background.pruning import GraphPruning
-    from ramen_ray.orchestration.runs.components import build_model
+    from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)
     build_model(_config(folder)).save(folder / "model", ENCODER.max_length)
@@ -220,7 +220,7 @@ def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
     from ramen_ray.orchestration.preparation.similar import add_similar
-    from ramen_ray.orchestration.runs.components import build_encoder
+    from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")
     build_encoder(ENCODER).save(folder / "bag", ENCODER.max_length)
@@ -255,7 +255,7 @@ def time_steps(folder: Path, batch_size: int) -> Row:
 
     torch.set_num_threads(1)
     one, stop, texts, pairs = bag_run(folder, batch_size), WARMUP_STEPS + STEPS, 0, 0
-    steps, sources = range(WARMUP_STEPS, stop), one.state.sources
+    steps, sources = range(WARMUP_STEPS, stop), one.state.draws
     for inputs in step_inputs(one.sampler, sources, one.objective, steps, torch.device("cpu")):
         texts += len(inputs.texts.rows)
         pairs += len(inputs.batch.queries) * len(inputs.ad_pool.ids)
@@ -303,6 +303,7 @@ def _config(folder: Path) -> RunConfig:
         "encoder.max_length": ENCODER.max_length,
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
+        "regularization.adaptive": False,
         "training.global_batch_size": BATCH_SIZE,
     }
     return overlay(tiny(), changes)

@@ -1,7 +1,7 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,6 +257,24 @@ class Registry:
         return own_folder(self.copy(model_uri, folder))
 
 
+def ask(retriever: PyFuncModel, queries: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    """Return the answers of a retriever, one per query.
+
+    Each has ``ad_ids``, ``ads`` (texts) and ``scores``, best first, and ``error``.
+
+    Raises:
+        RegistryError: it has fewer ads, or this is more than it answers at once.
+    """
+    if not queries:
+        return []  # MLflow refuses a request of none
+    try:
+        answered = retriever.predict(list(queries), params={"top_k": top_k})
+    except MlflowException as error:
+        raise RegistryError(error.message) from error
+    records: list[dict[str, Any]] = answered.to_dict("records")
+    return records
+
+
 def ask_once(retriever: PyFuncModel) -> None:
     """Ask a retriever a query before it is promoted.
 
@@ -264,7 +282,7 @@ def ask_once(retriever: PyFuncModel) -> None:
         RegistryError: it does not answer.
     """
     try:
-        (row,) = retriever.predict(["a query"], params={"top_k": 1}).to_dict("records")
+        (row,) = ask(retriever, ["a query"], 1)
         fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
     except Exception as error:  # of any library that it runs
         fault = first_line_of(error)

@@ -107,10 +107,10 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in written if b"s3cret" in file.read_bytes()]
     assert "s3cret" not in logs
-    shown = re.search(r"test\s+│ RAMEN\s+│ ([\d.]+)", logs)
+    shown = re.search(r"test\s+│ in_batch \+ graph\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
-    base = re.search(r"test\s+│ base\s+│ ([\d.]+)", logs)
+    base = re.search(r"test\s+│ in_batch\s+│ ([\d.]+)", logs)
     assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
     assert re.search(r"P@1\s+│ [\d.]+\s+│ [\d.]+\s+│ \+0\.00\s+│ \+0\.00 to \+0\.00", logs), logs
     (beside,) = (tmp_path / "runs").glob("*base*")
