@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -362,6 +363,11 @@ def _errors_in_one_line() -> Iterator[None]:
 
 def _in_one_line(box: str) -> str:
     """Return what tyro says in its box, without title and help."""
-    said = " ".join(box.replace("│", " ").partition("\n")[2].partition("─")[0].split())
-    said = said.partition(" [type=")[0].replace("Value error, ", "")
-    return _OF_PYDANTIC.sub(r"\1", said)
+    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
+    words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
+    return _OF_PYDANTIC.sub(r"\1", words)
+
+
+def _is_text(line: str) -> bool:
+    return bool(line.strip("─-"))
