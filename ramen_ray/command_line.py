@@ -306,7 +306,8 @@ def training_command(config: RunConfig) -> str:
         others = _flags(flatten(with_base(start, parts)), own)
         data = ["--dataset", dataset_name(config.dataset)]
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
-    return shlex.join(min(commands, key=len))
+    shortest = min(commands, key=len)
+    return shlex.join(shortest)
 
 
 def training_on(dataset: Path, added: Iterable[str]) -> str:
