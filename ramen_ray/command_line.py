@@ -23,10 +23,10 @@ from ramen_ray.config import (
     ConfigError,
     RunConfig,
     Section,
-    dataset_name,
     describe,
     flatten,
     overlay,
+    shown_dataset,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, printable, redacted
@@ -46,7 +46,8 @@ RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
 
 _OF_PYDANTIC = re.compile(
-    r"Error parsing (?:[A-Z]\w+: |(?:\d+\.)?([\w.]+: ))\d+ validation errors? for \w+ "
+    r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
+    r"(?:(\w+) (?=Input ))?"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -304,7 +305,7 @@ def training_command(config: RunConfig) -> str:
         before = flatten(start)
         base = _flags({key: before[key] for key in parts}, parts)
         others = _flags(flatten(with_base(start, parts)), own)
-        data = ["--dataset", dataset_name(config.dataset)]
+        data = ["--dataset", shown_dataset(config.dataset)]
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
     shortest = min(commands, key=len)
     return shlex.join(shortest)
@@ -367,7 +368,12 @@ def _in_one_line(box: str) -> str:
     lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
     said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
     words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
-    return _OF_PYDANTIC.sub(r"\1", words)
+    return _OF_PYDANTIC.sub(_key, words)
+
+
+def _key(found: re.Match[str]) -> str:
+    key = ".".join(name for name in found.groups() if name)
+    return f"{key}: " if key else ""
 
 
 def _is_text(line: str) -> bool:
