@@ -1,23 +1,26 @@
-"""What combiners bring for new ads on the built-in datasets, beside graphs and one-shot training.
+"""What graphs and combiners bring for new ads on the built-in datasets.
 
 Zero-shot splits of each set (a tenth of the ads novel, seeds 0, 1, ...). On each, encoders are
-trained: the base, RAMEN, RAMEN with the novel ads' edges kept, and the base with a revealed click
-of each novel ad in training. On the first three: text alone, the sum, attention over neighbours'
-texts, and IRENE's combiner in both variants, without and with the revealed clicks. Every encoder
-and row is kept, so that the same command continues where it was stopped. In this process, without
-Ray Train. Prints a Markdown table per set, pooled over the splits. `ratio` is R@10 on zero_shot of
-the base with the combiner (release) over the base alone, of the last set.
+trained, with the split's seed: the base and RAMEN; RAMEN with the novel ads' edges kept; the base
+with a revealed click of each novel ad in training; and the first two without the train queries that
+have a novel ad's text. On the first three: text alone, the sum, and IRENE's combiner in both
+variants, without and with the revealed clicks. Every encoder and row is kept, so that the same
+command continues where it was stopped. In this process, without Ray Train. Writes a CSV table, per
+cent: means over the splits, and differences with 95 % intervals over splits and test queries. Text
+alone is compared with that of the base, and other rows with the text alone of their encoder.
+`ratio` is R@10 on zero_shot of the last encoder over the first, text alone, of the last set.
 
-    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40] [--encoders base]
+    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 5]
+        [--encoders base RAMEN] [--csv docs/new_ads.csv]
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,13 +29,17 @@ import numpy as np
 import torch
 
 from benchmarks.common import CACHE, finish, prepared
-from benchmarks.graph_gain import NO_GRAPH, PLAIN, shown
+from benchmarks.graph_gain import NO_GRAPH, PLAIN
 from benchmarks.in_process import train
 from ramen_ray.config import RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.splits.novel import make_novel_split
-from ramen_ray.method.metrics.comparison import paired_differences
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
+from ramen_ray.method.metrics.comparison import (
+    Difference,
+    mean_over_seeds,
+    paired_differences_over_seeds,
+)
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.method.model.embeddings import TextEmbeddings
@@ -52,19 +59,36 @@ from ramen_ray.orchestration.combining.settings import (
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 2
+VERSION = 3
 """Change it with what a row computes, so that kept rows are not taken for new ones."""
-MEASURED = ("P@1", "P@5", "R@10", "R@100")
-CPU = torch.device("cpu")
-ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "base": ("zero-shot", {**PLAIN, **NO_GRAPH}),
-    "RAMEN": ("zero-shot", PLAIN),
-    "RAMEN, novel ads' edges kept": ("edges-kept", PLAIN),
-    "base, re-trained with the revealed clicks": ("one-shot", {**PLAIN, **NO_GRAPH}),
+NOVEL_FRACTION = 0.1
+KINDS: dict[str, dict[str, bool]] = {
+    "zero-shot": {},
+    "one-shot": {"one_shot": True},
+    "edges-kept": {"keep_ad_edges": True},
+    "unseen": {"unseen_texts": True},
 }
-COMBINED = ("base", "RAMEN", "RAMEN, novel ads' edges kept")
+MEASURED = ("P@1", "P@5", "R@10", "R@100")
+FIGURES = ("value", "difference", "low", "high")
+COLUMNS = ("set", "encoder", "ads_by", "splits", "split", "metric", *FIGURES)
+CPU = torch.device("cpu")
+WITHOUT: Mapping[str, Any] = {**PLAIN, **NO_GRAPH}
+ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "base": ("zero-shot", WITHOUT),
+    "RAMEN": ("zero-shot", PLAIN),
+    "RAMEN, new ads' edges kept": ("edges-kept", PLAIN),
+    "base, trained again with the revealed clicks": ("one-shot", WITHOUT),
+    "base, new ads' texts unseen": ("unseen", WITHOUT),
+    "RAMEN, new ads' texts unseen": ("unseen", PLAIN),
+}
+COMBINED = ("base", "RAMEN", "RAMEN, new ads' edges kept")
+COMPARED_WITH = {"RAMEN, new ads' texts unseen": "base, new ads' texts unseen"}
+"""What an encoder's text alone is compared with; by default the base's."""
+TEXT = "text alone"
+Row = tuple[str, str]
+"""An encoder, and by what its ads are represented."""
 ByQuery = dict[str, dict[str, PerQuery]]
-"""Metrics by split and name, query by query."""
+"""Metrics by split and name, test query by test query."""
 
 
 def main() -> None:
@@ -74,17 +98,19 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=40, help="of the combiners")
     parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
+    parser.add_argument("--csv", type=Path, default=Path("/dev/stdout"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    gain = 1.0
+    lines, gain = list[dict[str, str]](), 1.0
     for name in arguments.sets:
-        rows: dict[str, list[ByQuery]] = {}
+        rows: dict[Row, list[ByQuery]] = {}
         for seed in range(arguments.splits):
             for encoder in arguments.encoders:
                 for row, values in measured(name, seed, encoder, arguments.epochs):
-                    rows.setdefault(f"{encoder}: {row}", []).append(values)
-        print(f"\n## {name}, {arguments.splits} splits\n\n{table(rows)}", flush=True)
-        gain = mean(rows["base: combiner (release)"]) / mean(rows["base: text alone"])
+                    rows.setdefault((encoder, row), []).append(values)
+        lines += table(name, rows)
+        gain = gain_of(rows[arguments.encoders[-1], TEXT], rows[arguments.encoders[0], TEXT])
+    write_csv(arguments.csv, lines)
     finish(gain, {})
 
 
@@ -123,11 +149,11 @@ def settings_of(variant: VariantName, epochs: int) -> StageSettings:
 @cache
 def split_of(name: str, kind: str, seed: int) -> Prepared:
     """Return a novel split of a built-in dataset, made and prepared once."""
-    folder = STORE / "splits" / f"{name}-{kind}-{seed}"
+    folder = STORE / f"splits-{VERSION}" / f"{name}-{kind}-{seed}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        one_shot, keeps_edges = kind == "one-shot", kind == "edges-kept"
-        make_novel_split(Path("datasets") / name, folder, 0.1, one_shot, seed, keeps_edges)
+        settings = NovelSettings(NOVEL_FRACTION, seed=seed, **KINDS[kind])
+        make_novel_split(Path("datasets") / name, folder, settings)
     return prepared(str(folder), bag_ramen(name).encoder)
 
 
@@ -161,7 +187,7 @@ def rows_of(
 ) -> Iterator[tuple[str, Vectors]]:
     """Yield the vectors of all ads by row."""
     text = embedded.all_ads()
-    yield "text alone", text
+    yield TEXT, text
     if not variants:
         return
     own = np.flatnonzero(embedded.data.train_click_counts > 0)
@@ -177,11 +203,6 @@ def rows_of(
     draft = stages_of(embedded, variants["draft"])
     list(draft.run(draft.total_steps))
     yield from with_one_shot("combiner (draft)", draft.combined_ads(), text, places, revealed)
-    # classifiers that are never trained are the texts' embeddings
-    by_text = replace(variants["release"], kind="attention", classifier_epochs=0)
-    of_texts = stages_of(embedded, by_text)
-    list(of_texts.run(of_texts.total_steps))
-    yield "attention over neighbours' texts", of_texts.combined_ads().represent(text, places)
 
 
 def stages_of(embedded: Embedded, settings: StageSettings) -> Stages:
@@ -203,44 +224,73 @@ def with_one_shot(
 def write(file: Path, row: str, embedded: Embedded, vectors: Vectors) -> None:
     """Measure the vectors, and keep the metrics query by query."""
     arrays: dict[str, Any] = {"row": row}
-    for split in SPLITS:
-        values = embedded.measure(vectors, split, Propensity())
-        arrays |= {f"{split}/{metric}": np.stack(values[metric]) for metric in MEASURED}
+    for split, values in by_test_query(embedded, vectors).items():
+        arrays |= {
+            f"{split}/{metric}": np.stack(of_queries) for metric, of_queries in values.items()
+        }
     file.parent.mkdir(parents=True, exist_ok=True)
     np.savez(file, **arrays)
 
 
-def table(rows: Mapping[str, list[ByQuery]]) -> str:
-    """Return a Markdown table: figures, and what each row has more than the base's text alone."""
-    head = [f"{split} {metric}" for split in SPLITS for metric in MEASURED]
-    lines = [f"| ads by | {' | '.join(head)} |", f"|---|{'--:|' * len(head)}"]
-    base = rows["base: text alone"]
-    for name, runs in rows.items():
-        cells = []
-        for split in SPLITS:
-            ours, other = (pooled(some, split) for some in (runs, base))
-            less = paired_differences(ours, other) if name != "base: text alone" else {}
-            for metric in MEASURED:
-                change = f" {shown(*less[metric])}" if less and metric in ("P@1", "R@10") else ""
-                cells.append(f"{100 * ratio(ours[metric]):.2f}{change}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
+    """Measure ad vectors; in zero_shot, queries without a click on a novel ad count nothing."""
+    data = embedded.data
+    clicks, queries = data.clicks["test"], data.queries
+    rows, ads = clicks.gather(np.arange(clicks.num_rows))
+    asked = np.unique(rows[np.isin(ads, data.candidates("zero_shot"))])
+    assert np.array_equal(queries["test"].hashes[asked], queries["zero_shot"].hashes)
+    found: ByQuery = {}
+    for split, places in (("zero_shot", asked), ("test", np.arange(clicks.num_rows))):
+        values = embedded.measure(vectors, split, Propensity())
+        spread = {metric: np.zeros((2, clicks.num_rows)) for metric in MEASURED}
+        for metric, of_queries in spread.items():
+            of_queries[:, places] = values[metric]
+        found[split] = {metric: (gained, possible) for metric, (gained, possible) in spread.items()}
+    return found
 
 
-def pooled(runs: list[ByQuery], split: str) -> dict[str, PerQuery]:
-    """Put the queries of all splits of a dataset into one list."""
-    return {
-        metric: (
-            np.concatenate([run[split][metric][0] for run in runs]),
-            np.concatenate([run[split][metric][1] for run in runs]),
-        )
-        for metric in MEASURED
-    }
+def table(name: str, rows: Mapping[Row, list[ByQuery]]) -> list[dict[str, str]]:
+    """Return the lines of a dataset's rows, for :func:`write_csv`."""
+    return [
+        {"set": name, "encoder": encoder, "ads_by": ads_by, "splits": str(len(runs)), **figures}
+        for (encoder, ads_by), runs in rows.items()
+        for figures in compared(runs, rows.get(compared_with(encoder, ads_by)))
+    ]
 
 
-def mean(runs: list[ByQuery]) -> float:
-    """Return R@10 on zero_shot over all splits."""
-    return ratio(pooled(runs, "zero_shot")["R@10"])
+def compared_with(encoder: str, ads_by: str) -> Row:
+    """Return the row that another is compared with."""
+    return (encoder if ads_by != TEXT else COMPARED_WITH.get(encoder, "base")), TEXT
+
+
+def compared(runs: list[ByQuery], base: list[ByQuery] | None) -> Iterator[dict[str, str]]:
+    """Yield the figures of a row by split and metric, and the differences to another row."""
+    for split in SPLITS:
+        ours = [run[split] for run in runs]
+        means = mean_over_seeds(ours)
+        less: dict[str, Difference] = {}
+        if base is not None and base is not runs:
+            less = paired_differences_over_seeds(ours, [run[split] for run in base])
+        for metric in MEASURED:
+            difference = less[metric] if less else ()
+            figures = zip(FIGURES, (ratio(means[metric]), *difference), strict=False)
+            shown = {key: f"{100 * value:.2f}" for key, value in figures}
+            yield {"split": split, "metric": metric, **shown}
+
+
+def write_csv(file: Path, lines: list[dict[str, str]]) -> None:
+    """Write the lines of tables."""
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def gain_of(ours: list[ByQuery], base: list[ByQuery]) -> float:
+    """Return R@10 on zero_shot over all splits, divided by that of a base."""
+    sides = (mean_over_seeds([run["zero_shot"] for run in runs]) for runs in (ours, base))
+    one, other = (ratio(of_side["R@10"]) for of_side in sides)
+    return one / other
 
 
 if __name__ == "__main__":

@@ -3,41 +3,45 @@
 A true neighbour of a novel ad is a seen ad that a test query clicks as well, so nobody can have it
 (the papers' ablation). If true neighbours help and the nearest do not, it is the neighbours that
 fail, not the combiner. The base's encoder, its classifiers, and a draft combiner trained on
-neighbours that share a train query; up to 0, 1, 2, 3 of three neighbours are true. Prints a
-Markdown table per set, pooled over zero-shot splits. `ratio` is R@10 on zero_shot with up to three
-true neighbours over text alone, of the last set.
+neighbours that share a train query; up to 0, 1, 2, 3 of three neighbours are true. Prints a table
+as benchmarks.combiner does. `ratio` is R@10 on zero_shot with up to three true neighbours over text
+alone, of the last set.
 
     python -m benchmarks.true_neighbours [--sets rdocs foldoc] [--splits 3] [--epochs 5]
+        [--csv docs/true_neighbours.csv]
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.combiner import (
     ENCODERS,
+    TEXT,
     ByQuery,
+    Row,
+    by_test_query,
     embedded_by,
-    mean,
+    gain_of,
     run_config,
     settings_of,
     split_of,
     stages_of,
     table,
+    write_csv,
 )
 from benchmarks.common import finish
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.novel_ads.evaluation import SPLITS, Embedded
+from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
 
 NEIGHBOURS = 3
 CLICKED_TOGETHER = 100  # of which those without train clicks are left out
 SHARE = 0.6  # of the classifiers' mean, added to the text
-TEXT = "base: text alone"
 
 
 def main() -> None:
@@ -46,17 +50,20 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["rdocs", "foldoc"])
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5, help="of the combiner")
+    parser.add_argument("--csv", type=Path, default=Path("/dev/stdout"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    gain = 1.0
+    lines, gain = list[dict[str, str]](), 1.0
     for name in arguments.sets:
-        rows: dict[str, list[ByQuery]] = {}
+        rows: dict[Row, list[ByQuery]] = {}
         for seed in range(arguments.splits):
             for row, values in measured(name, seed, arguments.epochs):
-                rows.setdefault(row, []).append(values)
+                rows.setdefault(("base", row), []).append(values)
             print(f"{name} {seed}", file=sys.stderr, flush=True)
-        print(f"\n## {name}, {arguments.splits} splits\n\n{table(rows)}", flush=True)
-        gain = mean(rows[f"text and classifiers, up to {NEIGHBOURS} true"]) / mean(rows[TEXT])
+        lines += table(name, rows)
+        best = rows["base", f"text and classifiers, up to {NEIGHBOURS} true"]
+        gain = gain_of(best, rows["base", TEXT])
+    write_csv(arguments.csv, lines)
     finish(gain, {})
 
 
@@ -66,8 +73,7 @@ def measured(name: str, seed: int, epochs: int) -> Iterator[tuple[str, ByQuery]]
     config = run_config(name, data, {**ENCODERS["base"][1], "seed": seed})
     embedded, _ = embedded_by(config, data, split_of(name, "one-shot", seed))
     for row, vectors in rows_of(embedded, epochs):
-        splits = {split: embedded.measure(vectors, split, Propensity()) for split in SPLITS}
-        yield row, splits
+        yield row, by_test_query(embedded, vectors)
 
 
 def rows_of(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:

@@ -32,7 +32,7 @@ from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.links import make_link_dataset
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
@@ -91,25 +91,11 @@ class Novel(Import):
 
     dataset: Path
     """Dataset directory to split."""
-    novel_fraction: float = 0.1
-    """Share of the ads that become novel, drawn uniformly."""
-    one_shot: bool = False
-    """Leave each novel ad one of its train clicks, drawn uniformly, if it has any."""
-    seed: int = 0
-    """Seed of the draws."""
-    keep_ad_edges: bool = False
-    """Leave novel ads their edges, for graphs that know an ad before it has clicks."""
+    settings: Annotated[NovelSettings, tyro.conf.arg(name="")]
 
     def run(self) -> Dataset:
         """Split the dataset."""
-        return make_novel_split(
-            self.dataset,
-            self.output,
-            self.novel_fraction,
-            self.one_shot,
-            self.seed,
-            self.keep_ad_edges,
-        )
+        return make_novel_split(self.dataset, self.output, self.settings)
 
 
 class Links(Import):

@@ -28,7 +28,7 @@ from ramen_ray.config import RunConfig, Section
 from ramen_ray.orchestration.cluster.resources import start_ray
 
 if TYPE_CHECKING:
-    from ramen_ray.orchestration.training.results import TrainResult
+    from ramen_ray.orchestration.run.fit import TrainResult
 
 # Imported in a thread while Ray starts. Only what Ray does not import: two threads that import the
 # same module at once can find it half initialised, which Python reports as a circular import.
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _train(config: RunConfig) -> "TrainResult":
-    from ramen_ray.orchestration.training.run import fit
+    from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     from ramen_ray.reports.run import metrics_table

@@ -31,7 +31,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
-from ramen_ray.orchestration.runs.run_directory import read_run_config
+from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, RENAMED, lambdas, on_dataset, with_base
 
 UNADVISED_LAMBDA = 0.3
@@ -364,8 +364,8 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _in_one_line(box: str) -> str:
-    """Return what tyro says in its box, without title and help."""
-    lines = [line.strip("│╭╮╰╯ ") for line in box.splitlines()[1:]]
+    """Return what tyro says in its box, without title and help; some terminals get ASCII."""
+    lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]
     said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
     words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
     return _OF_PYDANTIC.sub(_key, words)

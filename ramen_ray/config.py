@@ -9,8 +9,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ramen_ray.bases import BASES, BaseName
-from ramen_ray.bases.combination import Combination, HardNegatives, Heads, Order, TaskLoss
+from ramen_ray.bases import (
+    BASES,
+    BaseName,
+    Combination,
+    HardNegatives,
+    Heads,
+    Order,
+    TaskLoss,
+)
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
@@ -177,7 +184,7 @@ class BaseConfig(Section):
     (depsl), also with classifiers (unidec)."""
     order: Order | None = None
     """Order of the queries: random; clustered, so that similar ones share a batch, in clusters that
-    grow; or batch_clusters, as large as a batch at once. None takes the base's."""
+    grow; or each batch of one cluster (batch_clusters). None takes the base's."""
     hard_negatives: HardNegatives | None = None
     """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
     base's."""
@@ -404,9 +411,28 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         paths["local_folder"] = str(Path(config.local_folder).absolute())
     encoder = Path(config.encoder.pretrained).expanduser()
     if encoder.is_dir():
-        pretrained = str(encoder.absolute())
-        paths["encoder"] = config.encoder.model_copy(update={"pretrained": pretrained})
+        paths["encoder"] = config.encoder.model_copy(update=_encoder_in(encoder.absolute()))
     return config.model_copy(update=paths)
+
+
+def _encoder_in(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its encoder: the folder of a run, a checkpoint, or an encoder.
+
+    Raises:
+        ConfigError: it is a run that is not finished.
+    """
+    run = folder / "run.json"
+    if run.is_file():
+        best = json.loads(run.read_text()).get("best_checkpoint")
+        if best is None:
+            raise ConfigError(
+                f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
+            )
+        folder = folder / best
+    encoder, saved = folder / "encoder", folder / "config.json"
+    if not (encoder.is_dir() and saved.is_file()):
+        return {"pretrained": str(folder)}
+    return {"pretrained": str(encoder), "kind": read_config(saved).encoder.kind}
 
 
 def flatten(config: Section) -> dict[str, Any]:

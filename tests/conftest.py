@@ -25,7 +25,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine is waited for
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
-os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray's spelling
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "600000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -53,7 +53,7 @@ from support import (
 from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
@@ -178,7 +178,7 @@ def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         own = pa.array([f"{table}-{row}" for row in range(len(tables[table]))])
         tables[table] = tables[table].append_column("source_id", own)
     parent = write_dataset(folder / "parent", tables, name="handmade")
-    return make_novel_split(parent.path, folder / "split", 0.3).path
+    return make_novel_split(parent.path, folder / "split", NovelSettings(0.3)).path
 
 
 @pytest.fixture(scope="session")
@@ -350,7 +350,7 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def logged_retriever(
     prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
 ) -> str:

@@ -33,6 +33,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.prepared.text_figures import measure_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -84,7 +85,9 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    method = ("metrics.evaluation", "training.checkpoints", "training.step")
+    loaded = [f"ramen_ray.method.{name}" for name in method]
+    multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
@@ -192,8 +195,11 @@ def prepare_in_process(
     join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or tokenizer.vocab_size)
     for table in ID_TABLES:
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    names = [rows["table"][0].as_py() for rows in text_tables]
+    figures = measure_texts(folder, names, tokenizer.unknown, tokenizer.num_special)
     description = {
         "dataset": str(dataset.path),
+        "texts": {table: vars(of_table) for table, of_table in figures.items()},
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
         "statistics": dataset_statistics(dataset),

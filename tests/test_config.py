@@ -37,7 +37,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.orchestration.runs.run_directory import experiment_hash
+from ramen_ray.orchestration.run.directory import experiment_hash
 from ramen_ray.orchestration.tune.variants import variants_of
 from ramen_ray.presets import PRESETS, RENAMED, check_sets, on_dataset, with_base
 

@@ -176,6 +176,8 @@ def _tokens(description: Description) -> ReportTable:
             _count(tokens.num_texts),
             *map(_count, tokens.lengths.quantiles.values()),
             _per_cent(tokens.share_above(limit)),
+            f"{tokens.figures.share_unknown:.1%}",
+            f"{tokens.figures.share_repeated:.1%}",
         ]
         for table, tokens in description.tokens.items()
     ]
@@ -189,10 +191,15 @@ def _tokens(description: Description) -> ReportTable:
     )
     return ReportTable(
         "Token lengths",
-        ("table", "counted", "texts", "median", "p90", "p99", "max", f"over {limit}"),
+        (
+            *("table", "counted", "texts", "median", "p90", "p99", "max", f"over {limit}"),
+            *("unknown", "repeated"),
+        ),
         rows,
         note=f"Before truncation, with special tokens, by the tokenizer of {description.tokenizer}."
-        " Larger tables are sampled with a fixed seed.",
+        " Larger tables are sampled with a fixed seed. Unknown is the share of tokens that its"
+        " vocabulary does not have; repeated, of texts that begin with the same"
+        f" {limit} tokens as an earlier one.",
         plots=[plot],
     )
 

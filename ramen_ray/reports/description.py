@@ -18,7 +18,7 @@ from ramen_ray.data.describe.samples import sample_queries, sample_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.method.model.texts import TextTokenizer, count_tokens
+from ramen_ray.method.model.texts import TextTokenizer, measure_tokens
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SEED = 0
@@ -62,7 +62,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         shares=node_shares(clicks, edges),
         groups={name: popularity_group(member, clicks) for name, member in groups.items()},
         hubs={name: largest_hubs(dataset, name, ends, NUM_HUBS) for name, ends in edges.items()},
-        tokens={table: _count_tokens(dataset, table, tokenizer) for table in tables},
+        tokens={table: _count_tokens(dataset, table, tokenizer, max_length) for table in tables},
         max_length=max_length,
         tokenizer=encoder,
         samples=sample_queries(dataset, NUM_SAMPLES, SEED),
@@ -70,10 +70,12 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     )
 
 
-def _count_tokens(dataset: Dataset, table: str, tokenizer: TextTokenizer) -> TokenLengths:
+def _count_tokens(
+    dataset: Dataset, table: str, tokenizer: TextTokenizer, max_length: int
+) -> TokenLengths:
     texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
-    lengths = Distribution.of(count_tokens(tokenizer, texts))
-    return TokenLengths(dataset.num_rows(table), lengths)
+    lengths, figures = measure_tokens(tokenizer, texts, max_length)
+    return TokenLengths(dataset.num_rows(table), Distribution.of(lengths), figures)
 
 
 def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:

@@ -15,7 +15,7 @@ from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.measuring import Contest, judged
 from benchmarks.peers.rivals import Rival
 from benchmarks.peers.trees import pack
-from benchmarks.peers.workers.serving import unpack
+from benchmarks.peers.workers import unpack
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ranking import ratio
 

@@ -20,10 +20,11 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 START = 1.7e9
 
@@ -120,8 +121,8 @@ def _share_of_loss_left(
     encoder = build_bag(str(encoder_path))
     optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
     sampler = Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
-    sources, schedule = Sources(sampler.data.graphs), build_schedule(optimizer, 1, 40)
-    state = TrainState(encoder, optimizer, schedule, sources)
+    draws, schedule = DrawState(sampler.data.graphs), build_schedule(optimizer, 1, 40)
+    state = TrainState(encoder, optimizer, schedule, draws)
     losses = global_losses(list(train_steps(state, sampler, objective, 40)))
     return float(losses[-8:].mean() / losses[:8].mean())
 

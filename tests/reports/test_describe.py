@@ -142,9 +142,13 @@ def _metrics_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> dict[
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     texts = [f"queries/{split}" for split in SPLITS] + ["ads"]
     for table in texts + [f"anchors/{name}" for name in dataset.anchor_sets]:
-        lengths = [
-            len(tokenizer(text)["input_ids"]) for text in dataset.read(table)["text"].to_pylist()
-        ]
+        written = dataset.read(table)["text"].to_pylist()
+        tokens = [tokenizer(text)["input_ids"] for text in written]
+        lengths = [len(of_text) for of_text in tokens]
+        own = [token for of_text in tokens for token in of_text[1:-1]]
+        found[f"tokens/{table}/share_unknown"] = own.count(tokenizer.unk_token_id) / len(own)
+        cut = tokenizer(written, truncation=True, max_length=max_length)["input_ids"]
+        found[f"tokens/{table}/share_repeated"] = 1 - len(set(map(tuple, cut))) / len(cut)
         found |= _quantiles_by_counting(f"tokens/{table}", lengths)
         too_long = sum(length > max_length for length in lengths)
         found[f"tokens/{table}/share_too_long"] = too_long / len(lengths)

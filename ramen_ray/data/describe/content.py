@@ -9,6 +9,7 @@ import numpy as np
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.graph_signal import GraphSignal
 from ramen_ray.data.describe.samples import SampleQuery
+from ramen_ray.data.prepared.text_figures import TextFigures
 
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -136,10 +137,12 @@ class TokenLengths:
     Attributes:
         num_texts: rows of the table.
         lengths: before truncation, with special tokens.
+        figures: unknown tokens before truncation, and different texts after it.
     """
 
     num_texts: int
     lengths: Distribution
+    figures: TextFigures
 
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
@@ -192,6 +195,8 @@ class Description:
             metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles)
             too_long = tokens.share_above(self.max_length)
             metrics[f"tokens/{table}/share_too_long"] = too_long.value
+            metrics[f"tokens/{table}/share_unknown"] = tokens.figures.share_unknown
+            metrics[f"tokens/{table}/share_repeated"] = tokens.figures.share_repeated
         for name, signal in self.signals.items():
             metrics |= _named(f"signal/{name}", signal.metrics)
         return metrics

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.text_figures import TextFigures
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 
@@ -26,7 +27,7 @@ class Prepared:
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """Content of ``prepared.json``: dataset name and statistics, anchor sets, tokenizer."""
+        """Content of ``prepared.json``: dataset name, statistics, anchor sets, texts, findings."""
         content: dict[str, Any] = json.loads((self.path / "prepared.json").read_text())
         return content
 
@@ -34,6 +35,11 @@ class Prepared:
     def anchor_sets(self) -> list[str]:
         """Names of the anchor sets."""
         return list(self.metadata["anchor_sets"])
+
+    @property
+    def text_figures(self) -> dict[str, TextFigures]:
+        """Counts of texts and tokens by table."""
+        return {table: TextFigures(**of) for table, of in self.metadata["texts"].items()}
 
     @cached_property
     def splits(self) -> list[str]:

@@ -1,7 +1,7 @@
 """IRENE's novel splits: some ads appear only after training, in the test."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.checks import check
+from ramen_ray.data.engine import engine, run, stream
+from ramen_ray.data.leaks import NODE_TABLES, texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import (
     WHILE_READ,
@@ -26,16 +28,33 @@ from ramen_ray.naming import joined_name
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
 
+TRAIN = NODE_TABLES["query"]
+
 _NOVEL, _ONE_SHOT = range(2)
 
 
+@dataclass(frozen=True)
+class NovelSettings:
+    """Which ads become novel, and what training still sees of them.
+
+    Attributes:
+        novel_fraction: Share of the ads that become novel, drawn uniformly.
+        one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
+        seed: Seed of both draws.
+        keep_ad_edges: Leave novel ads and their texts all edges, for graphs that know an ad before
+            it has clicks.
+        unseen_texts: Also leave out train queries, and clicks on seen ads, with a novel ad's text.
+    """
+
+    novel_fraction: float = 0.1
+    one_shot: bool = False
+    seed: int = 0
+    keep_ad_edges: bool = False
+    unseen_texts: bool = False
+
+
 def make_novel_split(
-    dataset: Path,
-    output: Path,
-    novel_fraction: float = 0.1,
-    one_shot: bool = False,
-    seed: int = 0,
-    keep_ad_edges: bool = False,
+    dataset: Path, output: Path, settings: NovelSettings = NovelSettings()
 ) -> Dataset:
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
@@ -43,71 +62,100 @@ def make_novel_split(
     clicks on the other, seen ads. Queries that lose all of them are left out, as in the paper, with
     their edges and filters; a train query that had no click to lose stays.
     The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
-    its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids. Novel
-    ads lose their edges, because they did not exist when the graph was made; ``keep_ad_edges`` is
-    for graphs that know an ad before it has clicks. Anchors without edges stay; an anchor set
-    without edges is dropped.
+    its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids.
+    A novel ad did not exist when the graph was made: an edge is left out if an end has its text, be
+    it the ad, a query or an anchor. Anchors without edges stay; an anchor set without edges is
+    dropped. Texts are compared as :func:`~ramen_ray.data.store.texts.fold` writes them.
 
     Args:
         dataset: Dataset directory to split.
         output: Dataset directory to write; must not exist.
-        novel_fraction: Share of the ads that become novel, drawn uniformly.
-        one_shot: Leave each novel ad one of its train clicks, drawn uniformly, if it has any.
-        seed: Seed of both draws.
-        keep_ad_edges: Leave novel ads their own edges.
+        settings: Which ads become novel.
 
     Raises:
         DatasetError: the dataset is not usable, the fraction makes no or all ads novel, or a split
             would be empty; nothing is left at ``output``.
     """
     parent = Dataset(dataset)
-    metadata = _metadata(parent, novel_fraction, one_shot, seed)
+    metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
     check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
-    novel = _draw_novel_ads(parent, novel_fraction, seed)
-    revealed = _draw_revealed_queries(parent, novel, seed) if one_shot else np.full(len(novel), -1)
-    if keep_ad_edges:
-        metadata["novel_split"]["keep_ad_edges"] = True
+    novel = _draw_novel_ads(parent, settings)
     with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
+        of_novel_text = _find_novel_texts(parent, novel, writer.folder)
+        left_out = of_novel_text[TRAIN] & settings.unseen_texts
+        hidden = of_novel_text["ads"] if settings.unseen_texts else novel
+        revealed = np.full(len(novel), -1)
+        if settings.one_shot:
+            revealed = _draw_revealed_queries(parent, novel, left_out, settings.seed)
         split = _Split(parent, writer)
         split.copy("ads", "queries/test", "filters/test")
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
         train = split.write_queries(
-            "train", "train", lambda queries, ads: ~novel[ads] | (revealed[ads] == queries)
+            "train",
+            "train",
+            lambda queries, ads: ~hidden[ads] | (revealed[ads] == queries),
+            left_out,
         )
         validation = split.write_queries("validation", "validation", lambda _, ads: ~novel[ads])
         split.write_filters("validation", "validation", validation, ~novel)
         zero_shot = split.write_queries("test", ZERO_SHOT, lambda _, ads: novel[ads])
         split.write_filters("test", ZERO_SHOT, zero_shot, novel)
+        cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
         for name in parent.anchor_sets:
-            split.write_graph(name, train, ~novel | keep_ad_edges)
+            split.write_graph(name, train, cut)
     return Dataset(output)
 
 
-def _draw_novel_ads(parent: Dataset, novel_fraction: float, seed: int) -> Booleans:
+def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
     """Flag the ads (ads,) with the lowest draws."""
-    num_ads = parent.num_rows("ads")
-    if not 0 < novel_fraction < 1:
-        raise DatasetError(f"the novel fraction must be between 0 and 1, not {novel_fraction}")
-    num_novel = round(novel_fraction * num_ads)
+    num_ads, fraction = parent.num_rows("ads"), settings.novel_fraction
+    if not 0 < fraction < 1:
+        raise DatasetError(f"the novel fraction must be between 0 and 1, not {fraction}")
+    num_novel = round(fraction * num_ads)
     if not 0 < num_novel < num_ads:
         raise DatasetError(
-            f"a novel fraction of {novel_fraction} makes {num_novel} of the {num_ads} ads of "
+            f"a novel fraction of {fraction} makes {num_novel} of the {num_ads} ads of "
             f"{parent.path} novel; choose another"
         )
     novel = np.zeros(num_ads, dtype=bool)
-    novel[np.argsort(keyed_hash((seed, _NOVEL), np.arange(num_ads)))[:num_novel]] = True
+    draws = keyed_hash((settings.seed, _NOVEL), np.arange(num_ads))
+    novel[np.argsort(draws)[:num_novel]] = True
     return novel
 
 
-def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64s:
+def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str, Booleans]:
+    """Flag the ads, train queries and anchors (rows,), by id, that have a novel ad's text."""
+    tables = ["ads", TRAIN, *(f"anchors/{name}" for name in parent.anchor_sets)]
+    flags = {table: np.zeros(parent.num_rows(table), dtype=bool) for table in tables}
+    with engine(aside) as connection:
+        connection.register("novel", pa.table({"id": np.flatnonzero(novel)}))
+        run(
+            connection,
+            "reading the novel ads' texts",
+            f"""CREATE TABLE novel_texts AS
+            SELECT DISTINCT fold(text) AS folded FROM ({texts_of(parent, "ads")}) JOIN novel
+            USING (id)""",
+        )
+        for table, found in flags.items():
+            with_text = f"""SELECT id FROM ({texts_of(parent, table)})
+                WHERE fold(text) IN (SELECT folded FROM novel_texts)"""
+            for rows in stream(connection, with_text):
+                found[rows["id"]] = True
+    return flags
+
+
+def _draw_revealed_queries(
+    parent: Dataset, novel: Booleans, left_out: Booleans, seed: int
+) -> Int64s:
     """Draw one train query (ads,) of each novel ad; -1 if it has none, and for seen ads."""
     lowest = np.full(len(novel), np.iinfo(np.uint64).max)
     revealed = np.full(len(novel), -1)
-    for rows in parent.batches("queries/train"):
+    for rows in parent.batches(TRAIN):
         queries, ads = click_pairs(rows)
-        queries, ads = queries[novel[ads]], ads[novel[ads]]
+        chosen = novel[ads] & ~left_out[queries]
+        queries, ads = queries[chosen], ads[chosen]
         draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # unique, as clicks are
         np.minimum.at(lowest, ads, draws)
         best = draws == lowest[ads]
@@ -115,15 +163,10 @@ def _draw_revealed_queries(parent: Dataset, novel: Booleans, seed: int) -> Int64
     return revealed
 
 
-def _metadata(parent: Dataset, novel_fraction: float, one_shot: bool, seed: int) -> dict[str, Any]:
-    own = {"name": joined_name(parent.name, "one-shot" if one_shot else "zero-shot")}
-    made = {
-        "parent": parent.name,
-        "parent_fingerprint": parent.fingerprint,
-        "novel_fraction": novel_fraction,
-        "one_shot": one_shot,
-        "seed": seed,
-    }
+def _metadata(parent: Dataset, settings: NovelSettings) -> dict[str, Any]:
+    kind = "one-shot" if settings.one_shot else "zero-shot"
+    own = {"name": joined_name(parent.name, kind)}
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
     return {**parent.metadata, **own, "novel_split": made}
 
 
@@ -139,11 +182,14 @@ class _Split:
         for table in tables:
             self._write_if_any(table, self._rows(table))
 
-    def write_queries(self, source: str, target: str, chosen: ChosenClicks) -> Int64s:
+    def write_queries(
+        self, source: str, target: str, chosen: ChosenClicks, left_out: Booleans | None = None
+    ) -> Int64s:
         """Write the queries of split ``source`` that do not lose all clicks as split ``target``.
 
         Returns:
-            the new ids (queries of ``source``,) by old id, -1 for a query that is left out.
+            the new ids (queries of ``source``,) by old id; -1 for a query that loses all clicks or
+            is flagged in ``left_out`` (queries of ``source``,).
         """
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)
@@ -153,6 +199,8 @@ class _Split:
             nonlocal num_clicks
             first = 0
             for rows in self.parent.batches(table):
+                if left_out is not None:
+                    rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
                 kept = _keep_clicks(rows, chosen(*click_pairs(rows)))
                 ids = np.arange(first, first + len(kept))
                 new_ids[kept["query_id"].to_numpy()] = ids
@@ -176,13 +224,21 @@ class _Split:
         pairs = self._of_queries(self._rows(f"filters/{source}"), new_ids)
         self._write_if_any(f"filters/{target}", self._of_ads(pairs, chosen_ads))
 
-    def write_graph(self, anchor_set: str, new_ids: Int64s, chosen_ads: Booleans) -> None:
-        """Write an anchor set with the edges of the kept train queries and ``chosen_ads``."""
-        query, ad = f"edges/{anchor_set}/query", f"edges/{anchor_set}/ad"
-        has_query = self._write_if_any(query, self._of_queries(self._rows(query), new_ids))
-        has_ad = self._write_if_any(ad, self._of_ads(self._rows(ad), chosen_ads))
+    def write_graph(self, anchor_set: str, new_ids: Int64s, cut: Mapping[str, Booleans]) -> None:
+        """Write an anchor set without the edges of rows, by table, that are ``cut``."""
+        query = self._of_queries(self._edges(anchor_set, "query", cut), new_ids)
+        has_query = self._write_if_any(f"edges/{anchor_set}/query", query)
+        ad = self._edges(anchor_set, "ad", cut)
+        has_ad = self._write_if_any(f"edges/{anchor_set}/ad", ad)
         if has_query or has_ad:
             self.copy(f"anchors/{anchor_set}")
+
+    def _edges(
+        self, anchor_set: str, side: str, cut: Mapping[str, Booleans]
+    ) -> Iterator[pa.RecordBatch]:
+        nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
+        for rows in self._rows(f"edges/{anchor_set}/{side}"):
+            yield rows.filter(pa.array(~(nodes[rows[0]] | anchors[rows["anchor_id"]])))
 
     def _rows(self, table: str) -> Iterator[pa.RecordBatch]:
         return self.parent.batches(table) if self.parent.has(table) else iter(())

@@ -22,10 +22,13 @@ class Difference(NamedTuple):
 
 
 def mean_over_seeds(runs: Sequence[Mapping[str, PerQuery]]) -> dict[str, PerQuery]:
-    """Return each metric with the gains of every query averaged over runs on the same queries."""
+    """Return each metric with every query's gains and possible gains averaged over the runs."""
     return {
-        name: (np.mean([run[name][0] for run in runs], axis=0), possible)
-        for name, (_, possible) in runs[0].items()
+        name: (
+            np.mean([run[name][0] for run in runs], axis=0),
+            np.mean([run[name][1] for run in runs], axis=0),
+        )
+        for name in runs[0]
     }
 
 
@@ -45,9 +48,11 @@ def paired_differences_over_seeds(
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base``, as means over their runs.
 
-    Runs of the two sides are paired, such as those of the same training seed. A bootstrap sample
-    draws pairs of runs and, independently, queries. So the intervals include the variance between
-    seeds, though they underestimate it if there are few.
+    Runs of the two sides are paired, such as those of the same training seed, or of the same split
+    of the data. All runs have the same queries, in the same order; what a run does not ask a query
+    about is a possible gain of zero. A bootstrap sample draws pairs of runs and, independently,
+    queries. So the intervals include the variance between runs, though they underestimate it if
+    there are few.
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])

@@ -1,4 +1,4 @@
-"""Prepare texts for the encoder: tokenise, gather and sort."""
+"""Texts as tokens: what a tokenizer makes of many at once, and the batch that an encoder takes."""
 
 import json
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.prepared.hashing import hash_texts
+from ramen_ray.data.prepared.text_figures import TextFigures
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
@@ -28,9 +30,8 @@ class TextTokenizer:
     Attributes:
         definition: the tokenizer as JSON of the library ``tokenizers``.
         max_length: longer texts are cut to this many tokens, special ones included.
-        add_special_tokens: whether texts get the special tokens that a transformer expects.
         placeholder: token id that stands for a text without tokens.
-        vocab_size: number of token ids.
+        unknown: token id for what the vocabulary does not have; None if it has everything.
     """
 
     definition: str
@@ -38,10 +39,22 @@ class TextTokenizer:
     add_special_tokens: bool
     placeholder: int
     vocab_size: int
+    unknown: int | None = None
+
+    @property
+    def num_special(self) -> int:
+        """How many special tokens each text has."""
+        return sum(map(len, self.special_tokens))
+
+    @property
+    def special_tokens(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after those of any text."""
+        return _special_tokens(self.definition) if self.add_special_tokens else ([], [])
 
     def __call__(self, texts: pa.StringArray | Sequence[str]) -> Tokens:
         """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
         texts = pa.array(texts, pa.string())
+        # Words repeat far more than texts: a tokenizer that goes by words sees each word once.
         if not _is_by_words(self.definition):
             backend = _build_tokenizer(self.definition, self.max_length)
             return _encode(backend, texts, [self.placeholder], self.add_special_tokens)
@@ -54,7 +67,7 @@ class TextTokenizer:
         """Make texts of words' tokens; ``bounds`` (texts + 1,) are where those of each start."""
         token_ids, lengths = words
         starts = np.append(0, lengths.cumsum())[bounds]
-        before, after = _special_tokens(self.definition) if self.add_special_tokens else ([], [])
+        before, after = self.special_tokens
         kept = np.minimum(np.diff(starts), self.max_length - len(before) - len(after))
         lengths = np.maximum(len(before) + kept + len(after), 1)
         joined = np.full(lengths.sum(), self.placeholder, dtype=np.int32)
@@ -70,7 +83,7 @@ class TextTokenizer:
 def _encode(
     tokenizer: Tokenizer, texts: pa.StringArray, if_none: list[int], add_special_tokens: bool
 ) -> Tokens:
-    """Tokenise the distinct ones of some texts; ``if_none`` stands for no tokens."""
+    """Tokenise texts, each distinct one once; ``if_none`` stands for no tokens."""
     coded = texts.dictionary_encode()
     distinct, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
     encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=add_special_tokens)
@@ -107,15 +120,35 @@ def _special_tokens(definition: str) -> tuple[list[int], list[int]]:
     """Return the tokens that come before and after those of any text."""
     encoded = _build_tokenizer(definition, None).encode("a")
     own = np.flatnonzero(np.equal(encoded.special_tokens_mask, 0))
-    return encoded.ids[: own[0]], encoded.ids[own[-1] + 1 :]
+    first = own[0] if len(own) else len(encoded.ids)
+    return encoded.ids[:first], encoded.ids[first + len(own) :]
 
 
-def count_tokens(tokenizer: TextTokenizer, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the token counts (texts,) int64; memory holds the tokens of few texts at a time."""
-    starts = range(0, len(texts), TEXTS_PER_COUNT)
-    return np.concatenate(
-        [tokenizer(texts[start : start + TEXTS_PER_COUNT])[1] for start in starts]
-    )
+def measure_tokens(
+    tokenizer: TextTokenizer, texts: Sequence[str], max_length: int
+) -> tuple[NDArray[np.int64], TextFigures]:
+    """Count the tokens of texts; memory holds those of few texts at a time.
+
+    Args:
+        tokenizer: does not cut texts.
+        texts: the texts.
+        max_length: what texts are cut to before they are compared.
+
+    Returns:
+        the token counts (texts,) int64 before that, and figures of the texts.
+    """
+    num_after = len(tokenizer.special_tokens[1])
+    lengths, hashes, unknown = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], 0
+    for start in range(0, len(texts), TEXTS_PER_COUNT):
+        tokens, counts = tokenizer(texts[start : start + TEXTS_PER_COUNT])
+        unknown += int(np.count_nonzero(tokens == tokenizer.unknown))
+        kept = np.minimum(counts, max_length) - num_after
+        positions = ragged_positions(counts.cumsum() - counts, kept)
+        hashes.append(hash_texts(tokens[positions], np.append(0, kept.cumsum())))
+        lengths.append(counts)
+    counts, distinct = np.concatenate(lengths), len(np.unique(np.concatenate(hashes)))
+    own_tokens = int(counts.sum()) - tokenizer.num_special * len(counts)
+    return counts, TextFigures(len(counts), distinct, own_tokens, unknown)
 
 
 @dataclass(frozen=True)

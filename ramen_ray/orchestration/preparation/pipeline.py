@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
+from ramen_ray.data.checks.vocabulary import text_findings
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
@@ -33,6 +34,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
+from ramen_ray.data.prepared.text_figures import measure_texts
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
@@ -42,7 +44,7 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_er
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 8
+PREPARED_VERSION = 9
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 10
@@ -99,14 +101,16 @@ def _prepare_into(
     ray.get(join.remote(pa.concat_tables(parts), folder, rows, tokenizer.vocab_size))
     for aside in (PARTS, ATTEMPTS):
         shutil.rmtree(folder / aside)
-    statistics = task_of(dataset_statistics)
+    measure, statistics = task_of(measure_texts), task_of(dataset_statistics)
+    figures = ray.get(measure.remote(folder, texts, tokenizer.unknown, tokenizer.num_special))
     for table in ID_TABLES:
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
         "statistics": ray.get(statistics.remote(dataset)),
-        "findings": [asdict(finding) for finding in findings],
+        "texts": {table: asdict(of_table) for table, of_table in figures.items()},
+        "findings": [asdict(finding) for finding in findings + text_findings(figures)],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
     write_checksums(folder)

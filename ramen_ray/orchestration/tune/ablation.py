@@ -24,19 +24,19 @@ from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity
-from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import (
+    TEST_ADS_FILE,
     Identity,
     RunDirectory,
     RunError,
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.tune.trials import run_trials
 from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
-from ramen_ray.orchestration.worker.final_evaluation import TEST_ADS_FILE
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 

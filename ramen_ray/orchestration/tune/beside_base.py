@@ -12,13 +12,11 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.run_directory import experiment_hash
-from ramen_ray.orchestration.training.results import TrainResult, finished_result
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
+from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.orchestration.worker.final_evaluation import TEST_ADS_FILE
 from ramen_ray.presets import with_base
 
 PLAIN = "in_batch"
@@ -46,7 +44,7 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
     Raises:
         ConfigError: the run is its own base.
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
-            :func:`~ramen_ray.orchestration.training.run.fit`.
+            :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
     config = with_absolute_paths(config)
     dataset = Dataset(config.dataset)

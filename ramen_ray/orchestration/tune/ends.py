@@ -11,8 +11,8 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
-from ramen_ray.orchestration.runs.run_directory import RunError
-from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
+from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.task import VALIDATION
 
 logger = logging.getLogger(__name__)
 

@@ -42,14 +42,14 @@ from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity
-from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError, experiment_hash
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.tune.ends import EPOCH, SUMMARY, name_of
 from ramen_ray.orchestration.tune.trials import Budget, run_trials
 from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.presets import PRESETS, lambdas, with_base
 from ramen_ray.reports.recommendation import (
     Outcome,

@@ -11,7 +11,7 @@ from ray.tune.search.sample import Domain
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.run.checks import check_config
 
 Space = Mapping[str, Domain]
 """Samplers by dotted key of the configuration."""

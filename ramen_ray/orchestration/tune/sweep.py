@@ -29,16 +29,16 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.runs.identity import SETTINGS, check_meanwhile, identity_of
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import (
     Identity,
     RunDirectory,
     RunError,
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.training.checks import check_config
-from ramen_ray.orchestration.training.run import make_ready
+from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
+from ramen_ray.orchestration.run.ready import make_ready
 from ramen_ray.orchestration.tune.ends import Ends, name_of
 from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
@@ -100,7 +100,7 @@ def sweep(
     """Sweep over ``space`` around ``config``, or resume the same sweep.
 
     Resuming keeps finished trials and tries failed ones again. Every trial is a run made by
-    :func:`ramen_ray.orchestration.training.run.fit`, and a child of the sweep's run in MLflow. The
+    :func:`ramen_ray.orchestration.run.fit.fit`, and a child of the sweep's run in MLflow. The
     selection metric on the validation split decides.
 
     Args:

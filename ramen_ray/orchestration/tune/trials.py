@@ -30,14 +30,14 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.runs.identity import check_meanwhile
-from ramen_ray.orchestration.runs.run_directory import Identity
-from ramen_ray.orchestration.training.results import TrainResult, finished_result
-from ramen_ray.orchestration.training.run import fit, is_ready, make_ready
-from ramen_ray.orchestration.training.trainer import START_TIMEOUT
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.directory import Identity
+from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.ready import is_ready, make_ready
+from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
-from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.tracking.runs import Run
 
 HEAD = "node:__internal_head__"

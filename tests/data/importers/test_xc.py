@@ -17,7 +17,7 @@ from scipy import sparse
 from support import node_edges, query_table, text_table
 
 from jobs import export, ingest
-from ramen_ray.command_line import run_job
+from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.importers.xc import lines
@@ -270,6 +270,22 @@ def test_text_of_json_is_the_title_where_the_name_says_titles(world: World, tmp_
         dataset = import_xc(tmp_path / "xc", tmp_path / f"out{number}", name, text, 0.3)
         assert _texts(dataset, "ads")[0] == first
         assert dataset.name == name
+
+
+def test_the_name_brings_the_propensity_constants_of_the_repository(
+    world: World, tmp_path: Path
+) -> None:
+    _put_json(tmp_path / "xc", world, "")
+    known = {
+        "LF-AmazonTitles-131K": (0.6, 2.6),
+        "LF-WikiTitles-500K": (0.5, 0.4),
+        "LF-WikiSeeAlsoTitles-320K": (0.55, 1.5),
+        "mine": (0.55, 1.5),
+    }
+    for name, constants in known.items():
+        dataset = import_xc(tmp_path / "xc", tmp_path / name, name, None, 0.3)
+        evaluation = parse_run_config("", ["tiny", "--dataset", str(dataset.path)]).evaluation
+        assert (evaluation.propensity_a, evaluation.propensity_b) == constants
 
 
 def test_numbers_as_uid_no_content_and_blank_lines(tmp_path: Path) -> None:

@@ -18,16 +18,20 @@ from support import (
     query_table,
     rows_of,
     shares_of,
+    text_table,
 )
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
+from ramen_ray.data.checks.vocabulary import text_findings
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import join_parts
+from ramen_ray.data.prepared.text_figures import TextFigures
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
-from ramen_ray.orchestration.training.checks import check_clicks
+from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")
@@ -374,3 +378,66 @@ def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
         check_clicks(overlay(tiny(), {"training.global_batch_size": 60}), found)
     with pytest.raises(ConfigError, match=r"base\.num_positives 50 is more than any query"):
         check_clicks(overlay(tiny(), {"base.num_positives": 50}), found)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
+    special: bool, encoder_path: Path, tmp_path: Path
+):
+    long = ["robin", *["old"] * MAX_LENGTH]
+    thai = "\u0e40\u0e08\u0e49\u0e2d \u0e19\u0e01"
+    texts = [
+        "robin",
+        "Robin",
+        thai,
+        "robin \u0e19\u0e01",
+        " ".join(long),
+        " ".join([*long, "rare"]),
+    ]
+    tables = {
+        f"queries/{split}": query_table(["old robin", "robin"], [[0], [1]]) for split in SPLITS
+    }
+    dataset = write_dataset(
+        tmp_path / "birds", {**tables, "ads": text_table("ad_id", texts)}, name="birds"
+    )
+    found = prepare_in_process(
+        dataset, tmp_path / "prepared", str(encoder_path), MAX_LENGTH, special
+    )
+    tokenizer = AutoTokenizer.from_pretrained(encoder_path)
+    rows = [
+        tokenizer(text, truncation=True, max_length=MAX_LENGTH, add_special_tokens=special)
+        for text in texts
+    ]
+    own = [token for row in rows for token in row["input_ids"][special : -1 if special else None]]
+    unknown = own.count(tokenizer.unk_token_id)
+    assert unknown == 3
+    assert found.text_figures["ads"] == TextFigures(6, 4, len(own), unknown)
+    assert found.text_figures["queries/train"].share_unknown == 0
+    check_vocabulary(tiny(), found)
+    told = [str(finding) for finding in text_findings(found.text_figures)]
+    assert [line.split(";")[0] for line in told] == [
+        f"ads: {3 / len(own):.1%} of the tokens are unknown to the encoder's vocabulary",
+        "ads: 33.3% of the texts have the tokens of an earlier one, so the encoder cannot tell "
+        "them apart",
+    ]
+
+
+def test_texts_in_a_language_that_the_vocabulary_lacks_are_not_trained_on(
+    encoder_path: Path, prepared: Prepared, tmp_path: Path
+):
+    check_vocabulary(tiny(), prepared)
+    thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin", "\u0e19\u0e01"]
+    tables = {f"queries/{split}": query_table(thai[:2], [[0], [1]]) for split in SPLITS}
+    tables["ads"] = text_table("ad_id", ["robin", "old robin"])
+    dataset = write_dataset(tmp_path / "thai", tables, name="thai")
+    found = prepare_in_process(dataset, tmp_path / "prepared", str(encoder_path), MAX_LENGTH, True)
+    config = overlay(tiny(), {"encoder.pretrained": str(encoder_path)})
+    with pytest.raises(EncoderError) as raised:
+        check_vocabulary(config, found)
+    line = str(raised.value)
+    assert line.startswith(
+        f"encoder.pretrained {str(encoder_path)!r}: its vocabulary does not know"
+    )
+    assert "67% of the tokens of thai's queries/train" in line
+    assert "multilingual" in line
+    assert "\n" not in line

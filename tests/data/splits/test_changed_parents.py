@@ -10,7 +10,7 @@ import pytest
 
 from ramen_ray.data.splits import links, novel, propagation
 from ramen_ray.data.splits.links import make_link_dataset
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 
@@ -18,7 +18,7 @@ Make = Callable[[Path, Path], Dataset]
 
 MAKERS: list[tuple[ModuleType, Make]] = [
     (links, lambda parent, output: make_link_dataset(parent, output, ["links"])),
-    (novel, lambda parent, output: make_novel_split(parent, output, 0.3)),
+    (novel, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
     (
         propagation,
         lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings()),

@@ -19,7 +19,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.predictions import write_predictions
 from ramen_ray.method.metrics.evaluation import evaluate
@@ -32,19 +32,24 @@ NUM_ANCHORS = 6
 
 
 def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
-    """Write a dataset with users' ids, weights, filters, three graphs, and rows in any order."""
+    """Write a dataset with users' ids, weights, filters, three graphs, and rows in any order.
+
+    Every other train query, some anchors and the last ad have an ad's text, in another spelling.
+    """
     draw = np.random.default_rng(seed)
 
     def lists(count: int, below: int, low: int) -> list[list[int]]:
         sizes = draw.integers(low, min(below, 4) + 1, count)
         return [draw.choice(below, size, replace=False).tolist() for size in sizes]
 
-    tables = {"ads": _with_source_ids(text_table("ad_id", [f"ad {a}" for a in range(num_ads)]))}
+    ads = [*(f"ad {a}" for a in range(num_ads - 1)), "AD 0"]
+    tables = {"ads": _with_source_ids(text_table("ad_id", ads))}
     for split, count in SPLIT_SIZES.items():
         clicks = lists(count, num_ads, 1)
         if split == "train":
             clicks[2:4] = [], []
-        rows = query_table([f"{split} {q}" for q in range(count)], clicks)
+        texts = [f"{split} {q}" if split != "train" or q % 2 else f"Ad  {q}" for q in range(count)]
+        rows = query_table(texts, clicks)
         weights = [draw.random(len(ads)).tolist() for ads in rows["ad_ids"].to_pylist()]
         weights = pa.array(weights, pa.list_(pa.float32()))
         tables[f"queries/{split}"] = _with_source_ids(rows).append_column("weights", weights)
@@ -53,7 +58,9 @@ def _write_random_dataset(path: Path, seed: int, num_ads: int) -> Dataset:
             columns = {"query_id": [q for q, _ in pairs], "ad_id": [ad for _, ad in pairs]}
             tables[f"filters/{split}"] = pa.table(columns)
     for name, sides in {"both": "query ad", "left": "query", "right": "ad"}.items():
-        texts = [f"{name} {anchor}" for anchor in range(NUM_ANCHORS)]
+        texts = [
+            f"aD {anchor}" if anchor < 2 else f"{name} {anchor}" for anchor in range(NUM_ANCHORS)
+        ]
         tables[f"anchors/{name}"] = text_table("anchor_id", texts)
         for side in sides.split():
             count = {"query": 14, "ad": num_ads}[side]
@@ -97,6 +104,10 @@ def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]
     )
 
 
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
 def _expected_pairs(
     parent: Dataset, table: str, split: str, kept: set[str], ads: set[int] | None = None
 ) -> Counter[tuple[Any, ...]]:
@@ -108,21 +119,23 @@ def _expected_pairs(
     )
 
 
-cases = st.tuples(
-    st.integers(0, 10**6), st.integers(4, 14), st.floats(0.15, 0.7), st.booleans(), st.integers(0)
+cases = st.builds(
+    NovelSettings,
+    novel_fraction=st.floats(0.15, 0.7),
+    one_shot=st.booleans(),
+    seed=st.integers(0, 2**31 - 1),
+    keep_ad_edges=st.booleans(),
+    unseen_texts=st.booleans(),
 )
 
 
 @settings(max_examples=25)
-@given(cases)
-def test_a_split_is_what_plain_loops_make_of_the_rule(case):
-    dataset_seed, num_ads, fraction, one_shot, seed = case
-    seed %= 2**31
+@given(st.integers(0, 10**6), st.integers(4, 14), cases)
+def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, case):
     with TemporaryDirectory() as folder:
         parent = _write_random_dataset(Path(folder) / "parent", dataset_seed, num_ads)
-        output = Path(folder) / "split"
         try:
-            split = make_novel_split(parent.path, output, fraction, one_shot, seed)
+            split = make_novel_split(parent.path, Path(folder) / "split", case)
         except DatasetError as error:
             event("a split would be empty")
             assert "has a click on a" in str(error)
@@ -130,24 +143,35 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(case):
             return
         assert errors_in(split) == []
         novel = set(split.read("novel_ads")["ad_id"].to_pylist())
-        seen = set(range(num_ads)) - novel
-        assert len(novel) == split.num_rows("novel_ads") == round(fraction * num_ads)
-        _assert_clicks_follow(parent, split, novel, one_shot)
-        _assert_pairs_follow(parent, split, novel, seen)
+        assert len(novel) == split.num_rows("novel_ads") == round(case.novel_fraction * num_ads)
+        ads = {row["ad_id"]: row["text"] for row in _rows(parent, "ads")}
+        known_as = {_plain(ads[ad]) for ad in novel}
+        _assert_clicks_follow(parent, split, novel, known_as, case)
+        _assert_filters_follow(parent, split, novel, set(ads) - novel)
+        _assert_edges_follow(parent, split, set() if case.keep_ad_edges else known_as)
         for table in ("ads", "queries/test", "filters/test"):
             assert _rows(split, table) == _rows(parent, table)
 
 
-def _assert_clicks_follow(parent: Dataset, split: Dataset, novel: set[int], one_shot: bool) -> None:
-    before, after = _clicks(parent, "train"), _clicks(split, "train")
+def _assert_clicks_follow(
+    parent: Dataset, split: Dataset, novel: set[int], known_as: set[str], case: NovelSettings
+) -> None:
+    out = known_as if case.unseen_texts else set()
+    hidden = {row["ad_id"] for row in _rows(parent, "ads") if _plain(row["text"]) in out} | novel
+    texts = [text for text in _query_texts(parent, "train").values() if _plain(text) not in out]
+    before = {key: w for key, w in _clicks(parent, "train").items() if key[0] in texts}
+    after = _clicks(split, "train")
     revealed = {click for click in after if click[2] in novel}
     clicked = {click[2] for click in before} & novel
-    assert sorted(click[2] for click in revealed) == (sorted(clicked) if one_shot else [])
+    assert sorted(click[2] for click in revealed) == (sorted(clicked) if case.one_shot else [])
     assert after == {
         click: weight
         for click, weight in before.items()
-        if click[2] not in novel or click in revealed
+        if click[2] not in hidden or click in revealed
     }
+    without_clicks = set(texts) - {query for query, _, _ in before}
+    left = {query for query, _, _ in after} | without_clicks
+    assert set(_query_texts(split, "train").values()) == left
     before = _clicks(parent, "validation")
     expected = {click: weight for click, weight in before.items() if click[2] not in novel}
     assert _clicks(split, "validation") == expected
@@ -156,22 +180,37 @@ def _assert_clicks_follow(parent: Dataset, split: Dataset, novel: set[int], one_
     assert _clicks(split, "zero_shot") == expected
 
 
-def _assert_pairs_follow(parent: Dataset, split: Dataset, novel: set[int], seen: set[int]) -> None:
-    kept = {name: set(_query_texts(split, name).values()) for name in (*SPLIT_SIZES, "zero_shot")}
-    clicked = {query for query, _, _ in _clicks(split, "train")}
-    assert kept["train"] == clicked | {"train 2", "train 3"}
+def _assert_filters_follow(
+    parent: Dataset, split: Dataset, novel: set[int], seen: set[int]
+) -> None:
     for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
-        expected = _expected_pairs(parent, f"filters/{source}", source, kept[target], ads)
+        kept = set(_query_texts(split, target).values())
+        expected = _expected_pairs(parent, f"filters/{source}", source, kept, ads)
         assert _pairs(split, f"filters/{target}", target) == expected
+
+
+def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None:
+    """Edges with an end that has a text of ``cut`` are gone, and those of queries that are."""
+    ads = {row["ad_id"]: _plain(row["text"]) for row in _rows(parent, "ads")}
+    queries = set(_query_texts(split, "train").values())
+    queries = {text for text in queries if _plain(text) not in cut}
     for name in parent.anchor_sets:
-        table = f"edges/{name}/query"
-        by_query = _expected_pairs(parent, table, "train", kept["train"])
-        by_ad = [row for row in _rows(parent, f"edges/{name}/ad") if row["ad_id"] in seen]
-        assert _pairs(split, table, "train") == by_query
+        rows = _rows(parent, f"anchors/{name}")
+        out = {row["anchor_id"] for row in rows if _plain(row["text"]) in cut}
+        by_query = _expected_pairs(parent, f"edges/{name}/query", "train", queries)
+        by_query = Counter(
+            {row: n for row, n in by_query.items() if dict(row[1:])["anchor_id"] not in out}
+        )
+        by_ad = [
+            row
+            for row in _rows(parent, f"edges/{name}/ad")
+            if ads[row["ad_id"]] not in cut and row["anchor_id"] not in out
+        ]
+        assert _pairs(split, f"edges/{name}/query", "train") == by_query
         assert _rows(split, f"edges/{name}/ad") == by_ad
         assert split.has(f"anchors/{name}") == bool(by_query or by_ad)
         if by_query or by_ad:
-            assert _rows(split, f"anchors/{name}") == _rows(parent, f"anchors/{name}")
+            assert _rows(split, f"anchors/{name}") == rows
 
 
 def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
@@ -181,7 +220,7 @@ def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
 def test_the_seed_decides(tmp_path: Path):
     parent = _write_random_dataset(tmp_path / "parent", 3, 12).path
     made = [
-        make_novel_split(parent, tmp_path / str(number), 0.4, one_shot, seed)
+        make_novel_split(parent, tmp_path / str(number), NovelSettings(0.4, one_shot, seed))
         for number, (one_shot, seed) in enumerate([(True, 1), (True, 1), (True, 2), (False, 1)])
     ]
     assert _contents(made[0]) == _contents(made[1])
@@ -196,6 +235,8 @@ def test_the_seed_decides(tmp_path: Path):
         "novel_fraction": 0.4,
         "one_shot": True,
         "seed": 2,
+        "keep_ad_edges": False,
+        "unseen_texts": False,
     }
 
 
@@ -204,7 +245,7 @@ def test_the_order_of_the_rows_decides_nothing(tmp_path: Path):
     tables = {table: parent.read(table)[::-1] for table in parent.tables}
     turned = write_dataset(tmp_path / "turned", tables, name="turned")
     one, other = (
-        make_novel_split(dataset.path, tmp_path / f"{number}", 0.4, one_shot=True)
+        make_novel_split(dataset.path, tmp_path / f"{number}", NovelSettings(0.4, one_shot=True))
         for number, dataset in enumerate((parent, turned))
     )
     for split in ("train", "validation", "zero_shot"):
@@ -221,7 +262,8 @@ def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Pa
     parent = write_dataset(tmp_path / "parent", {"ads": ads, **tables}, name="even").path
     novel, revealed, together = Counter[int](), Counter[str](), 0
     for seed in range(draws):
-        split = make_novel_split(parent, tmp_path / str(seed), 0.5, one_shot=True, seed=seed)
+        drawn = NovelSettings(0.5, one_shot=True, seed=seed)
+        split = make_novel_split(parent, tmp_path / str(seed), drawn)
         ads = split.read("novel_ads")["ad_id"].to_pylist()
         clicks = [(query, ad) for query, _, ad in _clicks(split, "train") if ad in ads]
         novel.update(ads)
@@ -244,7 +286,10 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
         "edges/graph/ad": node_edges("ad_id", [[0], []]),
     }
     parent = write_dataset(tmp_path / "parent", tables, name="bare").path
-    splits = [make_novel_split(parent, tmp_path / str(s), 0.5, seed=s) for s in range(8)]
+    splits = [
+        make_novel_split(parent, tmp_path / str(seed), NovelSettings(0.5, seed=seed))
+        for seed in range(8)
+    ]
     left = {(_rows(split, "novel_ads")[0]["ad_id"], len(split.anchor_sets)) for split in splits}
     assert left == {(0, 0), (1, 1)}
 
@@ -254,7 +299,7 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
     [
         (["--novel-fraction", "1.0"], "must be between 0 and 1, not 1.0"),
         (["--novel-fraction", "-0.1"], "must be between 0 and 1, not -0.1"),
-        (["--novel-fraction", "nan"], "novel_fraction: Input should be a finite number"),
+        (["--novel-fraction", "nan"], "must be between 0 and 1, not nan"),
         (["--novel-fraction", "0.01"], "makes 0 of the 40 ads"),
         (["--novel-fraction", "0.99"], "makes 40 of the 40 ads"),
         (["--novel-fraction", "0.97"], "has a click on a seen ad"),
@@ -283,27 +328,13 @@ def test_an_impossible_split_is_one_clear_line(
 
 
 def test_a_split_is_not_split_again(dataset_path: Path, tmp_path: Path):
-    split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
+    split = make_novel_split(dataset_path, tmp_path / "split", NovelSettings(0.3))
     with pytest.raises(DatasetError, match="has novel ads already"):
-        make_novel_split(split.path, tmp_path / "again", 0.3)
-
-
-def test_novel_ads_keep_their_edges_on_request(dataset_path: Path, tmp_path: Path) -> None:
-    split = make_novel_split(dataset_path, tmp_path / "split", 0.3, keep_ad_edges=True)
-    without = make_novel_split(dataset_path, tmp_path / "without", 0.3)
-    parent = Dataset(dataset_path)
-    novel = set(split.read("novel_ads")["ad_id"].to_pylist())
-    for table in split.tables:
-        expected = parent if table.startswith("edges/") and table.endswith("/ad") else without
-        assert _rows(split, table) == _rows(expected, table), table
-    kept = {row["ad_id"] for row in _rows(split, "edges/links/ad")}
-    assert kept & novel
-    assert split.metadata["novel_split"]["keep_ad_edges"]
-    assert "keep_ad_edges" not in without.metadata["novel_split"]
+        make_novel_split(split.path, tmp_path / "again", NovelSettings(0.3))
 
 
 def test_a_zero_shot_split_needs_its_table_of_novel_ads(dataset_path: Path, tmp_path: Path):
-    split = make_novel_split(dataset_path, tmp_path / "split", 0.3)
+    split = make_novel_split(dataset_path, tmp_path / "split", NovelSettings(0.3))
     pq.write_table(pa.table({"ad_id": [3, 40]}), split.path / "novel_ads.parquet")
     found = "\n".join(map(str, validate(split)))
     assert "novel_ads.parquet, row 1, column 'ad_id'" in found

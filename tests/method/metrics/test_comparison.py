@@ -82,6 +82,28 @@ def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one()
     assert high - low > 1.5 * (alone["m"].high - alone["m"].low)
 
 
+def test_intervals_over_splits_that_share_queries_hold_what_they_promise():
+    """As novel splits do: a query is asked in some runs only, and in several of them."""
+    num_queries, num_runs, trials, gain = 60, 8, 100, 0.1
+    draw = np.random.default_rng(11)
+    covered = covered_as_if_independent = 0
+    for _ in range(trials):
+        possible = (draw.random((num_runs, num_queries)) < 0.5).astype(float)
+        of_query, of_run = draw.normal(0, 0.4, num_queries), draw.normal(0, 0.05, (num_runs, 1))
+        base = possible * draw.uniform(size=possible.shape)
+        noise = draw.normal(0, 0.1, possible.shape)
+        ours = base + possible * (gain + of_query + of_run + noise)
+        sides = [[{"m": pair} for pair in zip(one, possible, strict=True)] for one in (ours, base)]
+        found = paired_differences_over_seeds(*sides)["m"]
+        covered += found.low <= gain <= found.high
+        pooled = [{"m": (one.ravel(), possible.ravel())} for one in (ours, base)]
+        alone = paired_differences(*pooled)["m"]
+        assert found.value == pytest.approx(alone.value)
+        covered_as_if_independent += alone.low <= gain <= alone.high
+    assert 0.88 * trials <= covered <= 0.99 * trials
+    assert covered_as_if_independent < 0.8 * trials
+
+
 @given(predictions_and_clicks(), counts_strategy)
 def test_clicks_on_a_group_measure_like_queries_that_have_no_others(case, counts):
     topk, truth = case

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from jobs import combine as combine_job
 from jobs import index as index_job
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.data.splits.novel import make_novel_split
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
@@ -24,9 +24,9 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever import text_embedder
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.registry import Registry
 
 QUICK = ["--combiner.batch-size", 8, "--combiner.epochs", 2, "--classifiers.epochs", 2]
@@ -67,7 +67,7 @@ def run_path(cluster: None, config: RunConfig) -> Path:
 
 def _revealed(split_path: Path, folder: Path, seed: int = 0) -> Path:
     parent = split_path.parent / "parent"
-    return make_novel_split(parent, folder, 0.3, one_shot=True, seed=seed).path
+    return make_novel_split(parent, folder, NovelSettings(0.3, one_shot=True, seed=seed)).path
 
 
 def _combine(run_here: RunHere, run: Path, *more: object) -> tuple[int, str]:
@@ -203,7 +203,7 @@ def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
     other = tmp_path / "runs" / "other"
     other.mkdir(parents=True)
     (other / "run.json").write_text(json.dumps(notes))
-    changed = make_novel_split(dataset_path, tmp_path / "changed", 0.3, seed=4).path
+    changed = make_novel_split(dataset_path, tmp_path / "changed", NovelSettings(0.3, seed=4)).path
     for dataset, message in (
         (dataset_path, "has no novel ads to evaluate on"),
         (changed, "has changed since the run"),

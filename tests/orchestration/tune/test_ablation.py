@@ -16,9 +16,9 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.run_directory import RunError, open_run_directory
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import RunError, open_run_directory
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.tune import ablation
 from ramen_ray.orchestration.tune.ablation import AblationResult, ablate, propagated_dataset
 from ramen_ray.orchestration.tune.trials import run_trials

@@ -8,7 +8,7 @@ import pytest
 
 from ramen_ray.command_line import parse_run_config, training_command
 from ramen_ray.config import overlay
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS

@@ -26,7 +26,7 @@ from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import ends, progress
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune.ends import STOPPED_EARLY

@@ -17,17 +17,17 @@ from support import kill_train_worker, wait_until
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.run_directory import Identity, RunDirectory
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit, is_ready
+from ramen_ray.orchestration.run.directory import Identity, RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.ready import is_ready
+from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.tune.trials import (
     run_trials,
     running_tune,
     train_in_trial,
     trainable,
 )
-from ramen_ray.orchestration.worker.final_evaluation import VALIDATION
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 METRIC = VALIDATION + "P@1"

@@ -111,7 +111,8 @@ def import_xc(
     files = find_files(source, with_content)
     ads = _read_nodes(files.ads, "ads")
     splits = _read_splits(files, ads, validation_fraction, seed)
-    with new_dataset(output, name=name, source=f"XC files in the layout {files.layout}") as writer:
+    about = {"source": f"XC files in the layout {files.layout}", **propensity_constants(name)}
+    with new_dataset(output, name=name, **about) as writer:
         writer.write("ads", _numbered(ads.file, ads.lines, "ad_id"))
         for split, queries in splits.items():
             writer.write(f"queries/{split}", _query_rows(queries))
@@ -120,6 +121,19 @@ def import_xc(
         for graph, graph_files in files.graphs.items():
             _write_graph(writer, graph, graph_files, splits, ads)
     return Dataset(output)
+
+
+def propensity_constants(name: str) -> dict[str, float]:
+    """Return the constants A and B of Jain et al. (2016) that the XC repository gives a data set.
+
+    All others have the defaults of the configuration.
+    """
+    name = name.lower()
+    if "amazon" in name:
+        return {"propensity_a": 0.6, "propensity_b": 2.6}
+    if "wiki" in name and "wikiseealso" not in name:
+        return {"propensity_a": 0.5, "propensity_b": 0.4}
+    return {}
 
 
 def _read_nodes(file: TextFile, what: str) -> NodeLines:

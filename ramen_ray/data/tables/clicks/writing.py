@@ -4,6 +4,9 @@ All rows are written in the order of their ids, so that the same tables give the
 machine.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import duckdb
 
 from ramen_ray.data.engine import count, run, stream
@@ -52,22 +55,36 @@ def write_queries(
     for number, split in enumerate(SPLITS):
         batches = (
             batch
-            for first in range(0, _num_queries(connection, number), QUERIES_AT_ONCE)
+            for some in _blocks(connection, number)
             for batch in stream(
                 connection,
                 f"""SELECT query_id, text, coalesce(ad_ids, []) AS ad_ids{source_id}{weights}
-                FROM kept_queries JOIN queries USING (number) LEFT JOIN (
+                FROM kept_queries JOIN (FROM queries WHERE {some.numbers}) USING (number)
+                LEFT JOIN (
                     SELECT query_id, list(ad_id ORDER BY ad_id) AS ad_ids,
                         list(weight ORDER BY ad_id) AS weights
-                    FROM written WHERE split = {number}
-                        AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
-                    GROUP BY query_id) AS lists USING (query_id)
-                WHERE split = {number}
-                    AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
-                ORDER BY query_id""",
+                    FROM written WHERE {some.ids} GROUP BY query_id) AS lists USING (query_id)
+                WHERE {some.ids} ORDER BY query_id""",
             )
         )
         writer.write(f"queries/{split}", batches)
+
+
+class _Block(NamedTuple):
+    """Conditions for some queries of a split: by their ids, and by their numbers, which ascend."""
+
+    ids: str
+    numbers: str
+
+
+def _blocks(connection: duckdb.DuckDBPyConnection, split: int) -> Iterator[_Block]:
+    for first in range(0, _num_queries(connection, split), QUERIES_AT_ONCE):
+        last = first + QUERIES_AT_ONCE - 1
+        ids = f"split = {split} AND query_id BETWEEN {first} AND {last}"
+        bounds = connection.sql(f"SELECT min(number), max(number) FROM kept_queries WHERE {ids}")
+        low, high = bounds.fetchall()[0]
+        # so that the engine skips all other texts, which it would read again for each block
+        yield _Block(ids, f"number BETWEEN {low} AND {high}")
 
 
 def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:

@@ -28,7 +28,7 @@ NEAR = pa.schema([("text", pa.int64()), ("anchor", pa.int64()), ("weight", pa.fl
 
 
 @dataclass(frozen=True)
-class DistinctTexts:
+class BatchTexts:
     """The distinct texts of train queries and ads, in a file, numbered in their order.
 
     Attributes:
@@ -40,7 +40,7 @@ class DistinctTexts:
     @classmethod
     def of_nodes(
         cls, connection: DuckDBPyConnection, dataset: Dataset, folder: Path
-    ) -> "DistinctTexts":
+    ) -> "BatchTexts":
         """Write the texts of a dataset's nodes into ``folder``."""
         nodes = " UNION ALL ".join(texts_of(dataset, table) for table in NODE_TABLES.values())
         distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
@@ -121,7 +121,7 @@ class Neighbours:
 def write_text_edges(
     connection: DuckDBPyConnection,
     dataset: Dataset,
-    texts: DistinctTexts,
+    texts: BatchTexts,
     protocol: Protocol,
     name: str,
     writer: DatasetWriter,
@@ -156,7 +156,7 @@ def write_text_edges(
     return replace(write_edges(connection, name, [*NODE_TABLES], writer), counts=dropped)
 
 
-def _numbered(texts: DistinctTexts) -> Iterator[pa.RecordBatch]:
+def _numbered(texts: BatchTexts) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in texts.batches():
         yield pa.record_batch([np.arange(first, first + len(batch)), batch], schema=NUMBERED)
