@@ -32,7 +32,15 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
 from ramen_ray.orchestration.run.directory import read_run_config
-from ramen_ray.presets import DEFAULT_PRESET, PRESETS, RENAMED, lambdas, on_dataset, with_base
+from ramen_ray.presets import (
+    DEFAULT_PRESET,
+    PRESETS,
+    RENAMED,
+    lambdas,
+    linked_sets,
+    on_dataset,
+    with_base,
+)
 
 UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")
@@ -264,10 +272,8 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     """Give a weight of 0 to the other anchor sets of the dataset, on sides that have edges."""
     weights = lambdas(config)
     with suppress(DatasetError):  # checked when it is needed
-        dataset = Dataset(config.dataset)
-        for side, end in (("lambda_x", "query"), ("lambda_z", "ad")):
-            edges = [name for name in dataset.anchor_sets if dataset.has(f"edges/{name}/{end}")]
-            weights[side] = dict.fromkeys(edges, 0.0) | weights[side]
+        for side, names in linked_sets(Dataset(config.dataset)).items():
+            weights[side] = dict.fromkeys(names, 0.0) | weights[side]
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )

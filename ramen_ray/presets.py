@@ -117,24 +117,36 @@ def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
     return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
 
 
+def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
+    """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
+    tables = {
+        side: {f"edges/{name}/{end}": name for name in dataset.anchor_sets}
+        for side, end in (("lambda_x", "query"), ("lambda_z", "ad"))
+    }
+    return {
+        side: [name for table, name in of.items() if dataset.has(table) and dataset.num_rows(table)]
+        for side, of in tables.items()
+    }
+
+
 def check_sets(config: RunConfig, dataset: Dataset) -> None:
     """Check that the anchor sets with a weight exist, with edges on that side.
 
     Raises:
         ConfigError: one does not.
     """
-    for side, end in (("lambda_x", "query"), ("lambda_z", "ad")):
-        for name in lambdas(config)[side]:
+    linked = linked_sets(dataset)
+    for side, weights in lambdas(config).items():
+        for name in weights:
             key = f"regularization.{side}.{name}"
             if name not in dataset.anchor_sets:
                 raise ConfigError(
                     f"{key}: the dataset {dataset.path} has no anchor set {name!r}; it has "
                     f"{', '.join(dataset.anchor_sets) or 'none'}"
                 )
-            if not dataset.has(f"edges/{name}/{end}"):
-                raise ConfigError(
-                    f"{key}: {name!r} has no edges of {end}s to pull by; leave it out"
-                )
+            if name not in linked[side]:
+                end = {"lambda_x": "queries", "lambda_z": "ads"}[side]
+                raise ConfigError(f"{key}: {name!r} has no edges of {end}; leave it out")
 
 
 def bag(dataset: str = DEFAULT_DATASET) -> RunConfig:
