@@ -42,12 +42,14 @@ def with_recipe(config: RunConfig) -> RunConfig:
     Raises:
         DatasetError: there is no such dataset directory.
     """
-    dataset = Dataset(config.dataset)
-    sets = [name for name in dataset.strict_anchor_sets if dataset.has(f"edges/{name}/ad")]
-    graph = {"lambda_x": {}, "lambda_z": dict.fromkeys(sets, config.regularization.adaptive_max)}
-    changes = {f"regularization.{side}": weights for side, weights in graph.items()}
-    adaptive = {"regularization.adaptive": True}
-    return overlay(config, {**changes, **adaptive, **_constants_of(dataset)})
+    dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
+    sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
+    changes = {
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": dict.fromkeys(sets, highest),
+        "regularization.adaptive": True,
+    }
+    return overlay(config, {**changes, **_constants_of(dataset)})
 
 
 def _constants_of(dataset: Dataset) -> dict[str, Any]:
