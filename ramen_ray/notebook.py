@@ -22,8 +22,8 @@ from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.column_names import Columns as Columns
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint as evaluate
 from ramen_ray.orchestration.run.finished import retriever_uri
 from ramen_ray.orchestration.run.fit import fit as fit

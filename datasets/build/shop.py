@@ -184,7 +184,7 @@ class Shop:
         offered = [one for one in products if one.kind == kind]
         fits = np.array([4.0 ** len(one.features & features) * one.appeal for one in offered])
         events = []
-        for _ in range(int(self._draw.integers(1, 4))):
+        for _ in range(int(self._draw.integers(1, 6))):
             query = self._query(kind, features)
             clicked = offered[int(self._draw.choice(len(offered), p=fits / fits.sum()))]
             is_click = self._draw.random() < 0.7

@@ -9,7 +9,8 @@ from support import ROOT, errors_in
 import shop
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Columns, UserTables
+from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.column_names import Columns
 
 SHOP = ROOT / "datasets" / "shop"
 

@@ -5,7 +5,10 @@ import unicodedata
 import pyarrow as pa
 import pyarrow.compute as pc
 
-NULL_WORDS = ("NULL", "null", "None", "\\N", "N/A", "n/a", "NaN", "nan")
+NULL_WORDS = (
+    *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
+    *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
+)
 """What programs write for no text."""
 
 

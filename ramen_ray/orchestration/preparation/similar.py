@@ -22,8 +22,7 @@ from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,

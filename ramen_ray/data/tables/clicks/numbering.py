@@ -1,6 +1,6 @@
 """Number the queries and the ads of an import, in the order of their first appearance.
 
-Each kind has three tables in the engine, here for queries; those of ads begin with ``ad``.
+Each side has three tables in the engine, here for queries; those of ads begin with ``ad``.
 
 ``query_rows`` (place, id, text)
     the user's rows; without a table of queries, a row for each text in the clicks.
@@ -12,71 +12,64 @@ Each kind has three tables in the engine, here for queries; those of ads begin w
     the ids, or texts, by which clicks, splits and filters name them.
 """
 
-from typing import Literal
+from collections.abc import Sequence
 
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW
+from ramen_ray.data.findings import FEW
+from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.reading.loading import UserTable
 
-Kind = Literal["query", "ad"]
-PLURAL: dict[Kind, str] = {"query": "queries", "ad": "ads"}
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
 
 
-def load_nodes(connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable) -> None:
+def load_nodes(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> None:
     """Read the user's table of queries or ads into ``*_rows``."""
-    table.load(connection, f"{kind}_rows", "SELECT place, id, text FROM source")
+    table.load(connection, f"{side}_rows", "SELECT place, id, text FROM source")
 
 
-def rows_from_clicks(connection: duckdb.DuckDBPyConnection, kind: Kind) -> None:
+def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
     """Make ``*_rows`` of the texts in ``click_rows``."""
     run(
         connection,
-        f"finding the {PLURAL[kind]} of the clicks",
-        f"""CREATE TABLE {kind}_rows AS
-        SELECT min(place) AS place, {kind} AS id, {kind} AS text FROM click_rows GROUP BY {kind}""",
+        f"finding the {PLURAL[side]} of the clicks",
+        f"""CREATE TABLE {side}_rows AS
+        SELECT min(place) AS place, {side} AS id, {side} AS text FROM click_rows GROUP BY {side}""",
     )
 
 
 def number_nodes(
-    connection: duckdb.DuckDBPyConnection, kind: Kind, *, listed: bool
+    connection: duckdb.DuckDBPyConnection, side: Side, *, listed: bool
 ) -> dict[str, int]:
-    """Make the tables of numbered nodes and of names out of ``*_rows``.
+    """Make the tables of numbered nodes and of names out of ``*_rows``; returns counts.
 
-    Args:
-        connection: the engine.
-        kind: queries or ads.
-        listed: whether the rows are of a user's table, so that ids may repeat; of queries, texts
-            may too, and those of equal text become one.
-
-    Returns:
-        how many ids there are, and how many rows repeat one or were merged, by what they are.
+    Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
+    text, which become one.
     """
-    nodes, merge = PLURAL[kind], listed and kind == "query"
+    nodes, merge = PLURAL[side], listed and side == "query"
     run(
         connection,
         f"numbering {nodes}",
-        f"""CREATE {"TABLE" if listed else "VIEW"} {kind}_ids AS
-        {f"SELECT id, {_FIRST} FROM {kind}_rows GROUP BY id" if listed else f"FROM {kind}_rows"}""",
+        f"""CREATE {"TABLE" if listed else "VIEW"} {side}_ids AS
+        {f"SELECT id, {_FIRST} FROM {side}_rows GROUP BY id" if listed else f"FROM {side}_rows"}""",
     )
-    distinct = f"(SELECT text, {_FIRST_ID} FROM {kind}_ids GROUP BY text)"
-    folded = ", fold(text) AS folded" if kind == "query" else ""
+    distinct = f"(SELECT text, {_FIRST_ID} FROM {side}_ids GROUP BY text)"
+    folded = ", fold(text) AS folded" if side == "query" else ""
     run(
         connection,
         f"numbering {nodes}",
         f"""CREATE TABLE {nodes} AS
         SELECT row_number() OVER (ORDER BY place) - 1 AS number, id, text{folded}
-        FROM {distinct if merge else f"{kind}_ids"}""",
+        FROM {distinct if merge else f"{side}_ids"}""",
     )
-    if kind == "query":
+    if side == "query":
         _find_families(connection)
-    names = f"{kind}_ids AS ids JOIN {nodes} AS nodes ON nodes.text = ids.text"
+    names = f"{side}_ids AS ids JOIN {nodes} AS nodes ON nodes.text = ids.text"
     run(
         connection,
         f"naming {nodes}",
-        f"""CREATE {"TABLE" if merge else "VIEW"} {kind}_names AS
+        f"""CREATE {"TABLE" if merge else "VIEW"} {side}_names AS
         {
             f"SELECT ids.id AS name, number FROM {names}"
             if merge
@@ -85,7 +78,7 @@ def number_nodes(
     )
     num_rows, num_ids, num_nodes = (
         count(connection, f"SELECT count(*) FROM {table}")
-        for table in (f"{kind}_rows", f"{kind}_ids", nodes)
+        for table in (f"{side}_rows", f"{side}_ids", nodes)
     )
     return {
         "different ids": num_ids,
@@ -114,78 +107,50 @@ _FIRST = "min(place) AS place, arg_min(text, place) AS text"
 _FIRST_ID = "min(place) AS place, arg_min(id, place) AS id"
 
 
-def check_repeated_ids(connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable) -> int:
-    """Count the rows that repeat an id with another text, which is not used.
-
-    Raises:
-        DatasetError: these are so many that the ids must be wrong, and bad rows are not skipped.
-    """
-    of_rows = f"FROM {kind}_rows AS r JOIN {kind}_ids AS i ON r.id = i.id WHERE r.text <> i.text"
-    number = count(connection, f"SELECT count(*) {of_rows}")
-    num_rows = count(connection, f"SELECT count(*) FROM {kind}_rows")
-    if number <= max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
-        return number
-    found = connection.sql(f"SELECT r.place, r.id {of_rows} ORDER BY r.place LIMIT {EXAMPLES}")
-    table.report(
-        "id",
-        f"of {num_rows} rows repeat an id with another text",
-        "have the ids lost digits? Give each row its own, or keep the first text of each with"
-        " --skip-bad-rows",
-        found.fetchall(),
-        number,
-    )
-    table.check()
+def check_repeated_ids(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> int:
+    """Count the rows that repeat an id with another text, which is not used; refuse very many."""
+    rows = f"""SELECT r.place, r.id FROM {side}_rows AS r JOIN {side}_ids AS i ON r.id = i.id
+        WHERE r.text <> i.text"""
+    number = count(connection, f"SELECT count(*) FROM ({rows})")
+    num_rows = count(connection, f"SELECT count(*) FROM {side}_rows")
+    if number > max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
+        message = f"of {num_rows} rows repeat an id with another text"
+        advice = (
+            "have the ids lost digits? Give each row its own, or keep the first text of each with"
+            " --skip-bad-rows"
+        )
+        table.report(connection, "id", message, rows, advice)
+        table.check()
     return number
 
 
 def report_unknown(
-    connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable, named: str, listed: str
+    connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable, named: str, listed: str
 ) -> None:
-    """Note the rows that name no known query or ad.
+    """Note the rows of ``table`` that name no query or ad that is ``listed``.
 
-    Args:
-        connection: the engine.
-        kind: what is named.
-        table: where the rows come from.
-        named: an engine's table with ``place`` and, in ``unknown_query`` or ``unknown_ad``, the
-            names that are not known.
-        listed: what lists those that are.
+    ``named`` is what :func:`numbered` made of them.
     """
-    unknown = f"FROM {named} WHERE unknown_{kind} IS NOT NULL"
-    number = count(connection, f"SELECT count(*) {unknown}")
-    if number:
-        found = connection.sql(
-            f"SELECT place, unknown_{kind} {unknown} ORDER BY place LIMIT {EXAMPLES}"
-        )
-        what = "an ad" if kind == "ad" else "a query"
-        table.report(
-            kind,
-            f"rows name {what} that is not in {listed}",
-            "add what is missing, or leave these rows out with --skip-bad-rows",
-            found.fetchall(),
-            number,
-        )
+    what = "an ad" if side == "ad" else "a query"
+    table.report(
+        connection,
+        side,
+        f"rows name {what} that is not in {listed}",
+        f"SELECT place, unknown_{side} FROM {named} WHERE unknown_{side} IS NOT NULL",
+        "add what is missing, or leave these rows out with --skip-bad-rows",
+    )
 
 
-def numbered(kinds: dict[Kind, str], others: str, rows: str) -> str:
+def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     """Return the SQL that puts numbers in place of names.
 
-    Args:
-        kinds: what is named, and the column of ``rows`` that names it.
-        others: the columns of ``rows`` to keep, each followed by a comma.
-        rows: what is read.
-
-    Returns:
-        a query for ``others`` and, of each kind, its number, and where that is null the name as
-        ``unknown_*``.
+    It selects ``others``, columns of ``rows`` that are each followed by a comma, and of each side
+    its number, and where that is null the name as ``unknown_*``.
     """
     columns = ", ".join(
-        f"{kind}_names.number AS {kind},"
-        f" CASE WHEN {kind}_names.number IS NULL THEN rows.{column} END AS unknown_{kind}"
-        for kind, column in kinds.items()
+        f"{side}_names.number AS {side},"
+        f" CASE WHEN {side}_names.number IS NULL THEN rows.{side} END AS unknown_{side}"
+        for side in sides
     )
-    joins = " ".join(
-        f"LEFT JOIN {kind}_names ON {kind}_names.name = rows.{column}"
-        for kind, column in kinds.items()
-    )
+    joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"

@@ -8,15 +8,24 @@
     what is kept. Splits are numbered as in SPLITS.
 """
 
+from typing import Any
+
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from duckdb.func import ARROW
 
+from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.clicks.numbering import numbered
 from ramen_ray.data.tables.clicks.settings import Splits
+from ramen_ray.data.tables.reading.cells import as_strings
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 TRAIN, VALIDATION, TEST = range(3)
 _KEY = 1
@@ -28,6 +37,23 @@ ADVICE = {
     " splits",
     "test": "raise splits.test_fraction, or check splits.test_from or the given splits",
 }
+
+
+def split_column(name: str) -> Column:
+    """Read a column of splits, as their numbers in SPLITS."""
+
+    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        texts, _ = as_strings(cells)
+        place = pc.index_in(pc.utf8_trim_whitespace(texts), pa.array(SPLITS))
+        numbers = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
+        return numbers.astype(np.int8), numbers < 0
+
+    return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
+
+
+def load_splits(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
+    """Read the user's splits into ``given``; queries have been numbered."""
+    table.load(connection, "given", numbered(["query"], "place, split,", "source"))
 
 
 def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
@@ -43,13 +69,9 @@ def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None:
-    """Make ``kept_ads`` and ``counted``.
+    """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
     Training must never see a click that is later than the first of its query's period.
-
-    Args:
-        connection: the engine.
-        fewest_queries: how many queries with a click that counts an ad needs.
     """
     run(
         connection,
@@ -93,11 +115,8 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
 def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
     """Make ``family_splits`` (family, split) of the table ``given`` (query, split).
 
-    Of two splits of a query, up to case and white space, the later in SPLITS counts. If no query is
-    given the validation split, some clicked train queries are held out by draws.
-
-    Returns:
-        how many queries were given two splits.
+    Of two splits of a query, up to case and white space, the later in SPLITS counts; such queries
+    are counted. If none is given the validation split, some clicked train queries are drawn.
     """
     run(
         connection,
@@ -137,15 +156,10 @@ def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> l
 
 
 def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict[str, int]:
-    """Make ``kept_queries``.
+    """Make ``kept_queries``, and count what is left out.
 
-    Args:
-        connection: the engine, with ``family_splits``; queries that it lacks are train queries.
-        fewest_ads: how many ads that count a query needs; with 0, train queries need none.
-
-    Returns:
-        how many ads and queries are left out for too few clicks, and how many train queries are
-        kept without any.
+    Queries that are not in ``family_splits`` are train queries. A query needs ``fewest_ads`` that
+    count; with 0, train queries need none.
 
     Raises:
         DatasetError: a split would have no query with a click.

@@ -11,8 +11,7 @@ import duckdb
 
 from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.numbering import PLURAL, Kind
+from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 
 QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
@@ -34,14 +33,7 @@ def write_queries(
     with_ids: bool,
     with_weights: bool,
 ) -> None:
-    """Write the queries of each split with their ads.
-
-    Args:
-        connection: the engine, with what is kept.
-        writer: writes the dataset directory.
-        with_ids: whether the user's ids are written too.
-        with_weights: whether the clicks' weights are.
-    """
+    """Write the queries of each split with their ads; with the user's ids and clicks' weights."""
     run(
         connection,
         "sorting clicks",
@@ -87,24 +79,15 @@ def _blocks(connection: duckdb.DuckDBPyConnection, split: int) -> Iterator[_Bloc
         yield _Block(ids, f"number BETWEEN {low} AND {high}")
 
 
-def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
-    """Write the filter pairs of the splits that have any."""
-    for number, split in enumerate(SPLITS):
-        rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
-            ORDER BY query_id, ad_id"""
-        if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
-            writer.write(f"filters/{split}", stream(connection, rows))
-
-
-def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: DatasetWriter) -> None:
+def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
-    nodes = PLURAL[kind]
+    nodes = PLURAL[side]
     rows = f"""SELECT name, CASE WHEN kept_{nodes}.number IS NOT NULL THEN id END AS of
-        FROM {kind}_names JOIN {nodes} ON {nodes}.number = {kind}_names.number
+        FROM {side}_names JOIN {nodes} ON {nodes}.number = {side}_names.number
         LEFT JOIN kept_{nodes} ON kept_{nodes}.number = {nodes}.number
         WHERE kept_{nodes}.number IS NULL OR name <> id ORDER BY name"""
     if count(connection, f"SELECT count(*) FROM ({rows})"):
-        writer.write(f"aliases/{kind}", stream(connection, rows))
+        writer.write(f"aliases/{side}", stream(connection, rows))
 
 
 def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:

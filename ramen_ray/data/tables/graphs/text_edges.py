@@ -17,8 +17,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.engine import run, stream
 from ramen_ray.data.leaks import NODE_TABLES, Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
-from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
 
 TEXTS_PER_BATCH = 65_536
@@ -29,11 +28,7 @@ NEAR = pa.schema([("text", pa.int64()), ("anchor", pa.int64()), ("weight", pa.fl
 
 @dataclass(frozen=True)
 class BatchTexts:
-    """The distinct texts of train queries and ads, in a file, numbered in their order.
-
-    Attributes:
-        folder: where the file is.
-    """
+    """The distinct texts of train queries and ads, in a file of ``folder``, numbered in order."""
 
     folder: Path
 
@@ -128,14 +123,8 @@ def write_text_edges(
 ) -> WrittenEdges:
     """Write an anchor set in which nodes have the edges of their texts.
 
-    Args:
-        connection: the engine.
-        dataset: the dataset directory.
-        texts: the texts of its nodes; their :class:`Neighbours` are in the same folder. Nodes of
-            equal text have equal edges.
-        protocol: whether edges that join a held-out query to its answer are left out.
-        name: the anchor set.
-        writer: writer of the dataset directory.
+    The :class:`Neighbours` of ``texts`` are in the same folder; nodes of equal text have equal
+    edges.
     """
     neighbours = Neighbours.written_in(texts.folder)
     _load(connection, "anchors", NUMBERED, _numbered(texts))

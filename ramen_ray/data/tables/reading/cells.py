@@ -9,15 +9,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.store.texts import NULL_WORDS
 
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
-NULL_WORDS = (
-    *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
-    *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
-)
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"

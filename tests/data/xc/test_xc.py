@@ -20,12 +20,12 @@ from jobs import export, ingest
 from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.importers.xc import lines
-from ramen_ray.data.importers.xc.exporting import export_xc
-from ramen_ray.data.importers.xc.importing import import_xc
-from ramen_ray.data.importers.xc.matrices import read_matrix, write_matrix
-from ramen_ray.data.importers.xc.texts import TextFile
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.xc import lines
+from ramen_ray.data.xc.exporting import export_xc
+from ramen_ray.data.xc.importing import import_xc
+from ramen_ray.data.xc.matrices import read_matrix, write_matrix
+from ramen_ray.data.xc.texts import TextFile
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
 HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -394,22 +394,25 @@ def test_a_few_bytes_of_windows_1252_are_read_and_reported(
     assert [texts[row] for row in (3, 5)] == [f"Zürich “{row}” “noir” 5 €" for row in (3, 5)]
     (found,) = _warnings(caplog, "Windows-1252")
     assert (found.row, Path(found.file).name) == (4, "label.raw.txt")
-    assert "2 of 25 lines" in found.message
+    assert found.message.startswith("2 lines are not UTF-8, and were read as Windows-1252: ")
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["größe".encode("cp1252")] * 25, "25 of 25 lines are not UTF-8, too many"),
-        (["红色的鞋子".encode("gbk"), *[b"shoes"] * 24], "1 of 25 lines .* not look like Windows"),
-        ([b"shoes", "красные туфли".encode("cp1251"), *[b"hat"] * 23], "row 2: 1 of 25 .* not lo"),
+        (["größe".encode("cp1252")] * 25, "25 lines are not UTF-8, too many .*iconv"),
+        (["红色的鞋子".encode("gbk"), *[b"shoes"] * 24], "1 lines are neither UTF-8 nor"),
+        (
+            [b"shoes", "красные туфли".encode("cp1251"), *[b"hat"] * 23],
+            "row 2: 1 lines are neither",
+        ),
     ],
 )
 def test_texts_in_another_encoding_are_refused(
     world: World, tmp_path: Path, lines: list[bytes], message: str
 ) -> None:
     folder = _label_texts(world, tmp_path / "xc", b"\n".join(lines) + b"\n")
-    with pytest.raises(DatasetError, match=rf"label\.raw\.txt.*{message}.*iconv"):
+    with pytest.raises(DatasetError, match=rf"label\.raw\.txt.*{message}"):
         import_xc(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -639,15 +642,14 @@ def _json_line(name: str, line: bytes, words: list[str]) -> None:
 
 _json_line("lbl", b'{"uid": "a"}', ["no title"])
 _json_line("lbl", b'{"uid": "a", "title": null}', ["no title"])
-_json_line("lbl", b'{"uid": "a", "title": 7}', ["title is not a string"])
+_json_line("lbl", b'{"uid": "a", "title": 7}', ["column 'title'", "7 is a number, not text"])
 _json_line("lbl", b'{"title": "x"}', ["no uid"])
 _json_line("lbl", b'{"uid": "a", "title": "x"', ["not a JSON object"])
-_json_line("lbl", b'{"uid": "a", "title": "\xe9"}', ["UTF-8"])
 _json_line("lbl", b"null", ["not a JSON object"])
-_json_line("trn", b'{"a": ' + b"[" * 100_000, ["not a JSON object"])
+_json_line("trn", b'{"a": ' + b"[" * 100_000, ["is nested more than 100 deep"])
 _json_line("lbl", b"[1]", ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x"} {}', ["not a JSON object"])
-_json_line("lbl", b'{"uid": "a", "title": "x", "content": []}', ["content is not a string"])
+_json_line("lbl", b'{"uid": "a", "title": "x", "content": []}', ["'content': [] is neither text"])
 _json_line("trn", b'{"uid": "a", "title": "x"}', ["no target_ind"])
 _json_line("trn", b'{"uid": "a", "title": "x", "target_ind": 3}', ["list of whole numbers"])
 _json_line("trn", b'{"uid": "a", "title": "x", "target_ind": ["3"]}', ["list of whole numbers"])
@@ -693,7 +695,7 @@ def test_malformed_folders(world: World, tmp_path: Path, number: int) -> None:
 
 
 TEXTS = st.text(
-    st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r"), max_size=12
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\n\r\0\ufeff"), max_size=12
 ).map(lambda text: f"{text}x{text}")
 WEIGHTS = st.floats(2**-140, 2**100, width=32, allow_nan=False)
 
@@ -740,7 +742,9 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
             pairs = node_edges("query_id", draw(_sides(len(queries), num_ads)))
             tables[f"filters/{split}"] = pairs.select([0, 1]).rename_columns(["query_id", "ad_id"])
     if "zero_shot" in splits:
-        tables["novel_ads"] = pa.table({"ad_id": draw(_sides(1, num_ads))[0]})
+        asked = tables["queries/zero_shot"]["ad_ids"].to_pylist()
+        novel = {*draw(_sides(1, num_ads))[0], *(ad for ads in asked for ad in ads)}
+        tables["novel_ads"] = pa.table({"ad_id": sorted(novel)})
     for name in draw(st.lists(st.sampled_from(["links", "a_trn", "b-1_renee"]), unique=True)):
         anchors = tables[f"anchors/{name}"] = draw(_nodes("anchor_id"))
         sides = {"query": "queries/train", "ad": "ads"}
@@ -784,29 +788,31 @@ def test_export_of_unordered_rows(tmp_path: Path) -> None:
     _same(write_dataset(tmp_path / "expected", ordered, name="x"), found)
 
 
+ONE, TWO = text_table("anchor_id", ["a"]), text_table("ad_id", ["a", "b"])
+
+
 @pytest.mark.parametrize(
-    ("table", "change", "words"),
+    ("table", "change", "message"),
     [
-        ("ads", text_table("ad_id", ["a", "b\nc"]), ["ads.parquet, row 1, column 'text'", "break"]),
-        ("ads", text_table("ad_id", ["a\r", "b"]), ["ads.parquet, row 0, column 'text'", "break"]),
-        ("ads", text_table("ad_id", ["a", "b"]).take([1, 1]), ["ads.parquet", "not dense"]),
-        ("queries/test", query_table(["x"], [[1]]), ["test.parquet, row 0, column '1'", "0..0"]),
-        ("edges/links/ad", node_edges("ad_id", [[], [0]]), ["ad.parquet, column 'ad_id'", "0..0"]),
-        ("anchors/label", text_table("anchor_id", ["a"]), ["'label' needs another name"]),
+        ("ads", text_table("ad_id", ["a", "b\nc"]), "ads.parquet, row 1, column 'text'.* break"),
+        ("ads", text_table("ad_id", ["a\r", "b"]), "ads.parquet, row 0, column 'text'.* break"),
+        ("ads", TWO.take([1, 1]), "ads.parquet, row 1, column 'ad_id'.* earlier row has: 1"),
+        ("queries/test", query_table(["x"], [[1]]), "test.parquet, row 0, column 'ad_ids'.* 0..0"),
+        ("edges/links/ad", node_edges("ad_id", [[], [0]]), "ad.parquet, row 0, .*'ad_id'.* 0..0"),
+        ("anchors/label", ONE, "'label' needs another name"),
     ],
 )
 def test_what_cannot_be_exported(
-    tmp_path: Path, table: str, change: pa.Table, words: list[str]
+    tmp_path: Path, table: str, change: pa.Table, message: str
 ) -> None:
     tables = {f"queries/{split}": query_table(["x"], [[0]]) for split in ("train", "test")}
     tables |= {"queries/validation": query_table(["x"], [[0]]), table: change}
     tables.setdefault("ads", text_table("ad_id", ["a"]))
-    tables.setdefault("anchors/links", text_table("anchor_id", ["a"]))
+    tables["anchors/links"] = ONE
+    tables.setdefault("edges/links/ad", node_edges("ad_id", [[0]]))
     dataset = write_dataset(tmp_path / "in", tables, name="x")
-    with pytest.raises(DatasetError) as caught:
+    with pytest.raises(DatasetError, match=message):
         export_xc(dataset, tmp_path / "xc")
-    for word in words:
-        assert word in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -832,8 +838,9 @@ def test_the_size_of_blocks_does_not_matter(
     (tmp_path / "xc" / "raw_data" / "test.source_id.txt").write_text("7\n" * NUM_TEST)
     whole = import_xc(tmp_path / "xc", tmp_path / "whole")
     monkeypatch.setattr(lines, "BLOCK_BYTES", 100)
-    monkeypatch.setattr("ramen_ray.data.importers.xc.texts._ROWS_AT_ONCE", 7)
-    monkeypatch.setattr("ramen_ray.data.importers.xc.matrices._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("ramen_ray.data.tables.reading.lines.BYTES_PER_BLOCK", 100)
+    monkeypatch.setattr("ramen_ray.data.xc.texts._ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("ramen_ray.data.xc.matrices._ROWS_AT_ONCE", 7)
     _same(whole, import_xc(tmp_path / "xc", tmp_path / "parts"))
     export_xc(whole, tmp_path / "again")
     _same(whole, import_xc(tmp_path / "again", tmp_path / "parts again"))
@@ -859,7 +866,7 @@ def test_jobs(
     imported, exported = tmp_path / "a", tmp_path / "b"
     code, printed = run(ingest.main, "xc", "--source", tmp_path / "xc", "--output", imported)
     assert (code, printed) == (0, f"wrote xc to {imported}\n")
-    assert "label.raw.txt, row 1: 1 of 25 lines are not UTF-8" in caplog.text
+    assert "label.raw.txt, row 1: 1 lines are not UTF-8" in caplog.text
     code, printed = run(export.main, imported, "--output", exported)
     assert (code, printed) == (0, f"wrote {exported}\n")
     _same(Dataset(imported), import_xc(exported, tmp_path / "c"))

@@ -13,10 +13,6 @@ from scipy import sparse
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.importers.xc.layouts import GraphFiles, XcFiles, find_files
-from ramen_ray.data.importers.xc.lines import read_ids
-from ramen_ray.data.importers.xc.matrices import read_matrix, read_shape
-from ramen_ray.data.importers.xc.texts import Scan, TextFile, scan
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import (
     Dataset,
@@ -26,6 +22,10 @@ from ramen_ray.data.store.dataset import (
     new_dataset,
 )
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.data.xc.layouts import GraphFiles, XcFiles, find_files
+from ramen_ray.data.xc.lines import read_ids
+from ramen_ray.data.xc.matrices import read_matrix, read_shape
+from ramen_ray.data.xc.texts import Scan, TextFile, scan
 
 log = logging.getLogger(__name__)
 
@@ -91,13 +91,13 @@ def import_xc(
     of the same text (up to case and white space) stay together.
 
     Args:
-        source: Folder with the data set's files.
-        output: Dataset directory to write; must not exist.
-        name: Name of the data set; by default that of the folder.
-        text: What to use as a JSON object's text; by default its title if the name of the data set
-            contains "titles", else its title and content.
-        validation_fraction: Share of the train queries to hold out, in (0, 1).
-        seed: Seed of the choice of held-out queries.
+        source: folder with the data set's files.
+        output: dataset directory to write; must not exist.
+        name: name of the data set; by default that of the folder.
+        text: a JSON object's text; by default its title if the name of the data set contains
+            "titles", else its title and content.
+        validation_fraction: share of the train queries to hold out, in (0, 1).
+        seed: of the choice of held-out queries.
 
     Raises:
         DatasetError: the files are incomplete or malformed (names file, row and column), no query

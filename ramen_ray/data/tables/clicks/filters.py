@@ -1,44 +1,18 @@
-"""Tables that say more of queries and ads: given splits, and pairs to drop from predictions."""
-
-from typing import Any
+"""Pairs to drop from the predictions of held-out queries: given, or ads of the query's own text."""
 
 import duckdb
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.engine import count, run
-from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.numbering import Kind, numbered
+from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.store.dataset import DatasetWriter
+from ramen_ray.data.store.schemas import SIDES, SPLITS
+from ramen_ray.data.tables.clicks.numbering import numbered
 from ramen_ray.data.tables.clicks.splits import TRAIN
-from ramen_ray.data.tables.reading.cells import as_strings
-from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
-
-PAIR: dict[Kind, str] = {"query": "query", "ad": "ad"}
-
-
-def split_column(name: str) -> Column:
-    """Read a column of splits, as their numbers in SPLITS."""
-
-    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-        texts, _ = as_strings(cells)
-        place = pc.index_in(pc.utf8_trim_whitespace(texts), pa.array(SPLITS))
-        numbers = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
-        return numbers.astype(np.int8), numbers < 0
-
-    return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
-
-
-def load_splits(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
-    """Read the user's splits into ``given``; queries have been numbered."""
-    table.load(connection, "given", numbered({"query": "query"}, "place, split,", "source"))
 
 
 def load_filters(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
     """Read the user's filter pairs into ``given_filters``; queries and ads have been numbered."""
-    table.load(connection, "given_filters", numbered(PAIR, "place,", "source"))
+    table.load(connection, "given_filters", numbered(SIDES, "place,", "source"))
 
 
 def find_filters(
@@ -46,13 +20,8 @@ def find_filters(
 ) -> dict[str, int]:
     """Make ``filters`` (split, query_id, ad_id), the pairs of held-out queries and kept ads.
 
-    Args:
-        connection: the engine, with what is kept.
-        given: whether there are ``given_filters``.
-        own_text: whether the ads of a query's own text are dropped.
-
-    Returns:
-        how many pairs each split has, and how many given ones are of no use.
+    They are those of ``given_filters``, if any, and the ads of a query's ``own_text``. Returns how
+    many each split has, and how many given ones are of no use.
     """
     pairs = [
         *(["SELECT query, ad FROM given_filters"] if given else []),
@@ -78,6 +47,15 @@ def find_filters(
     return {
         "pairs of train queries, or of queries and ads that the import left out": unused
     } | counts
+
+
+def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
+    """Write the filter pairs of the splits that have any."""
+    for number, split in enumerate(SPLITS):
+        rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
+            ORDER BY query_id, ad_id"""
+        if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
+            writer.write(f"filters/{split}", stream(connection, rows))
 
 
 _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad

@@ -7,31 +7,82 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ramen_ray.data.findings import error_at
-from ramen_ray.data.importers.xc.texts import TextFile
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.data.xc.texts import TextFile
 from ramen_ray.naming import naming_fault
 
+Ads = Literal["all", "seen", "novel"]
 
-class FileNames(NamedTuple):
-    """What a layout calls its files; matrices come as .txt or .npz."""
 
-    train_text: str
-    test_text: str
-    ad_text: str
-    train_clicks: str = "trn_X_Y"
-    test_clicks: str = "tst_X_Y"
+class SplitNames(NamedTuple):
+    """What a layout calls a split's files, each by several names; matrices are .txt or .npz.
+
+    JSON of the texts has the clicks too. The other fields are those of :class:`SplitFiles`.
+    """
+
+    texts: tuple[str, ...]
+    clicks: str | None
+    filters: tuple[str, ...]
+    ads: Ads = "all"
+
+
+class Layout(NamedTuple):
+    """What a layout calls the texts of ads, and its splits; all but train and test are optional."""
+
+    ads: tuple[str, ...]
+    splits: dict[str, SplitNames]
+
+
+TRAIN_FILTERS = "filter_labels_train.txt", "trn_filter_labels.txt"
+TEST_FILTERS = "filter_labels_test.txt", "tst_filter_labels.txt"
+EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
+"""Splits that only this project has in the layout ``oak``, and their short names."""
+
+
+def _layout(
+    train: str, test: str, ads: str, clicks: tuple[str | None, str | None] = ("trn_X_Y", "tst_X_Y")
+) -> Layout:
+    """Describe a layout of two splits."""
+    splits = {
+        "train": SplitNames(_variants(train), clicks[0], TRAIN_FILTERS),
+        "test": SplitNames(_variants(test), clicks[1], TEST_FILTERS),
+    }
+    return Layout(_variants(ads), splits)
+
+
+def _variants(name: str) -> tuple[str, ...]:
+    """Name a file that may be compressed or not."""
+    return (name, name.removesuffix(".gz")) if name.endswith(".gz") else (name,)
 
 
 LAYOUTS = {
-    "json": FileNames("trn.json.gz", "tst.json.gz", "lbl.json.gz"),
-    "ngame": FileNames("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
-    "renee": FileNames("trn_X.txt", "tst_X.txt", "Y.txt"),
-    "oak": FileNames("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
-    "dexml": FileNames("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", "Y.trn", "Y.tst"),
+    "json": _layout("trn.json.gz", "tst.json.gz", "lbl.json.gz", (None, None)),
+    "ngame": _layout("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
+    "renee": _layout("trn_X.txt", "tst_X.txt", "Y.txt"),
+    "oak": _layout("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
+    "dexml": _layout("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt", ("Y.trn", "Y.tst")),
 }
-EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
-"""Splits that only this project has in the layout ``oak``, and their short names."""
+for _split, _short in EXTRA_SPLITS.items():
+    LAYOUTS["oak"].splits[_split] = SplitNames(
+        (f"raw_data/{_split}.raw.txt",), f"{_short}_X_Y", (f"filter_labels_{_split}.txt",)
+    )
+NOVEL = "dexml with novel ads"
+IRENE = Layout(
+    ("raw/Y.txt", "raw/Y_full.txt"),
+    {
+        "train": SplitNames(("raw/trn_X.txt",), "Y.trn", TRAIN_FILTERS[:1], "seen"),
+        "test": SplitNames(
+            ("raw/tst_X.txt", "raw/tst_X_full.txt"),
+            "Y.tst_full",
+            ("filter_labels_test_full.txt", "filter_labels_test.txt"),
+        ),
+        ZERO_SHOT: SplitNames(
+            ("raw/tst_X_zero.txt",), "Y.tst_zero", ("filter_labels_test_zero.txt",), "novel"
+        ),
+    },
+)
+"""The layout ``dexml`` of data that are split into seen and novel ads."""
 
 NOVEL_ADS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
@@ -55,7 +106,7 @@ class SplitFiles:
     texts: TextFile
     clicks: Path | None
     filters: Path | None = None
-    ads: Literal["all", "seen", "novel"] = "all"
+    ads: Ads = "all"
 
 
 @dataclass(frozen=True)
@@ -91,43 +142,46 @@ def find_files(folder: Path, with_content: bool) -> XcFiles:
     """
     if not folder.is_dir():
         raise DatasetError(f"there is no folder {folder}")
-    layout = _recognise(folder)
-    names = LAYOUTS[layout]
-    if layout == "dexml" and _find(folder, _matrix("Y.tst_zero")):
-        ads, splits = _irene(folder)
-    else:
-        ads = _text(folder, layout, names.ad_text, with_content)
-        splits = {
-            "train": SplitFiles(
-                _text(folder, layout, names.train_text, with_content),
-                _clicks(folder, layout, names.train_clicks),
-                _find(folder, ("filter_labels_train.txt", "trn_filter_labels.txt")),
-            ),
-            "test": SplitFiles(
-                _text(folder, layout, names.test_text, with_content),
-                _clicks(folder, layout, names.test_clicks),
-                _find(folder, ("filter_labels_test.txt", "tst_filter_labels.txt")),
-            ),
-        }
-        if layout == "oak":
-            splits |= _extra_splits(folder)
-    novel_ads = _find(folder, [NOVEL_ADS]) if layout == "oak" else None
-    return XcFiles(layout, ads, splits, novel_ads, _graphs(folder))
+    recognised = name = _recognise(folder)
+    layout = LAYOUTS[name]
+    if name == "dexml" and _find(folder, _matrix("Y.tst_zero")):
+        name, layout = NOVEL, IRENE
+    splits: dict[str, SplitFiles] = {}
+    for split, names in layout.splits.items():
+        has_texts = _find(folder, names.texts) is not None
+        if split in EXTRA_SPLITS and not has_texts and layout is not IRENE:
+            continue
+        if split == ZERO_SHOT and not has_texts:
+            texts = splits["test"].texts
+        else:
+            texts = _texts(_need(folder, name, names.texts), with_content)
+        clicks = None if names.clicks is None else _need(folder, name, _matrix(names.clicks))
+        splits[split] = SplitFiles(texts, clicks, _find(folder, names.filters), names.ads)
+    ads = _texts(_need(folder, name, layout.ads), with_content)
+    novel_ads = _find(folder, [NOVEL_ADS]) if name == "oak" else None
+    return XcFiles(recognised, ads, splits, novel_ads, _graphs(folder))
+
+
+def _texts(path: Path, with_content: bool) -> TextFile:
+    if ".json" in path.suffixes:
+        return TextFile(path, with_content=with_content)
+    source_ids = path.with_name(path.name.replace(".raw.txt", ".source_id.txt"))
+    return TextFile(path, source_ids if source_ids != path and source_ids.is_file() else None)
 
 
 def _recognise(folder: Path) -> str:
-    found = [
-        layout for layout, names in LAYOUTS.items() if _find(folder, _variants(names.train_text))
-    ]
+    train_texts = {name: layout.splits["train"].texts for name, layout in LAYOUTS.items()}
+    found = [name for name, texts in train_texts.items() if _find(folder, texts)]
     if not found:
         expected = "".join(
-            f"\n  {layout}: {', '.join(names[:3])}"
-            + ("" if layout == "json" else f", {names[3]} and {names[4]} as .txt or .npz")
-            for layout, names in LAYOUTS.items()
+            f"\n  {name}: {', '.join([*(one.texts[0] for one in two), layout.ads[0]])}"
+            + (f", {two[0].clicks} and {two[1].clicks} as .txt or .npz" if two[0].clicks else "")
+            for name, layout in LAYOUTS.items()
+            if (two := [layout.splits["train"], layout.splits["test"]])
         )
         raise DatasetError(f"{folder} has no train texts of any known layout:{expected}")
     if len(found) > 1 and "json" not in found:
-        files = " and ".join(LAYOUTS[layout].train_text for layout in found)
+        files = " and ".join(train_texts[name][0] for name in found)
         raise error_at(
             folder, f"the layouts {' and '.join(found)} are mixed ({files})", advice=_KEEP_ONE
         )
@@ -135,51 +189,6 @@ def _recognise(folder: Path) -> str:
 
 
 _KEEP_ONE = "leave the files of one of them in the folder"
-
-
-def _irene(folder: Path) -> tuple[TextFile, dict[str, SplitFiles]]:
-    """Find the files of a data set that is split into seen and novel ads (IRENE)."""
-
-    def text(*names: str) -> TextFile:
-        return TextFile(_need(folder, "dexml with novel ads", names))
-
-    def clicks(name: str) -> Path:
-        return _need(folder, "dexml with novel ads", _matrix(name))
-
-    test_text = text("raw/tst_X.txt", "raw/tst_X_full.txt")
-    zero_text = _find(folder, ["raw/tst_X_zero.txt"])
-    splits = {
-        "train": SplitFiles(
-            text("raw/trn_X.txt"),
-            clicks("Y.trn"),
-            _find(folder, ["filter_labels_train.txt"]),
-            ads="seen",
-        ),
-        "test": SplitFiles(
-            test_text,
-            clicks("Y.tst_full"),
-            _find(folder, ["filter_labels_test_full.txt", "filter_labels_test.txt"]),
-        ),
-        ZERO_SHOT: SplitFiles(
-            TextFile(zero_text) if zero_text else test_text,
-            clicks("Y.tst_zero"),
-            _find(folder, ["filter_labels_test_zero.txt"]),
-            ads="novel",
-        ),
-    }
-    return text("raw/Y.txt", "raw/Y_full.txt"), splits
-
-
-def _extra_splits(folder: Path) -> dict[str, SplitFiles]:
-    return {
-        split: SplitFiles(
-            _text(folder, "oak", f"raw_data/{split}.raw.txt", with_content=False),
-            _clicks(folder, "oak", f"{short}_X_Y"),
-            _find(folder, [f"filter_labels_{split}.txt"]),
-        )
-        for split, short in EXTRA_SPLITS.items()
-        if _find(folder, [f"raw_data/{split}.raw.txt"])
-    }
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
@@ -208,26 +217,8 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
             for short, side in _SIDES.items()
             if short in sides
         }
-        graphs[name] = GraphFiles(_with_source_ids(path), edges)
+        graphs[name] = GraphFiles(_texts(path, with_content=False), edges)
     return graphs
-
-
-def _text(folder: Path, layout: str, name: str, with_content: bool) -> TextFile:
-    path = _need(folder, layout, _variants(name))
-    return TextFile(path, with_content=with_content) if layout == "json" else _with_source_ids(path)
-
-
-def _with_source_ids(path: Path) -> TextFile:
-    source_ids = path.with_name(path.name.replace(".raw.txt", ".source_id.txt"))
-    return TextFile(path, source_ids if source_ids != path and source_ids.is_file() else None)
-
-
-def _clicks(folder: Path, layout: str, name: str) -> Path | None:
-    return None if layout == "json" else _need(folder, layout, _matrix(name))
-
-
-def _variants(name: str) -> list[str]:
-    return [name, name.removesuffix(".gz")] if name.endswith(".gz") else [name]
 
 
 def _matrix(name: str) -> list[str]:

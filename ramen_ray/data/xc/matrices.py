@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.importers.xc.lines import line_blocks, parse_tokens, write_lines
+from ramen_ray.data.xc.lines import line_blocks, parse_tokens, write_lines
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,7 @@ MAX_ABSENT_SHARE = 0.05
 
 
 def read_shape(file: Path) -> tuple[int, int]:
-    """Return the numbers of rows and columns that the file declares.
-
-    Raises:
-        DatasetError: the file is malformed.
-    """
+    """Return the numbers of rows and columns that the file declares."""
     if file.suffix == ".npz":
         return _load_npz(file).shape
     with file.open("rb") as stream:
@@ -40,11 +36,7 @@ def read_shape(file: Path) -> tuple[int, int]:
 
 
 def read_matrix(file: Path, shape: tuple[int, int]) -> sparse.csr_array:
-    """Read a matrix of positive float32 numbers; indices ascend within a row.
-
-    Args:
-        file: npz if its name ends in .npz, else text.
-        shape: the rows and columns that it must have.
+    """Read a matrix of positive float32 numbers, of this shape; indices ascend within a row.
 
     Raises:
         DatasetError: the file, its shape or an entry is wrong; names row and column.
