@@ -5,10 +5,10 @@ first steps not timed. `--rows graph` is in batch: without the graph, with ancho
 in each fourth one. `--rows softmax` is without the graph, with shortlists and clusters from the
 untrained encoder: ance, depsl and unidec. Texts and tokens per step explain what a transformer's
 step costs; `pool_` figures are those of the ads that a query is ranked among. `ratio` is a step of
-the last row over the first, of the last preset.
+the last row over the first, on the last set.
 
-    python -m benchmarks.step_cost [--presets foldoc rdocs debian] [--rounds 3] [--seconds 4]
-    python -m benchmarks.step_cost --rows softmax --presets foldoc-ramen
+    python -m benchmarks.step_cost [--sets foldoc rdocs debian] [--rounds 3] [--seconds 4]
+    python -m benchmarks.step_cost --rows softmax --sets foldoc
 """
 
 import tempfile
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers.utils.logging import set_verbosity_error
 
-from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, prepared
+from benchmarks.common import NUM_THREADS, alternate, finish, medians, options, prepared
 from benchmarks.in_process import Run, begin
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
@@ -32,10 +32,11 @@ from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.step_inputs import BatchTexts, pool_figures
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag, bag_ramen, minilm
 
 WARMUP_STEPS, COUNTED_STEPS = 4, 8
 IN_BATCH = {"base.kind": "in_batch", "walk.enabled": False}
+PRESETS = {"foldoc": minilm, "rdocs": bag, "debian": bag}
 ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "graph": {
         "base": {**IN_BATCH, **WITHOUT_GRAPH},
@@ -47,24 +48,24 @@ ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def main() -> None:
-    """Measure one preset after another."""
-    asked = options(
-        __doc__, rows="graph", presets=["foldoc", "rdocs", "debian"], rounds=3, seconds=4.0
-    )
+    """Measure one dataset after another."""
+    asked = options(__doc__, rows="graph", sets=[*PRESETS], rounds=3, seconds=4.0)
     torch.set_num_threads(NUM_THREADS)
     set_verbosity_error()  # it would report the layers that are cut off
     rows = ROWS[asked.rows]
-    figures = {name: compare(name, rows, asked.rounds, asked.seconds) for name in asked.presets}
-    finish(figures[asked.presets[-1]][list(rows)[-1]]["ratio"], figures)
+    presets = dict.fromkeys(PRESETS, bag_ramen) if asked.rows == "softmax" else PRESETS
+    figures = {
+        name: compare(presets[name](name), rows, asked.rounds, asked.seconds) for name in asked.sets
+    }
+    finish(figures[asked.sets[-1]][list(rows)[-1]]["ratio"], figures)
 
 
 def compare(
-    preset: str, rows: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float
+    config: RunConfig, rows: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
     """Alternate all rows of a preset; returns medians, and seconds a step over the first row's."""
-    print(f"{preset}:")
-    config = PRESETS[preset]()
-    data = prepared(str(ROOT / config.dataset), config.encoder)
+    print(f"{config.dataset}:")
+    data = prepared(config.dataset, config.encoder)
     runs = {name: begun(overlay(config, changes), data) for name, changes in rows.items()}
     sides = {name: partial(measure, run, seconds) for name, run in runs.items()}
     found = {name: medians(values) for name, values in alternate(rounds, sides).items()}
