@@ -1,6 +1,6 @@
 """What Ray, MLflow and memory-mapped data cost per epoch, against a bare loop in memory.
 
-One side is the whole project: `python jobs/train.py foldoc` with all-MiniLM cut to two layers and
+One side is the whole project: the preset minilm on foldoc with all-MiniLM cut to two layers and
 both anchor sets, batches of 256, two threads in all, a fresh output folder, every step's losses
 logged to MLflow. Its seconds per epoch are the run's metric `trained_seconds` over the epochs; with
 validations and checkpoints they are the time from the first to the last epoch's validation. The

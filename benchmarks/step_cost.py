@@ -5,10 +5,9 @@ first steps not timed. `--rows graph` is in batch: without the graph, with ancho
 step, and in each one. `--rows softmax` is without the graph, with shortlists and clusters from the
 untrained encoder: ance, depsl and unidec. Texts and tokens per step explain what a transformer's
 step costs; `pool_` figures are those of the ads that a query is ranked among. `ratio` is a step of
-the last row over the first, on the last dataset.
+the last row over the first, on the last set.
 
-    python -m benchmarks.step_cost [--preset bag] [--sets rdocs debian] [--rounds 3] [--seconds 4]
-    python -m benchmarks.step_cost --preset minilm --sets foldoc
+    python -m benchmarks.step_cost [--sets foldoc rdocs debian] [--rounds 3] [--seconds 4]
     python -m benchmarks.step_cost --rows softmax --sets foldoc
 """
 
@@ -33,10 +32,11 @@ from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.curriculum import Curriculum
 from ramen_ray.method.sampling.step_inputs import BatchTexts, pool_figures
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag, bag_ramen, minilm
 
 WARMUP_STEPS, COUNTED_STEPS = 4, 8
 IN_BATCH = {"base.kind": "in_batch", "walk.enabled": False}
+PRESETS = {"foldoc": minilm, "rdocs": bag, "debian": bag}
 ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "graph": {
         "base": {**IN_BATCH, **WITHOUT_GRAPH},
@@ -49,14 +49,13 @@ ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 def main() -> None:
     """Measure one dataset after another."""
-    sets = ["rdocs", "debian"]
-    asked = options(__doc__, rows="graph", preset="bag", sets=sets, rounds=3, seconds=4.0)
+    asked = options(__doc__, rows="graph", sets=[*PRESETS], rounds=3, seconds=4.0)
     torch.set_num_threads(NUM_THREADS)
     set_verbosity_error()  # it would report the layers that are cut off
     rows = ROWS[asked.rows]
+    presets = dict.fromkeys(PRESETS, bag_ramen) if asked.rows == "softmax" else PRESETS
     figures = {
-        name: compare(PRESETS[asked.preset](name), rows, asked.rounds, asked.seconds)
-        for name in asked.sets
+        name: compare(presets[name](name), rows, asked.rounds, asked.seconds) for name in asked.sets
     }
     finish(figures[asked.sets[-1]][list(rows)[-1]]["ratio"], figures)
 
@@ -64,7 +63,7 @@ def main() -> None:
 def compare(
     config: RunConfig, rows: Mapping[str, Mapping[str, Any]], rounds: int, seconds: float
 ) -> dict[str, dict[str, float]]:
-    """Alternate all rows; returns medians, and seconds a step over the first row's."""
+    """Alternate all rows of a preset; returns medians, and seconds a step over the first row's."""
     print(f"{config.dataset}:")
     data = prepared(config.dataset, config.encoder)
     runs = {name: begun(overlay(config, changes), data) for name, changes in rows.items()}

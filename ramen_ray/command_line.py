@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,16 +23,24 @@ from ramen_ray.config import (
     ConfigError,
     RunConfig,
     Section,
-    dataset_name,
     describe,
     flatten,
     overlay,
+    shown_dataset,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
 from ramen_ray.orchestration.run.directory import read_run_config
-from ramen_ray.presets import DEFAULT_PRESET, PRESETS, RENAMED, lambdas, on_dataset, with_base
+from ramen_ray.presets import (
+    DEFAULT_PRESET,
+    PRESETS,
+    RENAMED,
+    lambdas,
+    linked_sets,
+    on_dataset,
+    with_base,
+)
 
 UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")
@@ -44,10 +53,9 @@ SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
 
-_RULES = re.compile("─+|-{5,}")
-"""Lines of tyro's box, which has others where a terminal does not know UTF-8."""
 _OF_PYDANTIC = re.compile(
-    r"Error parsing (?:[A-Z]\w+: |(?:\d+\.)?([\w.]+: ))\d+ validation errors? for \w+ "
+    r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
+    r"(?:(\w+) (?=Input ))?"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -264,10 +272,8 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     """Give a weight of 0 to the other anchor sets of the dataset, on sides that have edges."""
     weights = lambdas(config)
     with suppress(DatasetError):  # checked when it is needed
-        dataset = Dataset(config.dataset)
-        for side, end in (("lambda_x", "query"), ("lambda_z", "ad")):
-            edges = [name for name in dataset.anchor_sets if dataset.has(f"edges/{name}/{end}")]
-            weights[side] = dict.fromkeys(edges, 0.0) | weights[side]
+        for side, names in linked_sets(Dataset(config.dataset)).items():
+            weights[side] = dict.fromkeys(names, 0.0) | weights[side]
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )
@@ -305,7 +311,7 @@ def training_command(config: RunConfig) -> str:
         before = flatten(start)
         base = _flags({key: before[key] for key in parts}, parts)
         others = _flags(flatten(with_base(start, parts)), own)
-        data = ["--dataset", dataset_name(config.dataset)]
+        data = ["--dataset", shown_dataset(config.dataset)]
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
     shortest = min(commands, key=len)
     return shlex.join(shortest)
@@ -364,8 +370,17 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _in_one_line(box: str) -> str:
-    """Return what tyro says in its box, without title and help."""
-    text = _RULES.sub("─", box).replace("│", " ").replace("|", " ").partition("\n")[2]
-    said = " ".join(text.strip(" ─\n").partition("─")[0].split())
-    said = said.partition(" [type=")[0].replace("Value error, ", "")
-    return _OF_PYDANTIC.sub(r"\1", said)
+    """Return what tyro says in its box, without title and help; some terminals get ASCII."""
+    lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]
+    said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
+    words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
+    return _OF_PYDANTIC.sub(_key, words)
+
+
+def _key(found: re.Match[str]) -> str:
+    key = ".".join(name for name in found.groups() if name)
+    return f"{key}: " if key else ""
+
+
+def _is_text(line: str) -> bool:
+    return bool(line.strip("─-"))

@@ -30,7 +30,7 @@ def _dataset_path(dataset: str) -> str:
     return str(_DATASETS / dataset) if dataset in BUILT_IN else dataset
 
 
-def dataset_name(path: str) -> str:
+def shown_dataset(path: str) -> str:
     """Return the name of a built-in dataset, by which it is found on any machine; else ``path``."""
     folder = Path(path).absolute()
     return folder.name if folder.name in BUILT_IN and folder.parent == _DATASETS else path

@@ -42,12 +42,14 @@ def with_recipe(config: RunConfig) -> RunConfig:
     Raises:
         DatasetError: there is no such dataset directory.
     """
-    dataset = Dataset(config.dataset)
-    sets = [name for name in dataset.strict_anchor_sets if dataset.has(f"edges/{name}/ad")]
-    graph = {"lambda_x": {}, "lambda_z": dict.fromkeys(sets, config.regularization.adaptive_max)}
-    changes = {f"regularization.{side}": weights for side, weights in graph.items()}
-    adaptive = {"regularization.adaptive": True}
-    return overlay(config, {**changes, **adaptive, **_constants_of(dataset)})
+    dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
+    sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
+    changes = {
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": dict.fromkeys(sets, highest),
+        "regularization.adaptive": True,
+    }
+    return overlay(config, {**changes, **_constants_of(dataset)})
 
 
 def _constants_of(dataset: Dataset) -> dict[str, Any]:
@@ -117,24 +119,36 @@ def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
     return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
 
 
+def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
+    """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
+    tables = {
+        side: {f"edges/{name}/{end}": name for name in dataset.anchor_sets}
+        for side, end in (("lambda_x", "query"), ("lambda_z", "ad"))
+    }
+    return {
+        side: [name for table, name in of.items() if dataset.has(table) and dataset.num_rows(table)]
+        for side, of in tables.items()
+    }
+
+
 def check_sets(config: RunConfig, dataset: Dataset) -> None:
     """Check that the anchor sets with a weight exist, with edges on that side.
 
     Raises:
         ConfigError: one does not.
     """
-    for side, end in (("lambda_x", "query"), ("lambda_z", "ad")):
-        for name in lambdas(config)[side]:
+    linked = linked_sets(dataset)
+    for side, weights in lambdas(config).items():
+        for name in weights:
             key = f"regularization.{side}.{name}"
             if name not in dataset.anchor_sets:
                 raise ConfigError(
                     f"{key}: the dataset {dataset.path} has no anchor set {name!r}; it has "
                     f"{', '.join(dataset.anchor_sets) or 'none'}"
                 )
-            if not dataset.has(f"edges/{name}/{end}"):
-                raise ConfigError(
-                    f"{key}: {name!r} has no edges of {end}s to pull by; leave it out"
-                )
+            if name not in linked[side]:
+                end = {"lambda_x": "queries", "lambda_z": "ads"}[side]
+                raise ConfigError(f"{key}: {name!r} has no edges of {end}; leave it out")
 
 
 def bag(dataset: str = DEFAULT_DATASET) -> RunConfig:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,10 +30,10 @@ from ramen_ray.config import (
     Positive,
     RunConfig,
     Section,
-    dataset_name,
     flatten,
     overlay,
     read_config,
+    shown_dataset,
     with_absolute_paths,
     write_config,
 )
@@ -162,9 +163,9 @@ def test_a_weight_of_0_is_the_same_as_none():
 def test_a_built_in_dataset_is_named_and_a_folder_of_that_name_is_a_path():
     found = overlay(PLAIN, {"dataset": "debian"})
     assert found.dataset == str(ROOT / "datasets" / "debian")
-    assert dataset_name(found.dataset) == "debian"
+    assert shown_dataset(found.dataset) == "debian"
     assert overlay(PLAIN, {"dataset": "./debian"}).dataset == "./debian"
-    assert dataset_name("elsewhere/debian") == "elsewhere/debian"
+    assert shown_dataset("elsewhere/debian") == "elsewhere/debian"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,8 @@ def test_an_unknown_dataset_gets_the_recipe_from_every_preset(
     preset: str, word: str, dataset_path: Path, tmp_path: Path
 ):
     one_sided = shutil.copytree(dataset_path, tmp_path / "mine")
-    (one_sided / "edges" / "topics" / "ad.parquet").unlink()
+    file = one_sided / "edges" / "topics" / "ad.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
     found = _parse(preset, *word.format(one_sided).split(), "--regularization.lambda-x.topics", "1")
     graph = found.regularization
     assert found.dataset == str(one_sided)
@@ -388,7 +390,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
-        (["tiny", "--optimizer.lr", "0"], "optimizer: lr Input should be greater than 0\n"),
+        (["tiny", "--optimizer.lr", "0"], "optimizer.lr: Input should be greater than 0\n"),
         (["tiny", "--encoder.kind", "forest"], "--encoder.kind"),
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),
@@ -424,7 +426,7 @@ class Greeting(Section):
         (["great"], "great"),
         (["greet"], "--name"),
         (["greet", "--name", "a", "--time", "2"], "--time"),
-        (["greet", "--name", "a", "--times", "0"], "times Input should be greater than 0"),
+        (["greet", "--name", "a", "--times", "0"], "times: Input should be greater than 0"),
     ],
 )
 def test_bad_arguments_of_any_job_are_one_line(

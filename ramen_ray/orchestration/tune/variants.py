@@ -15,7 +15,8 @@ class AblationConfig(Section):
     """Number of seeds for each variant, counted up from the configuration's seed."""
     bases: tuple[BaseName, ...] = ()
     """Bases that are compared, and that the graph is added to; with the first one, parts are also
-    removed one by one. If none is named, the configuration's own and unidec."""
+    removed one by one. If none is named: the configuration's own, and unidec (or in_batch, if its
+    own is unidec)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
     """
     if not used_sets(config):
         raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
-    bases = bases or tuple(dict.fromkeys((config.base.kind, "unidec")))
+    bases = bases or tuple(dict.fromkeys((config.base.kind, "unidec", "in_batch")))[:2]
     first: str = bases[0]
     variants: dict[str, Variant] = {}
     for base in bases:

@@ -176,11 +176,11 @@ def test_progress_is_told_while_trials_run(
             "--space all: there are only regularization, optimizer, mining",
         ),
         (["tinny"], "unknown preset 'tinny'; presets are bag, bag-unidec"),
-        (["tiny", "--num-samples", "0"], "num_samples Input should be greater than 0"),
+        (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (
             ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
-            "optimizer: lr Input should be greater than 0",
+            "optimizer.lr: Input should be greater than 0",
         ),
     ],
 )
