@@ -22,8 +22,8 @@ from benchmarks.common import alternate, finish, in_fresh_process, medians, prep
 from benchmarks.retriever import DATASET, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.deployment.partitions import QUERIES_PER_BATCH
-from ramen_ray.orchestration.deployment.predict import QueryTable, predict
+from ramen_ray.orchestration.serve.predict import QueryTable, predict
+from ramen_ray.orchestration.serve.queries import QUERIES_PER_BATCH
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever

@@ -97,7 +97,7 @@ def walk_all(folder: Path) -> dict[str, float]:
     """Make the walked graph as a run does; Ray is running already."""
     import ray
 
-    from ramen_ray.orchestration.preparation.walks import walked_edges
+    from ramen_ray.orchestration.prepare.walks import walked_edges
 
     ray.init(num_cpus=2, log_to_driver=False)
     data = Prepared(folder)

@@ -38,7 +38,7 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
 
     Args:
         run: the run.
-        folder: folder that :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote;
+        folder: what :func:`ramen_ray.method.retrieval.retriever_folder.write_retriever` wrote;
             MLflow keeps it under its name.
         example: a few queries, which MLflow shows as the model's input example.
         metadata: metadata to keep with the model, such as the dataset it was trained on.

@@ -20,13 +20,13 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.deployment import predict as answering
 from ramen_ray.orchestration.runs.components import (
     build_model,
     build_objective,
     build_sampler,
     build_state,
 )
+from ramen_ray.orchestration.serve import predict as answering
 from ramen_ray.orchestration.training.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
 

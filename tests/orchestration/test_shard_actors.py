@@ -13,15 +13,15 @@ from pyarrow.fs import LocalFileSystem
 
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import search as searching
-from ramen_ray.orchestration.deployment.partitions import Partition, row_groups
-from ramen_ray.orchestration.deployment.parts import PART, Parts
-from ramen_ray.orchestration.deployment.sharded import (
+from ramen_ray.orchestration.search import _SearchShard
+from ramen_ray.orchestration.serve.answers import PART, Parts
+from ramen_ray.orchestration.serve.queries import Partition, row_groups
+from ramen_ray.orchestration.serve.sharded import (
     MAPPED_ADS_FILE,
     Work,
     _Write,
     write_mapped_ads,
 )
-from ramen_ray.orchestration.search import _SearchShard
 
 K, NUM_QUERIES = 60, 20_000
 

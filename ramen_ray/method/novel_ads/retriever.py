@@ -14,7 +14,7 @@ from ramen_ray.method.novel_ads.representation import (
     open_combined_ads,
 )
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.retriever import INDEX
+from ramen_ray.method.retrieval.retriever_folder import INDEX
 
 
 def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:

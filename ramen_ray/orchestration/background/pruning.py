@@ -13,7 +13,7 @@ from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.method.sampling.regularizers import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
-from ramen_ray.orchestration.embedding import embed_distinct
+from ramen_ray.orchestration.embed import embed_distinct
 
 EMBEDDINGS_FILE = "embeddings.npy"
 

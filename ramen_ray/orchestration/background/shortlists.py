@@ -27,7 +27,7 @@ from ramen_ray.method.retrieval.shortlists import (
 from ramen_ray.method.sampling.batches import Sources
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.runs.components import embedding_dim
 from ramen_ray.orchestration.search import (
     ShardResources,

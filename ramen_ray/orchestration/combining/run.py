@@ -28,7 +28,7 @@ from ramen_ray.orchestration.combining.task import (
     Evaluation,
     combine_loop_per_worker,
 )
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.runs.identity import software
 from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError

@@ -15,7 +15,7 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
-from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run

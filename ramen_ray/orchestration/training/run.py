@@ -16,7 +16,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import build_objective, encoder_tokenizer
 from ramen_ray.orchestration.runs.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.runs.run_directory import (
@@ -172,7 +172,7 @@ def is_ready(config: RunConfig) -> bool:
         return False
     if not config.walk.enabled:
         return True
-    from ramen_ray.orchestration.preparation.walks import is_walked
+    from ramen_ray.orchestration.prepare.walks import is_walked
 
     return is_walked(*_walk(config, Prepared(data)))
 
@@ -181,7 +181,7 @@ def _edges(config: RunConfig, data: Prepared) -> Path:
     """Return the folder of the graph to train on."""
     if not config.walk.enabled:
         return data.path / "edges"
-    from ramen_ray.orchestration.preparation.walks import walked_edges
+    from ramen_ray.orchestration.prepare.walks import walked_edges
 
     return walked_edges(*_walk(config, data))
 

@@ -28,7 +28,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.runs.identity import check_meanwhile
 from ramen_ray.orchestration.runs.run_directory import Identity, RunError

@@ -31,7 +31,7 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare.pipeline import prepare
 
 Clicks = dict[str, dict[str, float]]
 

@@ -43,7 +43,7 @@ from ramen_ray.method.model.pretrained import (
     text_tokenizer,
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
-from ramen_ray.orchestration.preparation.similar import add_similar
+from ramen_ray.orchestration.prepare.similar import add_similar
 from ramen_ray.orchestration.runs.components import build_model, embedding_dim
 from ramen_ray.orchestration.training.checks import check_config
 

@@ -25,12 +25,12 @@ from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration import search as searching
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
-from ramen_ray.orchestration.embedding import FEW_TEXTS
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.embed import FEW_TEXTS
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.runs.components import encoder_tokenizer
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
+from ramen_ray.orchestration.serve.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit
 from ramen_ray.orchestration.training.trainer import START_TIMEOUT

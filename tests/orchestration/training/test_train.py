@@ -27,7 +27,7 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.runs.run_directory import RunDirectory
 from ramen_ray.orchestration.training.results import TrainResult
 from ramen_ray.orchestration.training.run import fit

@@ -41,7 +41,7 @@ from ramen_ray.method.retrieval.index import (
     sample_size,
     search_first,
 )
-from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 

@@ -15,8 +15,8 @@ from ramen_ray.data.tables.new_ads import NewAds, read_first_clicks, read_new_ad
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
 from ramen_ray.method.novel_ads.retriever import combiner_of
-from ramen_ray.method.retrieval.retriever import add_ads, known_ids, text_embedder
-from ramen_ray.orchestration.deployment.copies import log_copy, take_place
+from ramen_ray.method.retrieval.retriever_folder import add_ads, known_ids, text_embedder
+from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
@@ -46,7 +46,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
 
     Args:
         registry: the registry of the retriever's store.
-        model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
+        model_uri: see :func:`~ramen_ray.orchestration.serve.versions.take_place`.
         given: the new ads.
         output: where artifacts go if no server keeps them.
 

@@ -13,10 +13,10 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.orchestration import embedding
+from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.cluster.attempts import MAX_ATTEMPTS
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 
 
 @pytest.fixture

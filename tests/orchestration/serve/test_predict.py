@@ -29,10 +29,10 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
-from ramen_ray.orchestration.deployment import predict as answering
-from ramen_ray.orchestration.deployment import sharded
-from ramen_ray.orchestration.deployment.copies import log_copy, take_place
-from ramen_ray.orchestration.deployment.partitions import Partition, row_groups
+from ramen_ray.orchestration.serve import predict as answering
+from ramen_ray.orchestration.serve import sharded
+from ramen_ray.orchestration.serve.queries import Partition, row_groups
+from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]

@@ -12,7 +12,7 @@ from stores import Store
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics import held_out
-from ramen_ray.orchestration.evaluation.retrievers import open_test_queries
+from ramen_ray.orchestration.serve.judging import open_test_queries
 from ramen_ray.tracking.registry import Registry, uri_of
 
 

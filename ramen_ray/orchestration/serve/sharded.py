@@ -24,12 +24,10 @@ from ray.data import ActorPoolStrategy
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.method.retrieval.retriever import ADS, INDEX
+from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.attempts import limited_attempts
 from ramen_ray.orchestration.cluster.resources import ClusterError, has_room, num_cpus
-from ramen_ray.orchestration.deployment.partitions import ANSWERS, Partition
-from ramen_ray.orchestration.deployment.parts import Parts
 from ramen_ray.orchestration.search import (
     MOMENT_S,
     PATIENCE_S,
@@ -39,6 +37,8 @@ from ramen_ray.orchestration.search import (
     queries_at_once,
     through_shards,
 )
+from ramen_ray.orchestration.serve.answers import Parts
+from ramen_ray.orchestration.serve.queries import ANSWERS, Partition
 
 CPUS_PER_ACTOR = 2
 BYTES_PER_ENCODER = 1 << 30

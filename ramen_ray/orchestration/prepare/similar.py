@@ -51,7 +51,7 @@ from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.progress import with_time_left
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
 from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
-from ramen_ray.orchestration.embedding import (
+from ramen_ray.orchestration.embed import (
     FEW_TEXTS,
     EmbeddingResources,
     TableRows,

@@ -20,7 +20,7 @@ from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics.evaluation import Propensity, evaluate
 from ramen_ray.method.metrics.held_out import HeldOutQueries
 from ramen_ray.method.metrics.ranking import ratio
-from ramen_ray.orchestration.deployment.new_ads import extend_retriever
+from ramen_ray.orchestration.serve.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import open_run
 

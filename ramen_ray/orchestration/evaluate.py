@@ -31,8 +31,8 @@ from ramen_ray.method.retrieval.search import (
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray, user_errors
-from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.runs.run_directory import (
     CONFIG_FILE,

@@ -28,15 +28,15 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
-from ramen_ray.orchestration.deployment.partitions import (
+from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
+from ramen_ray.orchestration.serve.answers import claim, locked
+from ramen_ray.orchestration.serve.queries import (
     ANSWERS,
     QUERIES_PER_BATCH,
     Partition,
     row_groups,
 )
-from ramen_ray.orchestration.deployment.parts import claim, locked
-from ramen_ray.orchestration.deployment.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
-from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
+from ramen_ray.orchestration.serve.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
 
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH

@@ -13,7 +13,7 @@ from pyarrow.fs import FileSystem
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.errors import first_line_of
-from ramen_ray.orchestration.deployment.parts import Parts
+from ramen_ray.orchestration.serve.answers import Parts
 
 ANSWERS = pa.schema(
     [

@@ -30,8 +30,8 @@ from ramen_ray.method.graph.walk import (
     visited_edges,
 )
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration.preparation import walks
-from ramen_ray.orchestration.preparation.walks import walked_edges
+from ramen_ray.orchestration.prepare import walks
+from ramen_ray.orchestration.prepare.walks import walked_edges
 
 Rows = list[list[int]]
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)

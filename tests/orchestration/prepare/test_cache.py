@@ -11,8 +11,8 @@ import pytest
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.preparation import pipeline
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare import pipeline
+from ramen_ray.orchestration.prepare.pipeline import prepare
 
 
 def _contents(prepared: Prepared) -> dict[str, bytes]:

@@ -8,8 +8,8 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
-from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
+from ramen_ray.orchestration.serve.judging import open_test_queries, retrieve
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 

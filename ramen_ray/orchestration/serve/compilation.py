@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
-from ramen_ray.method.retrieval.retriever import compile_retriever
-from ramen_ray.orchestration.deployment.copies import log_copy, take_place
-from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve, time_alone
+from ramen_ray.method.retrieval.retriever_folder import compile_retriever
+from ramen_ray.orchestration.serve.judging import open_test_queries, retrieve, time_alone
+from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -48,11 +48,11 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     It must be faster than the original, both on the CPU, and as good: the scores must agree within
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
-    more than noise (see :mod:`~ramen_ray.orchestration.deployment.promotion`).
+    more than noise (see :mod:`~ramen_ray.orchestration.serve.promotion`).
 
     Args:
         registry: the registry of the retriever's store.
-        model_uri: see :func:`~ramen_ray.orchestration.deployment.copies.take_place`.
+        model_uri: see :func:`~ramen_ray.orchestration.serve.versions.take_place`.
         int8: compute in 8-bit integers.
         output: where artifacts go if no server keeps them.
 
