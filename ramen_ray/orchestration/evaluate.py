@@ -1,15 +1,10 @@
-"""Evaluate a checkpoint: Ray Data embeds queries and ads, a task searches and measures.
-
-If one process cannot hold the embeddings of the ads, they are searched in shards.
-"""
+"""Evaluate a checkpoint: tasks embed queries and ads into a file, shards of which are searched."""
 
 import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import ray
-import ray.data
 
 from ramen_ray.bases.combination import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
@@ -20,17 +15,12 @@ from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
-from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
-from ramen_ray.method.retrieval.search import (
-    TopK,
-    drop_filtered,
-    most_filters,
-    search_parts,
-)
+from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.training.checkpoints import CheckpointError
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray, user_errors
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
@@ -41,9 +31,7 @@ from ramen_ray.orchestration.runs.run_directory import (
     RunDirectory,
     read_run_config,
 )
-from ramen_ray.orchestration.search import ShardResources, search_shards
-
-ADS_PER_PART = 65_536
+from ramen_ray.orchestration.search import put_together, search_shards
 
 
 def evaluate_checkpoint(
@@ -88,19 +76,14 @@ def evaluate_checkpoint(
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
-    with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=cache) as folder:
-        file = Path(folder) / "embeddings.npy"
-        _embed(checkpoint, data, split, file, config, part)
-        propensity = build_propensity(config)
-        found = _search_shards(config.workers, data, split, file)
-        task = ray.remote(_measure).options(num_cpus=config.workers.cpus_per_worker, num_returns=2)
-        measured, topk = task.remote(data, split, file, propensity, found)
-        metrics: dict[str, float] = ray.get(measured)
-        if predictions is not None:
-            write_predictions(predictions, opened, split, ray.get(topk))
-        if name_list is not None:
-            with opened.unchanged(WHILE_READ):
-                metrics |= _measure_bad_matches(name_list, opened, split, ray.get(topk))
+    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
+    metrics = judgement.metrics(shown[0])
+    if predictions is not None:
+        write_predictions(predictions, opened, split, shown)
+    if name_list is not None:
+        with opened.unchanged(WHILE_READ):
+            metrics |= _measure_bad_matches(name_list, opened, split, shown)
     return metrics
 
 
@@ -171,50 +154,34 @@ def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
         raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
 
 
-def _embed(
-    checkpoint: Path,
+def _retrieve(
+    model: tuple[Path, Part | None],
     data: Prepared,
     split: str,
-    file: Path,
-    config: RunConfig,
-    part: Part | None,
-) -> None:
-    """Write the embeddings of the split's queries, then of its candidates, into ``file``."""
-    tokens, workers = data.path / "tokens", config.workers
-    num_queries = len(data.queries[split])
-    queries = TableRows(tokens / "queries" / split, np.arange(num_queries), "queries")
+    judgement: Judgement,
+    workers: WorkersConfig,
+) -> TopK:
+    """Return the best ads of each query of a split, by id; embeddings go through a file.
+
+    Args:
+        model: folder of the model, and the part of its vectors that answers.
+        data: the dataset.
+        split: the queries.
+        judgement: says how many ads of each query are needed.
+        workers: what they may use.
+    """
+    tokens, num_queries = data.path / "tokens", len(data.queries[split])
+    queries = TableRows(tokens / "queries" / split, range(num_queries), "queries")
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")
-    cpus, gpus = workers.cpus_per_worker, int(workers.use_gpu)
-    resources = EmbeddingResources(cpus, cpus, gpus)
-    embed_tables(checkpoint, [queries, ads], file, resources, part=part)
-
-
-def _search_shards(workers: WorkersConfig, data: Prepared, split: str, file: Path) -> TopK | None:
-    """Search the candidates by number, as deep as filters need; None if one shard holds them."""
-    num_queries = len(data.queries[split])
-    shards = embedded_shards(file, num_queries, workers.gb_per_shard)
-    if len(shards) <= 1:
-        return None
-    k = max(KS) + most_filters(data.filters(split))
-    resources = ShardResources(workers.cpus_per_worker, workers.cpus_per_worker)
-    with user_errors():
-        return search_shards(shards, (file, num_queries), k, resources, file.parent / "attempts")
-
-
-def _measure(
-    data: Prepared, split: str, file: Path, propensity: Propensity, found: TopK | None
-) -> tuple[dict[str, float], TopK]:
-    """Measure what a search of shards has found, or search first."""
-    ids, filters = data.candidates(split), data.filters(split)
-    if found is None:
-        embeddings = np.load(file, mmap_mode="r")
-        num_queries = len(data.queries[split])
-        queries, ads = embeddings[:num_queries], embeddings[num_queries:]
-        parts = (ads[start : start + ADS_PER_PART] for start in range(0, len(ads), ADS_PER_PART))
-        topk = search_parts(queries, parts, ids, filters, max(KS))
-    else:
-        topk = drop_filtered((np.append(ids, -1)[found[0]], found[1]), filters, max(KS))
-    return Judgement.from_prepared(data, split, propensity).metrics(topk[0]), topk
+    cpus = workers.cpus_per_worker
+    resources = EmbeddingResources(cpus, cpus, int(workers.use_gpu))
+    with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=data.path.parent) as folder:
+        file, ids = Path(folder) / "embeddings.npy", Path(folder) / "ids.npy"
+        np.save(ids, ads.rows)
+        embed_tables(model[0], [queries, ads], file, resources, part=model[1])
+        shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
+        found = search_shards(shards, (file, num_queries), judgement.depth, cpus)
+        return judgement.shown(put_together(found, num_queries, judgement.depth))
 
 
 def _measure_bad_matches(

@@ -18,6 +18,8 @@ from jobs import predict
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
+from ramen_ray.method.retrieval.retriever_folder import INDEX
+from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.runs.components import (
@@ -83,12 +85,14 @@ def answer(
 ) -> Predict:
     """Answers a table as the command does, but for Ray."""
 
-    def answer_here(missing: list[int], needs: object, answerer: tuple[Any, ...]) -> None:
+    def answer_here(work: answering.Work, missing: list[int], *_: object) -> None:
+        (shard,) = index_shards(work.retriever / INDEX, 1.0)
+        steps = answering.AllSteps(work, shard, 1)
         for number in missing:
-            answering._Answerer(*answerer)({"partition": np.array([number])})
+            steps({"partition": number})
 
     monkeypatch.setattr(answering, "start_ray", lambda: None)
-    monkeypatch.setattr(answering, "_needs", lambda *_: None)
+    monkeypatch.setattr(answering, "_num_gpus", lambda *_: 0)
     monkeypatch.setattr(answering, "_answer", answer_here)
 
     def call(queries: Path, answers: Path) -> tuple[int, str]:

@@ -13,9 +13,9 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.orchestration import embed as embedding
-from ramen_ray.orchestration.cluster.attempts import MAX_ATTEMPTS
+from ramen_ray.orchestration import embed
 from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.tasks import MAX_ATTEMPTS
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 
 
@@ -32,7 +32,7 @@ def test_embedding_that_ends_its_process_is_given_up(
 ) -> None:
     class Deadly:
         def __len__(self) -> int:
-            return embedding.FEW_TEXTS + 1
+            return embed.FEW_TEXTS + 1
 
         def __getitem__(self, some: slice) -> Any:
             with (tmp_path / "begun").open("a") as file:
@@ -56,14 +56,14 @@ def test_actors_embed_as_tasks_do_and_load_the_model_once_each(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Counting(embedding._Work):
+    class Counting(embed._Work):
         def load(self) -> DualEncoder:
             with (tmp_path / "loaded").open("a") as file:
                 file.write(f"{os.getpid()}\n")
             return super().load()
 
-    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 4)
-    monkeypatch.setattr(embedding, "FEW_TEXTS", 0)
+    monkeypatch.setattr(embed, "TEXTS_PER_BATCH", 4)
+    monkeypatch.setattr(embed, "FEW_TEXTS", 0)
     rows = np.arange(40)[::-1]
     tables = [TableRows(prepared_bag.path / "tokens" / "ads", rows, "queries")]
     resources = EmbeddingResources(1, 1)
@@ -71,8 +71,8 @@ def test_actors_embed_as_tasks_do_and_load_the_model_once_each(
     file = tmp_path / "actors.npy"
     map_new_array(file, np.float32, by_tasks.shape)
     # with a GPU these are called by embed_tables
-    work = Counting(tmp_path / "model", tables, file, resources, None)
-    embedding._in_actors(embedding._batches(tables), work)
+    work = Counting(tmp_path / "model", file, resources, None)
+    embed._in_actors(embed._batches(tables), work)
     assert np.load(file) == pytest.approx(model.embed_texts(prepared_bag.ads, rows), abs=1e-6)
     assert by_tasks.tolist() == np.load(file).tolist()
     loaded = (tmp_path / "loaded").read_text().split()

@@ -12,7 +12,7 @@ It is a folder with
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,13 @@ from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
-from ramen_ray.method.retrieval.search import search_index, search_parts, share_found
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    merge_topk,
+    search,
+    search_index,
+    share_found,
+)
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
@@ -53,17 +59,11 @@ vectors (n, D) that are indexed."""
 
 @dataclass(frozen=True)
 class RetrieverSettings:
-    """How a retriever is made.
-
-    Attributes:
-        kind: the kind of index.
-        max_length: texts are cut to this many tokens.
-        gb_of_index: GB of an index in cells that memory holds; a larger one goes through files.
-    """
+    """How a retriever is made."""
 
     kind: IndexKind
-    max_length: int
-    gb_of_index: float
+    max_length: int  # tokens of a text
+    gb_of_index: float  # of one in cells that memory holds; a larger one goes through files
 
 
 def write_retriever(
@@ -72,9 +72,9 @@ def write_retriever(
     """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
 
     Args:
-        folder: the folder to write into; made if it is missing.
-        model: the model, on the device to run it on.
-        dataset: the dataset with the ads' texts and the users' ids.
+        folder: made if it is missing.
+        model: on the device to run it on.
+        dataset: has the ads' texts and the users' ids.
         data: the same dataset, prepared.
         settings: how it is made.
 
@@ -99,16 +99,10 @@ def known_ids(folder: Path) -> pa.Array:
 def add_ads(
     folder: Path, ads: pa.Table, gb_of_index: float, represent: Represent | None = None
 ) -> int:
-    """Add ads to a retriever by their texts; its encoder and its index's cells do not change.
+    """Add ads (``ad_id`` and ``text``, strings) to a retriever; returns how many it has now.
 
-    Args:
-        folder: what :func:`write_retriever` wrote.
-        ads: ``ad_id`` and ``text``, strings.
-        gb_of_index: see :class:`RetrieverSettings`.
-        represent: makes the vectors that are indexed; None for the embeddings themselves.
-
-    Returns:
-        The number of ads it has now.
+    Its encoder and its index's cells do not change. ``represent`` makes the vectors that are
+    indexed; without it, these are the texts' embeddings.
     """
     embed = text_embedder(folder)
     with extended_index_file(folder / INDEX, gb_of_index) as add:
@@ -140,9 +134,7 @@ def text_embedder(
 def compile_retriever(folder: Path, int8: bool) -> None:
     """Compile a retriever's encoder for queries; ads are still added with the original.
 
-    Args:
-        folder: what :func:`write_retriever` wrote.
-        int8: see :func:`ramen_ray.method.model.compilation.write_onnx`.
+    See :func:`ramen_ray.method.model.compilation.write_onnx`.
 
     Raises:
         EncoderError: its encoder is a bag, or the packages for this are not installed.
@@ -196,17 +188,13 @@ def _write_index(
     """Write the index of all ads and return its recall; each ad is encoded once."""
     rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
     queries = model.embed_queries(data.queries["test"], rows)
-    ad_ids, no_filters = np.arange(len(data.ads)), np.empty((0, 2), dtype=np.int64)
     index = _trained_index(settings.kind, model, data)
+    exact: list[TopK] = []
     with index_file(file, index, settings.gb_of_index) as add:
-
-        def add_parts() -> Iterator[Embeddings]:
-            for start in range(0, len(ad_ids), ADS_PER_BLOCK):
-                part = model.embed_ads(data.ads, ad_ids[start : start + ADS_PER_BLOCK])
-                add(part)
-                yield part
-
-        exact, _ = search_parts(queries, add_parts(), ad_ids, no_filters, RECALL_AT)
+        for start in range(0, len(data.ads), ADS_PER_BLOCK):
+            ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
+            block = model.embed_ads(data.ads, ads)
+            add(block)
+            exact = [merge_topk([*exact, search(queries, block, RECALL_AT, ids=ads)], RECALL_AT)]
     written = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-    found, _ = search_index(written, queries, RECALL_AT)
-    return share_found(found, exact)
+    return share_found(search_index(written, queries, RECALL_AT)[0], exact[0][0])

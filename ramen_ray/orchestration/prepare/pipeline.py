@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import ray
 import ray.data
 from filelock import FileLock
 
@@ -37,8 +36,8 @@ from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.attempts import limited_attempts
-from ramen_ray.orchestration.cluster.resources import num_cpus, task_of, user_errors
+from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
 
 logger = logging.getLogger(__name__)
 
@@ -94,18 +93,17 @@ def _prepare_into(
     if edges:
         keys = ["table", "key", "anchor_id"]
         parts.append(_run(dataset, edges, edge_rows, keys, folder))
-    join = task_of(join_parts)
-    rows = structure.num_rows
-    ray.get(join.remote(pa.concat_tables(parts), folder, rows, tokenizer.vocab_size))
+    rows = structure.num_rows, tokenizer.vocab_size
+    in_tasks([partial(join_parts, pa.concat_tables(parts), folder, *rows)])
     for aside in (PARTS, ATTEMPTS):
         shutil.rmtree(folder / aside)
-    statistics = task_of(dataset_statistics)
+    (statistics,) = in_tasks([partial(dataset_statistics, dataset)])
     for table in ID_TABLES:
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     description = {
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,
-        "statistics": ray.get(statistics.remote(dataset)),
+        "statistics": statistics,
         "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")

@@ -1,21 +1,22 @@
 """An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Validation and test queries have no edges and are not anchors, except that an ad may
-have the same text as one. Embeddings and edges go through files, so with an encoder memory holds a
-few batches, a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
+RAMEN paper). Embeddings and edges go through files, so with an encoder memory holds a few batches,
+a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
 """
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, UInt64s
@@ -35,7 +36,6 @@ from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
-    SearchTexts,
     Similar,
     SimilarSettings,
     check_similarity_encoder,
@@ -46,9 +46,9 @@ from ramen_ray.method.graph.similar import (
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.method.retrieval.search import TopK, search_parts, share_found
+from ramen_ray.method.retrieval.search import TopK, search, share_found
+from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
-from ramen_ray.orchestration.cluster.progress import with_time_left
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
 from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
 from ramen_ray.orchestration.embed import (
@@ -57,12 +57,15 @@ from ramen_ray.orchestration.embed import (
     TableRows,
     embed_tables,
 )
-from ramen_ray.orchestration.search import search_rows
+from ramen_ray.orchestration.search import keep_sample, search_shards
 
 ROWS_COPIED_AT_ONCE = 4096
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
-TEXTS_PER_PART = 65_536
+FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
+
+Block = TypeVar("Block")
+logger = logging.getLogger(__name__)
 
 
 def add_similar(
@@ -127,15 +130,13 @@ def _similar(
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
         blocks = similar_by_ngrams(vectors, plain, settings, counts)
-        done = with_time_left(blocks, lambda block: block[0], len(texts), "searched")
+        done = with_time_left(blocks, lambda block: block[0], len(texts))
         yield from (found for _, found in done)
         return
-    search = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
-    sampled = _Sampled(search, len(texts))
-    yield from similar_by_embeddings(sampled, plain, settings, counts)
-    if not search.is_exact:
-        exact = search.nearest(sampled.texts, settings.top_k + 1)
-        counts[FOUND] = round(100 * sampled.recall(exact))
+    find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
+    yield from similar_by_embeddings(find, plain, settings, counts)
+    if not find.is_exact:
+        counts[FOUND] = round(100 * find.recall(settings.top_k))
 
 
 def _plain_hashes(texts: DistinctTexts) -> UInt64s:
@@ -171,33 +172,34 @@ def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> Tab
 class _Search:
     """Searches the embeddings of all texts; see :data:`SearchTexts`.
 
-    It is approximate where an exact one takes more than a minute.
+    It is approximate where an exact one takes more than a minute. It keeps what a search for all
+    texts finds for a sample of them.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard
         self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
         self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
+        self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)
 
     def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
-        queries = self.file if isinstance(texts, range) else self._copy_rows(texts)
-        asked = queries, len(texts)
-        blocks = search_rows(asked, self.file, k, self.gb_per_shard, self.is_exact, EFFORT)
-        found = with_time_left(blocks, lambda block: len(block[1][0]), len(texts), "searched")
-        for start, best in found:
+        is_all = isinstance(texts, range)
+        queries = self.file if is_all else self._copy_rows(np.asarray(texts))
+        shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
+        blocks = search_shards(shards, (queries, len(texts)), k)
+        if is_all:
+            self.found = np.full((len(self.sample), k), -1)
+            blocks = keep_sample(blocks, self.sample, self.found)
+        done = with_time_left(blocks, lambda block: len(block[1][0]), len(texts))
+        for start, best in done:
             yield np.asarray(texts[start : start + len(best[0])]), best
 
-    def nearest(self, texts: Int64s, k: int) -> Int64s:
-        """Return the k nearest (n, k) of each of some texts (n,), by an exact search."""
-        no_filters = np.empty((0, 2), dtype=np.int64)
-        parts = (self._rows(start) for start in range(0, self.num_texts, TEXTS_PER_PART))
-        queries = np.load(self.file, mmap_mode="r")[texts]
-        return search_parts(queries, parts, np.arange(self.num_texts), no_filters, k)[0]
-
-    def _rows(self, start: int) -> NDArray[np.float32]:
-        """Read a part of the embeddings."""
-        part: NDArray[np.float32] = np.load(self.file, mmap_mode="r")[start:][:TEXTS_PER_PART]
-        return part
+    def recall(self, k: int) -> float:
+        """Return the share of the k nearest others of the sample that are among the k found."""
+        embeddings = np.load(self.file, mmap_mode="r")
+        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)
+        others = np.where(nearest == self.sample[:, None], -1, nearest)
+        return share_found(self.found[:, : k + 1], others)
 
     def _copy_rows(self, texts: Int64s) -> Path:
         """Write the embeddings of some texts into a file of their own, some at a time."""
@@ -211,25 +213,26 @@ class _Search:
         return file
 
 
-class _Sampled:
-    """A search that keeps what its first call finds for a sample of all texts."""
+def with_time_left(
+    blocks: Iterable[Block], size_of: Callable[[Block], int], total: int
+) -> Iterator[Block]:
+    """Pass on blocks as they are done; log what is left after five seconds, and now and again.
 
-    def __init__(self, find: SearchTexts, num_texts: int) -> None:
-        self.find, self.texts = find, sampled_queries(num_texts, SAMPLED_TEXTS)
-        self.found: Int64s | None = None
+    The first block does not count for the time left, as processes start before it.
 
-    def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
-        is_first = self.found is None
-        if self.found is None:
-            self.found = np.full((len(self.texts), k), -1)
-        for rows, (others, similarities) in self.find(texts, k):
-            if is_first:
-                _, places, of_block = np.intersect1d(self.texts, rows, True, return_indices=True)
-                self.found[places] = others[of_block]
-            yield rows, (others, similarities)
-
-    def recall(self, nearest: Int64s) -> float:
-        """Return the share of the ``nearest`` others (sample, n) among the n best found."""
-        assert self.found is not None, "a search was made"
-        others = np.where(nearest == self.texts[:, None], -1, nearest)
-        return share_found(self.found[:, : nearest.shape[1]], others)
+    Args:
+        blocks: what is done.
+        size_of: how many texts a block has.
+        total: the texts of all blocks.
+    """
+    line_at, done = time.monotonic() + FIRST_LINE_S, 0
+    before, since = 0, None
+    for block in blocks:
+        yield block
+        done, now = done + size_of(block), time.monotonic()
+        if since is None:
+            before, since = done, now
+        elif now >= line_at and done < total:
+            left = (total - done) * (now - since) / (done - before)
+            logger.info("searched %d of %d texts, about %.0f s left", done, total, left)
+            line_at = now + BETWEEN_LINES_S

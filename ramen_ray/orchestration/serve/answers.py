@@ -1,16 +1,17 @@
-"""The folder of a table's answers: a file for each part, and a note that tells if it is intact."""
+"""The folder of a table's answers: a file for each partition, and a note if it is intact."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.checksums import (
@@ -19,35 +20,29 @@ from ramen_ray.data.store.checksums import (
     size_and_checksum,
     with_checksum,
 )
+from ramen_ray.data.store.locks import held
 from ramen_ray.data.store.whole_files import scratch_folder, whole_file
 
-PLAN_FILE, LOCK_FILE = "_predictions.json", ".lock"  # readers of parquet folders ignore such names
-PART = "part-{:06d}.parquet"
+PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
+FILE = "part-{:06d}.parquet"
 ASIDE, NOTES = ".attempts", ".notes"
-"""Folders for what is needed until all is answered, and for the parts' notes."""
+"""Folders for what is needed until all is answered, and for a note of each file."""
+ANSWERS = pa.schema(
+    [
+        ("ad_ids", pa.list_(pa.string())),
+        ("ads", pa.list_(pa.string())),
+        ("scores", pa.list_(pa.float32())),
+        ("error", pa.string()),
+    ]
+)
 
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class NewPart:
-    """A part that is being written.
-
-    Attributes:
-        file: the temporary file to write.
-        rows: its number of rows.
-        errors: how many of them have no answer.
-    """
-
-    file: Path
-    rows: int = 0
-    errors: int = 0
-
-
 @dataclass(frozen=True)
-class Parts:
-    """The parts of one call's answers.
+class Answers:
+    """The files of one call's answers, one for each partition.
 
     Attributes:
         folder: the folder of the answers.
@@ -62,14 +57,22 @@ class Parts:
         """A folder for what is needed until all is answered."""
         return self.folder / ASIDE
 
-    @contextmanager
-    def new(self, number: int) -> Iterator[NewPart]:
-        """Yield a part to write, which is in its place, whole, when the block ends."""
-        file = self.folder / PART.format(number)
+    def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
+        """Write the file of a partition, whole or not at all.
+
+        Args:
+            number: the partition's.
+            schema: of the queries.
+            batches: the queries' columns, then those of ANSWERS.
+        """
+        file, rows, errors = self.folder / FILE.format(number), 0, 0
         with whole_file(file, self.aside) as aside:
-            part = NewPart(aside)
-            yield part
-            content = {"call": self.call, "rows": part.rows, "errors": part.errors}
+            with pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer:
+                for batch in batches:
+                    writer.write_table(batch)
+                    rows += len(batch)
+                    errors += len(batch) - batch[batch.num_columns - 1].null_count
+            content = {"call": self.call, "rows": rows, "errors": errors}
             content["file"] = size_and_checksum(aside)
         note = self._note(number)
         note.parent.mkdir(exist_ok=True)
@@ -77,13 +80,13 @@ class Parts:
             aside.write_text(with_checksum(content), encoding="utf-8")
 
     def counts(self, numbers: Sequence[int]) -> dict[int, tuple[int, int] | None]:
-        """Return the rows of parts, and those without an answer; None for one that is not intact.
+        """Return rows, and rows without an answer, by partition; None where a file is not intact.
 
-        Parts that are there but not as they were written are warned of.
+        Files that are there but not as they were written are warned of.
         """
         with ThreadPoolExecutor() as threads:
             counts = dict(zip(numbers, threads.map(self._count, numbers), strict=True))
-        names = (PART.format(number) for number, found in counts.items() if found is None)
+        names = (FILE.format(number) for number, found in counts.items() if found is None)
         damaged = [name for name in names if (self.folder / name).exists()]
         if damaged:
             rest = f" and {len(damaged) - 1} more parts" if damaged[1:] else ""
@@ -95,13 +98,18 @@ class Parts:
             note = parse_checked(self._note(number).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        file = self.folder / PART.format(number)
+        file = self.folder / FILE.format(number)
         if note.get("call") != self.call or find_difference(file, note["file"]) is not None:
             return None
         return note["rows"], note["errors"]
 
     def _note(self, number: int) -> Path:
-        return self.folder / NOTES / f"{PART.format(number)}.json"
+        return self.folder / NOTES / f"{FILE.format(number)}.json"
+
+
+def with_answers(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of queries, and those of their answers beside them."""
+    return pa.schema([*schema, *ANSWERS])
 
 
 @contextmanager
@@ -112,24 +120,24 @@ def locked(output: Path) -> Iterator[Path]:
         ConfigError: another call writes to ``output``, it has files of others, or it cannot be
             written.
     """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if not (output / PLAN_FILE).exists() and any(output.glob("part-*.parquet")):
-            raise ConfigError(f"{output} has parts of another table; choose another folder")
-        held = FileLock(output / LOCK_FILE).acquire(blocking=False)
-    except Timeout:
-        raise ConfigError(
-            f"another call is writing to {output}; wait until it has ended, or choose another "
-            f"folder"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
-    with held, scratch_folder(output / ASIDE) as aside:
-        yield aside
+    with ExitStack() as stack:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            if not (output / PLAN_FILE).exists() and any(output.glob("part-*.parquet")):
+                raise ConfigError(f"{output} has parts of another table; choose another folder")
+            is_ours = stack.enter_context(held(output))
+        except OSError as error:
+            raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
+        if not is_ours:
+            raise ConfigError(
+                f"another call is writing to {output}; wait until it has ended, or choose another "
+                f"folder"
+            )
+        yield stack.enter_context(scratch_folder(output / ASIDE))
 
 
-def claim(output: Path, plan: Mapping[str, Any]) -> Parts:
-    """Note in ``output``, which is locked, what will be written there; returns the parts.
+def claim(output: Path, plan: Mapping[str, Any]) -> Answers:
+    """Note in ``output``, which is locked, what will be written there; returns the answers.
 
     Raises:
         ConfigError: it has something else already.
@@ -149,4 +157,4 @@ def claim(output: Path, plan: Mapping[str, Any]) -> Parts:
             f"differ); choose another folder"
         )
     content = json.dumps(plan, sort_keys=True).encode()
-    return Parts(output, hashlib.blake2b(content, digest_size=16).hexdigest())
+    return Answers(output, hashlib.blake2b(content, digest_size=16).hexdigest())

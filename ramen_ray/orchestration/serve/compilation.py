@@ -1,8 +1,11 @@
 """Compile a retriever's encoder, and check that it answers faster and as well as before."""
 
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,37 +13,30 @@ from numpy.typing import NDArray
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
-from ramen_ray.orchestration.serve.judging import open_test_queries, retrieve, time_alone
+from ramen_ray.orchestration.serve.promotion import open_test_queries, retrieve
 from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
 EXAMPLE_QUERIES = 2
-TIMED_QUERIES = 200
+TIMED_QUERIES, UNTIMED_QUERIES = 200, 10
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A retriever with a compiled encoder.
+    """A retriever with a compiled encoder, and how it compares with the original.
 
-    Attributes:
-        model_uri: its URI, ``models:/NAME/VERSION`` if the original was given by a name.
-        milliseconds: median time of a single query.
-        milliseconds_before: the same for the original.
-        score_difference: the largest difference of scores over all answers to the test queries.
-        metrics: its metrics on the test split.
-        differences: by how much they exceed those of the original.
-        refusal: why it does not replace the original; None if it does.
+    ``metrics`` are those on the test split, ``differences`` by how much they exceed the original's.
     """
 
-    model_uri: str
-    milliseconds: float
+    model_uri: str  # models:/NAME/VERSION if the original was given by a name
+    milliseconds: float  # median of a single query
     milliseconds_before: float
-    score_difference: float
+    score_difference: float  # the largest over all answers to the test queries
     metrics: dict[str, float]
     differences: dict[str, Difference]
-    refusal: str | None = None
+    refusal: str | None = None  # why it does not replace the original
 
 
 def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
@@ -50,11 +46,8 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
     more than noise (see :mod:`~ramen_ray.orchestration.serve.promotion`).
 
-    Args:
-        registry: the registry of the retriever's store.
-        model_uri: see :func:`~ramen_ray.orchestration.serve.versions.take_place`.
-        int8: compute in 8-bit integers.
-        output: where artifacts go if no server keeps them.
+    See :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if
+    no server keeps them.
 
     Raises:
         EncoderError: the encoder is a bag, or the packages for compiling are not installed.
@@ -71,7 +64,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         copy = log_copy(registry, original, folder, example, changes, output)
     after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
     answers, answers_before = (retrieve(model, queries) for model in (after, before))
-    ours, base = (queries.measure(topk) for topk in (answers, answers_before))
+    ours, base = (queries.judgement.measure(topk) for topk in (answers, answers_before))
     timed = queries.texts[:TIMED_QUERIES]
     milliseconds, milliseconds_before = time_alone((after, before), timed)
     compiled = Compiled(
@@ -107,3 +100,20 @@ def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
     if high < 0:
         return f"it costs {metric} {by:+.2f} [{low:+.2f}, {high:+.2f}]"
     return None
+
+
+def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
+    """Return each model's median time for a single query, in milliseconds.
+
+    The models, as MLflow loads them, take turns, so that a busy machine slows all of them. The
+    first of ``texts`` are answered once before timing starts.
+    """
+    timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
+    seconds = np.empty((len(timed_texts), len(models)))
+    for row, text in zip(seconds, timed_texts, strict=True):
+        for column, model in enumerate(models):
+            started = time.perf_counter()
+            model.predict([text])
+            row[column] = time.perf_counter() - started
+    timed = seconds[len(timed_texts) - len(texts) :]
+    return [1000 * float(median) for median in np.median(timed, axis=0)]

@@ -28,15 +28,9 @@ class NewAdsError(UserError):
 
 @dataclass(frozen=True)
 class Extended:
-    """A retriever with more ads.
+    """A retriever with more ads: how many it has now, and the new ones among them."""
 
-    Attributes:
-        model_uri: its URI, ``models:/NAME/VERSION`` if the original was given by a name.
-        num_ads: number of ads it has now.
-        num_new: number of new ones among them.
-    """
-
-    model_uri: str
+    model_uri: str  # models:/NAME/VERSION if the original was given by a name
     num_ads: int
     num_new: int
 
@@ -44,11 +38,8 @@ class Extended:
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
     """Log a copy of a retriever that also has new ads, and put it in the original's place.
 
-    Args:
-        registry: the registry of the retriever's store.
-        model_uri: see :func:`~ramen_ray.orchestration.serve.versions.take_place`.
-        given: the new ads.
-        output: where artifacts go if no server keeps them.
+    See :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if
+    no server keeps them.
 
     Raises:
         DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.

@@ -1,47 +1,46 @@
 """Answer a table of queries of any size with a retriever, partition by partition.
 
-A partition is a row group of the source, or a part of a large one.
+If one process can hold the index, actors do all steps of a partition (:mod:`.steps`). Else these
+are steps of a Ray Data plan: actors encode, one for each shard of the index searches, one writes.
 """
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import chain
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 import ray.data
-from numpy.typing import NDArray
 from pyarrow.fs import FileSystem
+from ray.data import ActorPoolStrategy
 
 from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.orchestration.cluster.attempts import limited_attempts
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX
+from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
-    has_room,
+    Needs,
+    find_room,
+    in_words,
     most_cpus,
+    num_cpus,
     start_ray,
     user_errors,
 )
-from ramen_ray.orchestration.search import MOMENT_S, PATIENCE_S, queries_at_once
-from ramen_ray.orchestration.serve.answers import claim, locked
-from ramen_ray.orchestration.serve.queries import (
-    ANSWERS,
-    QUERIES_PER_BATCH,
-    Partition,
-    row_groups,
-)
-from ramen_ray.orchestration.serve.sharded import CPUS_PER_ACTOR, Work, answer_with_shards
+from ramen_ray.orchestration.search import Shard, needs_of, through_shards
+from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
+from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
 
-QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
-BYTES_PER_ACTOR = 1 << 30
-"""Memory of a process besides the retriever's files: torch and a batch of answers."""
+CPUS_PER_ACTOR = 2
+BYTES_PER_PROCESS = 1 << 30
+"""Memory of a process that encodes or writes, besides the files that it reads."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +89,16 @@ def predict(
     top_k: int,
     processes: Processes = Processes(),
 ) -> Answered:
-    """Write each query's best ads beside it; the same call resumes an interrupted one.
+    """Write each query's best ads beside it, in ``output``, which all machines can reach.
 
-    A partition's file in ``output`` has the source's columns and those of ANSWERS, and only appears
-    when it is whole. For a row that cannot be answered, ``error`` says why.
+    A partition's file has the source's columns and those of ANSWERS, and only appears when it is
+    whole, so the same call resumes an interrupted one. ``error`` says why a row has no answer.
 
     Args:
         registry: the registry of the retriever's store.
         model_uri: the retriever, such as ``models:/NAME@champion``.
         table: the queries, on any file system that pyarrow knows.
-        output: a folder that all machines can reach; made if it is missing.
+        output: made if it is missing.
         top_k: ads per query.
         processes: what may answer.
 
@@ -116,31 +115,32 @@ def predict(
     files = _parquet_files(table)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
-        partitions = _partitions(files)
+        pieces = partitions(files)
         plan = {
             "model": retriever.uri,
             "model_content": content_of(copied),
             "top_k": top_k,
             "column": table.column,
             "queries": [
-                [one.group.path, one.group.number, one.start, one.group.content]
-                for one in partitions
+                [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
             ],
         }
-        work = Work(partitions, table.column, top_k, claim(output, plan), copied)
-        counts = work.parts.counts(range(len(partitions)))
+        work = Work(pieces, table.column, top_k, claim(output, plan), own_folder(copied))
+        counts = work.answers.counts(range(len(pieces)))
         missing = [number for number, found in counts.items() if found is None]
         logger.info(
-            "%d of %d partitions to answer with %s", len(missing), len(partitions), retriever.uri
+            "%d of %d partitions to answer with %s", len(missing), len(pieces), retriever.uri
         )
         if missing:
-            _answer_missing(registry.uri, retriever, work, missing, processes)
-            counts |= work.parts.counts(missing)
+            start_ray()
+            with user_errors():
+                _answer(work, missing, processes.gb_per_shard, _num_gpus(retriever, processes))
+            counts |= work.answers.counts(missing)
     whole = [found for found in counts.values() if found is not None]
-    if len(whole) < len(partitions):
+    if len(whole) < len(pieces):
         raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
     rows, errors = (sum(column) for column in zip(*whole, strict=True)) if whole else (0, 0)
-    return Answered(rows, errors, len(partitions), len(partitions) - len(missing))
+    return Answered(rows, errors, len(pieces), len(pieces) - len(missing))
 
 
 def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
@@ -168,108 +168,85 @@ def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
     return {file.path: file.filesystem for file in files}
 
 
-def _partitions(files: dict[str, FileSystem]) -> list[Partition]:
-    """Cut row groups into partitions of at most QUERIES_PER_PARTITION rows; one if it is empty."""
-    with ThreadPoolExecutor() as threads:
-        groups = list(chain.from_iterable(threads.map(row_groups, files.values(), files)))
-    return [
-        Partition(group, start, min(start + QUERIES_PER_PARTITION, group.num_rows))
-        for group in groups
-        for start in range(0, max(group.num_rows, 1), QUERIES_PER_PARTITION)
-    ]
+def _num_gpus(retriever: LoggedRetriever, processes: Processes) -> int:
+    has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+    return int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
 
 
-def _answer_missing(
-    uri: str, retriever: LoggedRetriever, work: Work, missing: list[int], processes: Processes
-) -> None:
-    start_ray()
-    needs = _needs(retriever, processes.use_gpu)
-    with user_errors():
-        if retriever.num_bytes <= processes.gb_per_shard * 1e9:
-            _answer(missing, needs, (uri, work))
-        else:
-            work = replace(work, retriever=own_folder(work.retriever))
-            answer_with_shards(work, missing, processes.gb_per_shard, needs.get("GPU", 0))
+def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
+    """Answer the partitions ``missing``, by number, with ``num_gpus`` GPUs for each encoder."""
+    shards = index_shards(work.retriever / INDEX, gb_per_shard)
+    items = [{"partition": number} for number in missing]
+    rows = ray.data.from_items(items, override_num_blocks=len(items))
+    encoder = _needs_to_encode(work, num_gpus)
+    if len(shards) == 1:
+        _answer_in_each(rows, work, shards[0], encoder)
+    else:
+        _answer_with_shards(rows, work, shards, encoder)
 
 
-def _needs(retriever: LoggedRetriever, use_gpu: bool) -> dict[str, int]:
-    """Return the resources that an actor needs, by Ray's names; memory in bytes."""
-    offered = ray.cluster_resources()
-    needs = {
-        "CPU": min(CPUS_PER_ACTOR, most_cpus()),
-        "memory": BYTES_PER_ACTOR + retriever.num_bytes,
-    }
-    if use_gpu or (retriever.uses_gpu and offered.get("GPU", 0) >= 1):
-        needs["GPU"] = 1
-    return needs
-
-
-def _answer(missing: list[int], needs: dict[str, int], answerer: tuple[Any, ...]) -> None:
-    needed = _in_words(needs)
-    _wait_for_room(needs, needed)
+def _answer_in_each(rows: ray.data.Dataset, work: Work, shard: Shard, encoder: Needs) -> None:
+    """Let as many processes as there is room for do all steps of a partition."""
+    cpus = min(CPUS_PER_ACTOR, most_cpus())
+    memory = encoder["memory"] + shard.num_bytes + _bytes_of_ads(work.retriever)
+    needs: Needs = {**encoder, "memory": memory, "CPU": cpus}
+    find_room(lambda _: [needs], [cpus], "a process that holds the retriever")
     offered = ray.cluster_resources()
     fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
-    num_actors = min(fit, len(missing))
-    logger.info("answering in %d processes, each with %s", num_actors, needed)
-    items = [{"partition": number} for number in missing]
-    ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        _Answerer,
-        fn_constructor_args=answerer,
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=num_actors),
-        num_cpus=needs["CPU"],
-        num_gpus=needs.get("GPU", 0),
-        memory=needs["memory"],
+    size = min(fit, rows.count())
+    logger.info("answering in %d processes, each with %s", size, in_words([needs]))
+    compute = ActorPoolStrategy(size=size)
+    rows.map(
+        AllSteps, fn_constructor_args=(work, shard, cpus), compute=compute, **_options(needs)
     ).materialize()
 
 
-def _in_words(needs: dict[str, int]) -> str:
-    processors = ", ".join(f"{needs[name]} {name}" for name in ("CPU", "GPU") if name in needs)
-    return f"{processors} and {needs['memory'] / 1e9:.1f} GB of memory"
+def _answer_with_shards(
+    rows: ray.data.Dataset, work: Work, shards: Sequence[Shard], encoder: Needs
+) -> None:
+    """Let a process hold each shard; all run at once.
+
+    Others may hold CPUs, and those of one machine may not divide by a share: if a share is not free
+    now, a half or a quarter of it does.
+    """
+    share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
+    writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}
+
+    def all_needs(cpus: float) -> list[Needs]:
+        return [{**encoder, "CPU": cpus}, writer, *(needs_of(shard, cpus) for shard in shards)]
+
+    what = f"{len(shards)} shards of the retriever at once"
+    cpus = find_room(all_needs, [_whole(share / part) for part in (1, 2, 4)], what)
+    logger.info("answering with %d shards, in a process each", len(shards))
+    encoded = rows.map(
+        Encode,
+        fn_constructor_args=(work,),
+        compute=ActorPoolStrategy(min_size=1, max_size=rows.count()),
+        **_options({**encoder, "CPU": cpus}),
+    )
+    each = max(int(cpus), 1), cpus
+    found = through_shards(encoded, shards, work.top_k, each, work.answers.aside)
+    one = ActorPoolStrategy(size=1)
+    found.map(Write, fn_constructor_args=(work,), compute=one, **_options(writer)).materialize()
 
 
-def _wait_for_room(needs: dict[str, int], needed: str) -> None:
-    """Wait until a machine has the resources for an actor; log it if there is a wait."""
-    bundle: dict[str, float] = {**needs}
-    if has_room([bundle], MOMENT_S):
-        return
-    logger.info("waiting for a machine with %s free", needed)
-    if not has_room([bundle], PATIENCE_S):
-        raise ClusterError(
-            f"no machine has had {needed} free for {PATIENCE_S} s; run this again when one has"
-        )
+def _whole(share: float) -> float:
+    """Return whole CPUs, a thread for each, or a part of one in hundredths."""
+    return math.floor(share) if share >= 1 else math.floor(100 * share) / 100
 
 
-class _Answerer:
-    """An actor that holds the retriever and answers one partition after another."""
+def _needs_to_encode(work: Work, num_gpus: int) -> Needs:
+    files = (file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
+    memory = BYTES_PER_PROCESS + sum(file.stat().st_size for file in files)
+    return {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
 
-    def __init__(self, uri: str, work: Work) -> None:
-        from ramen_ray.tracking.retriever_model import find_error
 
-        loaded: Any = Registry(uri).load(str(work.retriever))
-        self.retriever, self.find_error = loaded.unwrap_python_model(), find_error
-        self.work = work
+def _bytes_of_ads(retriever: Path) -> int:
+    """Return the memory of the ads' ids and texts."""
+    footer = pq.read_metadata(retriever / ADS)
+    return sum(footer.row_group(n).total_byte_size for n in range(footer.num_row_groups))
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        (number,) = batch["partition"].tolist()
-        work, partition = self.work, self.work.partitions[number]
-        with limited_attempts(work.parts.aside, partition.name):
-            at_once = queries_at_once(work.top_k)
-            partition.write_answers(work.column, work.parts, number, self._answer, at_once)
-        return {"partition": np.array([number])}
 
-    def _answer(self, texts: pa.Array) -> pa.Table:
-        """Answer as the retriever's ``predict`` does, which refuses more than a server may take."""
-        queries = texts.to_pylist()
-        errors = [self.find_error(query) for query in queries]
-        asked = [query for query, error in zip(queries, errors, strict=True) if error is None]
-        found = (
-            self.retriever.search(self.retriever.encode(asked), self.work.top_k) if asked else []
-        )
-        answers = iter(found)
-        rows = [next(answers) if error is None else ([], [], []) for error in errors]
-        columns = [*zip(*rows, strict=True), errors]
-        return pa.Table.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, ANSWERS, strict=True)],
-            schema=ANSWERS,
-        )
+def _options(needs: Needs) -> dict[str, float]:
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    return {option: needs.get(name, 0) for name, option in names.items()}

@@ -4,16 +4,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.data.store.dataset import DatasetError
+import numpy as np
+
+from ramen_ray.data.store.dataset import DatasetError, open_unchanged
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import METRICS
+from ramen_ray.method.metrics.judgement import (
+    METRICS,
+    JudgedQueries,
+    Propensity,
+    read_test_queries,
+)
 from ramen_ray.method.metrics.ranking import ratios
+from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
-from ramen_ray.orchestration.serve.judging import open_test_queries, retrieve
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"
+QUERIES_PER_PASS = 4096
 
 
 class IncomparableError(RegistryError):
@@ -149,10 +157,45 @@ def _compare(
         )
     queries = open_test_queries(registry, ours)
     candidate, champion = (
-        queries.measure(retrieve(one, queries)) for one in (model, registry.load(base.uri))
+        queries.judgement.measure(retrieve(one, queries))
+        for one in (model, registry.load(base.uri))
     )
     return {
         "candidate": ratios(candidate),
         "differences": paired_differences(candidate, champion),
         "num_lost_ads": base.metadata["num_ads"] - ours.metadata["num_ads"],
     }
+
+
+def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> JudgedQueries:
+    """Open the test split of a retriever's dataset.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since.
+    """
+    parameters = registry.parameters(retriever.run_id)
+    since = f"since {retriever.uri} was trained on it; train again"
+    fingerprint = retriever.metadata["dataset_fingerprint"]
+    dataset = open_unchanged(parameters["dataset"], fingerprint, since)
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    with dataset.unchanged(since):
+        return read_test_queries(dataset, Propensity(*constants))
+
+
+def retrieve(model: Any, queries: JudgedQueries) -> TopK:
+    """Return each query's best ads of the dataset (queries, k), as many as the metrics need.
+
+    The model's own encoder and index are used; ads that were added later are ignored.
+
+    Args:
+        model: the retriever, as MLflow loads it.
+        queries: the test queries.
+    """
+    retriever, (texts, judgement) = model.unwrap_python_model(), queries
+    num_ads = len(judgement.inverse)
+    embedded = [
+        retriever.encode(texts[start : start + QUERIES_PER_PASS])
+        for start in range(0, len(texts), QUERIES_PER_PASS)
+    ]
+    k = min(judgement.depth, num_ads)
+    return search_index(retriever.index, np.concatenate(embedded), k, num_ads=num_ads)

@@ -1,9 +1,14 @@
-"""Partitions of a table of queries: what is read, answered and written as a whole."""
+"""Partitions of a table of queries: what is read, answered and written as a whole.
+
+A partition is a row group of a parquet file, or a piece of a large one.
+"""
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -13,46 +18,27 @@ from pyarrow.fs import FileSystem
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.errors import first_line_of
-from ramen_ray.orchestration.serve.answers import Parts
 
-ANSWERS = pa.schema(
-    [
-        ("ad_ids", pa.list_(pa.string())),
-        ("ads", pa.list_(pa.string())),
-        ("scores", pa.list_(pa.float32())),
-        ("error", pa.string()),
-    ]
-)
 QUERIES_PER_BATCH = 4096
+QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 BYTES_PER_READ = 16 << 20
 BYTES_BEYOND = 100
 """How far beyond a column Arrow may read, for files of old writers that give its size too small."""
 
-Answer = Callable[[pa.Array], pa.Table]
-"""Maps the texts of a batch to their answers, with the columns of ANSWERS."""
-
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a parquet file, as it was when the call began.
-
-    Attributes:
-        filesystem: the file's file system.
-        path: the file's path in it.
-        footer: the file's footer.
-        number: the row group's number in the file.
-        content: a hash of the row group's bytes and the footer's.
-    """
+    """A row group of a parquet file, as it was when the call began."""
 
     filesystem: FileSystem
     path: str
     footer: pq.FileMetaData
     number: int
-    content: str
+    content: str  # a hash of its bytes and the footer's
 
     @property
     def num_rows(self) -> int:
-        """Its number of rows."""
+        """Rows of the group."""
         return int(self.footer.row_group(self.number).num_rows)
 
     def open(self) -> pq.ParquetFile:
@@ -160,38 +146,16 @@ class Partition:
         """How errors name it."""
         return f"{self.group.path}, row group {self.group.number}, rows from {self.start}"
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the rows batch by batch; rows before ``start`` are read and dropped."""
-        return self._read(self.group.open())
+    def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Open the row group; returns its schema, and the rows batch by batch.
 
-    def write_answers(
-        self, column: str, parts: Parts, number: int, answer: Answer, at_once: int
-    ) -> None:
-        """Write the rows with their answers beside them, whole or not at all.
+        Rows before ``start`` are read and dropped.
 
-        Args:
-            column: the column with the queries' texts.
-            parts: where the answers are written.
-            number: the partition's number.
-            answer: called for one batch after another.
-            at_once: rows of a batch, at most.
+        Raises:
+            DatasetError: the file cannot be read, or has changed.
         """
         parquet = self.group.open()
-        schema = pa.schema([*parquet.schema_arrow, *ANSWERS])
-        num_rows = num_errors = 0
-        with (
-            parts.new(number) as part,
-            pq.ParquetWriter(part.file, schema, compression="zstd") as writer,
-        ):
-            for read in self._read(parquet):
-                for start in range(0, len(read), at_once):
-                    rows = read.slice(start, at_once)
-                    answers = answer(rows[column])
-                    columns = [*rows.columns, *answers.columns]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-                    num_rows += len(rows)
-                    num_errors += len(rows) - answers["error"].null_count
-            part.rows, part.errors = num_rows, num_errors
+        return parquet.schema_arrow, self._read(parquet)
 
     def _read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -205,3 +169,14 @@ class Partition:
                     return
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DatasetError(f"{self.name}: cannot be read: {first_line_of(error)}") from error
+
+
+def partitions(files: Mapping[str, FileSystem]) -> list[Partition]:
+    """Cut the row groups of parquet files, on their file systems, into partitions."""
+    with ThreadPoolExecutor() as threads:
+        groups = list(chain.from_iterable(threads.map(row_groups, files.values(), files)))
+    return [
+        Partition(group, start, min(start + QUERIES_PER_PARTITION, group.num_rows))
+        for group in groups
+        for start in range(0, max(group.num_rows, 1), QUERIES_PER_PARTITION)
+    ]

@@ -23,9 +23,9 @@ def log_copy(
     Args:
         registry: the registry of the original's store.
         original: the retriever that the copy was made from.
-        folder: folder of the changed copy.
+        folder: the changed copy.
         example: a few queries.
-        changes: parameters of the run and metadata of the model that differ from the original.
+        changes: what differs in the run's parameters and the model's metadata.
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
@@ -42,15 +42,8 @@ def take_place(
 ) -> str:
     """Register a changed copy under its original's name, and move the named alias to it.
 
-    Args:
-        registry: the registry of their store.
-        copy: the changed copy.
-        original: the retriever that it was made from.
-        model_uri: the name of the original: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
-            ``models:/MODEL_ID``; in the last case the copy is not registered.
-
-    Returns:
-        The copy's URI.
+    ``model_uri`` names the original: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, or
+    ``models:/MODEL_ID``; in the last case the copy is not registered. Returns the copy's URI.
 
     Raises:
         RegistryError: the copy does not answer, or the alias was moved meanwhile.

@@ -26,7 +26,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.serve import compilation
-from ramen_ray.orchestration.serve.judging import time_alone
+from ramen_ray.orchestration.serve.compilation import time_alone
 from ramen_ray.tracking.registry import Registry
 
 Compile = Callable[..., tuple[int, str]]

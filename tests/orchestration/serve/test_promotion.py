@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -15,13 +16,15 @@ from stores import BLIND, Store
 
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
+from ramen_ray.method.metrics import judgement
 from ramen_ray.method.metrics.evaluation import Propensity, evaluate
-from ramen_ray.method.metrics.held_out import HeldOutQueries
+from ramen_ray.method.metrics.judgement import read_test_queries
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.orchestration.serve.promotion import open_test_queries
+from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
@@ -95,10 +98,10 @@ def test_what_is_compared_is_what_evaluation_measures(
 
 
 def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    test_queries = HeldOutQueries(Dataset(dataset_path), Propensity())
+    _, judged = read_test_queries(Dataset(dataset_path), Propensity())
     for noise in (0.0, 4.0):
         expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = {name: ratio(values) for name, values in test_queries.measure(topk).items()}
+        measured = {name: ratio(values) for name, values in judged.measure(topk).items()}
         assert measured == pytest.approx(expected)
 
 
@@ -262,11 +265,11 @@ def test_bad_input_is_one_clear_line(
 
 def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
     dataset = Dataset(dataset_path)
-    test_queries = HeldOutQueries(dataset, Propensity())
+    _, judged = read_test_queries(dataset, Propensity())
     clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
     first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
     found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
-    measured = test_queries.measure((found, np.zeros(found.shape, dtype=np.float32)))
+    measured = judged.measure((found, np.zeros(found.shape, dtype=np.float32)))
     assert ratio(measured["P@1"]) == 0.5
     expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
     assert ratio(measured["R@10"]) == pytest.approx(expected)
@@ -291,3 +294,22 @@ def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: st
     code, printed = job(good, "--name", "our shop")
     assert (code, printed) == (0, "our shop@champion is version 1: the first of its name\n")
     assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good
+
+
+def test_queries_that_change_while_they_are_read_are_refused(
+    store: Store, dataset_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
+    registry = Registry(store.uri)
+    _, model_id = registry.find_logged(store.run(0.25, copied), None)
+    logged = registry.look_up(uri_of(model_id))
+    assert len(open_test_queries(registry, logged).texts) == 12
+    count = judgement.count_clicks
+
+    def change_first(dataset: Dataset, split: str) -> Any:
+        pq.write_table(dataset.read("queries/train").slice(1), copied / "queries/train.parquet")
+        return count(dataset, split)
+
+    monkeypatch.setattr(judgement, "count_clicks", change_first)
+    with pytest.raises(DatasetError, match=f"copied has changed since {logged.uri} was trained on"):
+        open_test_queries(registry, logged)

@@ -39,9 +39,9 @@ from ramen_ray.method.retrieval.index import (
     choose_kind,
     new_index,
     sample_size,
-    search_first,
 )
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.search import search_index
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -218,7 +218,7 @@ def test_an_answer_may_be_neither_too_large_nor_too_late(
     retriever = model.unwrap_python_model()
     asked = [queries[0]] * 300
     whole = len(json.dumps(model.predict(asked).to_dict("records")))
-    limits = retriever.search.__globals__  # of the file that MLflow keeps
+    limits = retriever.encode.__globals__  # of the file that MLflow keeps
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(limits, "MAX_ANSWER_BYTES", whole)
         assert len(model.predict(asked)) == 300
@@ -354,7 +354,7 @@ def test_an_index_finds_most_of_what_exact_search_finds(
     exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
     assert _share(found, exact) >= least
     index.add(added)
-    among_first, scores = search_first(index, queries, 100, len(ads))
+    among_first, scores = search_index(index, queries, 100, num_ads=len(ads))
     assert among_first.max() < len(ads)
     assert _share(among_first, exact) >= _share(found, exact) - 0.002
     if kind != "ivf_pq":
