@@ -17,7 +17,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.preparation import pipeline
+from ramen_ray.orchestration.prepare import pipeline
 
 
 @pytest.fixture
