@@ -245,11 +245,9 @@ def trainable(
         config_of: returns the configuration of a trial's run; ``train`` must train that.
         arguments: more arguments of ``train``.
     """
-    # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
     address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-    head = next(node for node in ray.nodes() if node["NodeManagerAddress"] == address)
     part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
-    of_head = {f"node:{head['NodeManagerAddress']}": part}
+    of_head = {f"node:{address}": part}
 
     def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
         own: list[dict[str, float]] = []
