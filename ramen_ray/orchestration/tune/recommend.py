@@ -326,17 +326,18 @@ class _Outcomes(tune.Callback):
 
     def read(self) -> dict[str, Outcome]:
         """Return the outcomes so far, by candidate."""
-        found = {}
-        for file in self.folder.glob("*.json"):
-            fields = json.loads(file.read_text())
-            fields.pop("ended")
-            found[file.stem] = Outcome(**fields)
-        return found
+        return {
+            name: Outcome(**{key: value for key, value in kept.items() if key != "ended"})
+            for name, kept in self._all().items()
+        }
 
     def ended(self) -> set[str]:
         """Return the candidates that have ended."""
-        files = self.folder.glob("*.json")
-        return {file.stem for file in files if json.loads(file.read_text())["ended"]}
+        return {name for name, kept in self._all().items() if kept["ended"]}
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        files = self.folder.glob("[!.]*.json")
+        return {file.stem: json.loads(file.read_text()) for file in files}
 
     def _write(self, name: str, outcome: Outcome, has_ended: bool) -> None:
         with whole_file(self.folder / f"{name}.json") as aside:

@@ -3,6 +3,8 @@
 import logging
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -63,6 +65,26 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
     }
     assert near["third-rate"].optimizer.lr == pytest.approx(0.0005)
     assert near["only-links"].regularization.lambda_z.keys() == {"links"}
+
+
+def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "search")
+    directory.create()
+    kept = module._Outcomes(directory)
+    trial: Any = SimpleNamespace(trial_id="0", config={"name": "search-bag"})
+    kept.begin({"search-bag": "bag"}, 5.0)
+    for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):
+        found = {"validation/P@1": p_at_1, "validation/R@10": 0.5, "epoch": epoch}
+        kept.on_trial_result(epoch, [], trial, {**found, "time_total_s": 2.0 * epoch})
+    again = module._Outcomes(directory)
+    assert again.read() == {"bag": Outcome(0.3, 0.5, 3, 6.0, False)}
+    assert again.ended() == set()
+    kept.on_trial_complete(4, [], trial)
+    assert again.ended() == {"bag"}
+    assert directory.notes["used_seconds"] >= 5
+    last = {**found, "epoch": 20, "time_total_s": 40.0, "summary": "trained to the end"}
+    kept.on_trial_result(5, [], trial, last)
+    assert again.read() == {"bag": Outcome(0.2, 0.5, 20, 40.0, True)}
 
 
 @pytest.mark.slow
