@@ -7,7 +7,7 @@ FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 .PHONY: train lint test test-all test-gpu clean
 
 train: $(INSTALLED)
-	$(VENV)/bin/python jobs/train.py rdocs --with-base
+	$(VENV)/bin/python jobs/train.py bag-unidec --with-base
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -12,14 +12,13 @@ is `ramen` over `base` in seconds of training and waiting.
     python -m benchmarks.background_tasks [--rounds 1]
 """
 
-import argparse
 import tempfile
 from functools import partial
 from typing import Any
 
-from benchmarks.common import ROOT, alternate, finish, in_fresh_process, medians
+from benchmarks.common import ROOT, alternate, finish, in_fresh_process, medians, options
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.presets import foldoc
+from ramen_ray.presets import minilm
 
 RENEWED = ("graph", "shortlists")
 ANCE: dict[str, Any] = {
@@ -37,22 +36,20 @@ SIDES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Alternate the runs and compare them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1)
-    options = parser.parse_args()
+    asked = options(__doc__, rounds=1)
     with tempfile.TemporaryDirectory() as output:
         common = {**ANCE, "output": output}
         runs = {
-            side: partial(in_fresh_process, run, overlay(foldoc(), common | changes))
+            side: partial(in_fresh_process, run, overlay(minilm("foldoc"), common | changes))
             for side, changes in SIDES.items()
         }
-        found = {side: medians(rows) for side, rows in alternate(options.rounds, runs).items()}
+        found = {side: medians(rows) for side, rows in alternate(asked.rounds, runs).items()}
     finish(found["ramen"]["total_s"] / found["base"]["total_s"], found)
 
 
 def run(config: RunConfig) -> dict[str, float]:
     """Train once; returns the seconds trained and waited, and of the last background tasks."""
-    from ramen_ray.orchestration.training.run import fit
+    from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     logged = result.run.client.get_run(result.run.id)

@@ -1,10 +1,13 @@
 """The hand-written side of `epoch_overhead`: a plain PyTorch loop over batches in memory.
 
-It imports neither Ray nor MLflow. The token ids, positions and positive masks of every step are in
-memory before the clock starts. Draws, pools, model, loss and optimiser are the project's, so that
-both sides do the same steps and end at the same losses.
+It imports neither Ray nor MLflow; several processes train with DDP on gloo. The token ids,
+positions and positive masks of every step are in memory before the clock starts. Draws, pools,
+model, loss and optimiser are the project's, so that both sides do the same steps and end at the
+same losses.
 
-    python -m benchmarks.bare_epochs PREPARED_FOLDER CONFIG_FILE    (prints one JSON object)
+    python -m benchmarks.bare_epochs PREPARED_FOLDER CONFIG_FILE [RANK STORE_FILE]
+
+The first process prints one JSON object.
 """
 
 import json
@@ -14,108 +17,115 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 from torch.nn.functional import embedding
 
+from benchmarks.in_process import Run, begin
 from ramen_ray.config import read_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.distributed import gather_dealt, sum_over_workers, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
-from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import QUERIES, TrainingData, node_table
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.orchestration.runs.components import build_model, build_objective, build_sampler
+from ramen_ray.method.sampling.training_data import QUERIES, node_table
+
+CPU = torch.device("cpu")
 
 
 @dataclass
 class Comparison:
-    """What a term compares: rows and candidates among the distinct texts, positives, weight."""
+    """What a term compares: own rows and all candidates among the distinct texts, positives.
+
+    The ``share`` is the term's weight over its rows in the global batch.
+    """
 
     rows: Tensor
     candidates: Tensor
     positives: Tensor
     is_positive: Tensor
-    weight: float
+    share: float
 
 
 @dataclass
 class Step:
-    """A step's distinct texts, and what its terms compare."""
+    """This process's share of a step's distinct texts, of ``num_texts``; what its terms compare."""
 
     texts: TokenBatch
+    num_texts: int
     comparisons: list[Comparison]
 
 
 def main() -> None:
     """Build all steps, train, and print the seconds and the losses."""
-    data, config = Prepared(Path(sys.argv[1])), read_config(Path(sys.argv[2]))
+    prepared, config_file, *group = sys.argv[1:]
+    config = read_config(Path(config_file))
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")
-    objective, model = build_objective(config), build_model(config)
-    keep_tokens(model.encoder, data.occurring_tokens)
-    training_data = TrainingData.from_prepared(data, objective.regularizers)
-    sampler = build_sampler(config, data, training_data)
-    num_steps = sampler.steps_per_epoch * config.training.epochs
-    steps = [build_step(sampler, objective, step) for step in range(num_steps)]
-    loss = TripletLoss(config.loss.margin, config.loss.num_negatives)
-    rates = config.optimizer
-    optimizer = build_optimizer(model.encoder, rates.lr, rates.weight_decay, rates.embedding_lr)
-    warmup = round(rates.warmup_fraction * num_steps)
-    schedule = build_schedule(optimizer, warmup, num_steps)
+    if group:
+        rank, store = int(group[0]), f"file://{group[1]}"
+        size = config.workers.num_workers
+        distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    rank, num_processes = world()
+    run = begin(config, Prepared(Path(prepared)))
+    model = nn.parallel.DistributedDataParallel(run.model) if group else run.model
+    steps = [
+        build_step(run, step)
+        for step in range(run.sampler.steps_per_epoch * config.training.epochs)
+    ]
+    loss, state = TripletLoss(config.loss.margin, config.loss.num_negatives), run.state
     losses = []
+    sum_over_workers(torch.zeros(1))  # so that all begin together
     started = time.perf_counter()
     for step in steps:
-        total = step_loss(model, step, loss)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(total.item())
+        own = step_loss(model, step, loss)
+        state.optimizer.zero_grad(set_to_none=True)
+        (own * num_processes).backward()  # DDP averages
+        state.optimizer.step()
+        state.schedule.step()
+        losses.append(own.detach())
+    total = sum_over_workers(torch.stack(losses)).tolist()
     seconds = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "losses": losses}))
+    if rank == 0:
+        print(json.dumps({"seconds": seconds, "losses": total}))
 
 
-def build_step(sampler: Sampler, objective: Objective, step: int) -> Step:
+def build_step(run: Run, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
-    batch = sampler.draw(step, Sources(sampler.data.graphs), objective.regularizers)
-    inputs = StepInputs.from_local(sampler.data, batch, torch.device("cpu"))
+    data = run.sampler.data
+    drawn = run.sampler.draw(step, run.state.draws, run.objective.regularizers)
+    inputs = StepInputs.from_local(data, drawn, CPU)
     # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
     places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows))[:, None])
-    comparisons = []
-    for term in objective.terms:
+    batch, local, comparisons = inputs.batch, inputs.local, []
+    for term in run.objective.terms:
         if term.regularizer is None:
-            rows, drawn, pool = (QUERIES, batch.queries), batch.ads, places.ad_pool
-            is_positive = places.own_clicked_in_pool
+            rows, chosen, pool = (QUERIES, local.queries), local.ads, places.ad_pool
+            is_positive, count = places.own_clicked_in_pool, len(batch.queries)
         else:
-            nodes, anchors = batch.anchors[term.regularizer]
-            rows, drawn = (node_table(term.regularizer), nodes), anchors[:, None]
+            nodes, anchors = local.anchors[term.regularizer]
+            rows, chosen = (node_table(term.regularizer), nodes), anchors[:, None]
             pool = places.anchor_pool(term.regularizer.anchor_set)
             is_positive = places.own_linked_in_pool(term.regularizer)
+            count = len(batch.anchors[term.regularizer].nodes)
+        candidates = places.vectors(pool.table, pool.ids)[:, 0]
+        positives = places.places(pool, chosen)
         comparisons.append(
             Comparison(
-                places.vectors(*rows)[:, 0],
-                places.vectors(pool.table, pool.ids)[:, 0],
-                places.places(pool, drawn),
-                is_positive,
-                term.weight,
+                places.vectors(*rows)[:, 0], candidates, positives, is_positive, term.weight / count
             )
         )
-    return Step(inputs.tokens, comparisons)
+    return Step(inputs.tokens, len(inputs.texts.rows), comparisons)
 
 
-def step_loss(model: DualEncoder, step: Step, loss: Loss) -> Tensor:
-    """Encode the texts; return the weighted sum of the terms."""
-    embeddings_UD = model(step.texts)
+def step_loss(model: nn.Module, step: Step, loss: Loss) -> Tensor:
+    """Encode the texts; return this process's part of the weighted sum of the terms."""
+    embeddings_UD = gather_dealt(model(step.texts), step.num_texts)
     total = embeddings_UD.new_zeros(())
     for one in step.comparisons:
         rows, candidates = (embedding(at, embeddings_UD) for at in (one.rows, one.candidates))
         similarity = rows @ candidates.T
-        total = total + one.weight * loss(similarity, one.positives, one.is_positive).mean()
+        total = total + one.share * loss(similarity, one.positives, one.is_positive).sum()
     return total
 
 

@@ -57,7 +57,7 @@ from ramen_ray.orchestration.combining.settings import (
     CombineSettings,
     VariantName,
 )
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
 VERSION = 3
@@ -158,12 +158,12 @@ def split_of(name: str, kind: str, seed: int) -> Prepared:
         folder.parent.mkdir(parents=True, exist_ok=True)
         settings = NovelSettings(NOVEL_FRACTION, seed=seed, **KINDS[kind])
         make_novel_split(Path("datasets") / name, folder, settings)
-    return prepared(str(folder), PRESETS[f"{name}-ramen"]().encoder)
+    return prepared(str(folder), bag_ramen(name).encoder)
 
 
 def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of an encoder's training, for the anchor sets that are left."""
-    preset = PRESETS[f"{name}-ramen"]()
+    preset = bag_ramen(name)
     weights = preset.regularization.lambda_z
     left = {key: weight for key, weight in weights.items() if key in data.anchor_sets}
     graph = {"regularization.lambda_x": {}, "regularization.lambda_z": left}

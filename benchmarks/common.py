@@ -1,10 +1,13 @@
-"""Helpers of the benchmarks: rounds, prepared data, fresh processes, the JSON line at the end."""
+"""What all benchmarks share: flags, rounds, prepared data, kept runs, the JSON line at the end."""
 
+import argparse
+import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -43,6 +48,21 @@ T = TypeVar("T")
 _LOAD_BEFORE = os.getloadavg()[0]
 
 
+def options(doc: str, **defaults: Any) -> argparse.Namespace:
+    """Parse a benchmark's flags: one for each default, of its type; a list takes several words."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=form)
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, list):
+            parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
+        else:
+            parser.add_argument(flag, type=type(default), default=default)
+    return parser.parse_args()
+
+
 def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """Run the sides in turns, ``rounds`` times (A B A B ...); returns their results."""
     results: dict[str, list[T]] = {side: [] for side in sides}
@@ -58,6 +78,33 @@ def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, li
 def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the median over the rounds of each figure."""
     return {name: median(row[name] for row in rows) for name in rows[0]}
+
+
+def kept(
+    folder: Path, content: Sequence[Any], make: Callable[[], Mapping[str, Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays that ``make()`` returned when it was first called for ``content``.
+
+    A benchmark of many runs that was stopped goes on where it was.
+    """
+    file = kept_file(folder, content)
+    if not file.exists():
+        started = time.monotonic()
+        made = make()
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = file.with_suffix(".part.npz")
+        np.savez(aside, **made)
+        aside.rename(file)
+        seconds = time.monotonic() - started
+        print(f"{folder.name} {file.stem}: {seconds:.0f} s", file=sys.stderr, flush=True)
+    with np.load(file) as stored:
+        return dict(stored)
+
+
+def kept_file(folder: Path, content: Sequence[Any]) -> Path:
+    """Return where :func:`kept` has the arrays of ``content``."""
+    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
+    return folder / f"{key}.npz"
 
 
 def finish(ratio: float, figures: Mapping[str, Any]) -> None:
@@ -174,7 +221,7 @@ def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
 def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
     from ramen_ray.orchestration.cluster.resources import start_ray
     from ramen_ray.orchestration.preparation.pipeline import prepare
-    from ramen_ray.orchestration.runs.components import encoder_tokenizer
+    from ramen_ray.orchestration.run.build import encoder_tokenizer
 
     start_ray()
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path

@@ -9,14 +9,13 @@ comes on top.
     python -m benchmarks.evaluation [--ads 320000] [--queries 8192] [--rounds 3]
 """
 
-import argparse
 import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import alternate, finish, medians
+from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
@@ -28,11 +27,7 @@ QUERIES_PER_BLOCK, ADS_PER_BLOCK = 1024, 1024
 
 def main() -> None:
     """Measure both sides in turns."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ads", type=int, default=320_000)
-    parser.add_argument("--queries", type=int, default=8192)
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    asked = options(__doc__, ads=320_000, queries=8192, rounds=3)
     draw = np.random.default_rng(0)
     queries, ads = unit_rows(draw, asked.queries), unit_rows(draw, asked.ads)
     pairs = random_pairs(draw, asked.queries, asked.ads)

@@ -7,7 +7,6 @@ one step) is the other side. Rounds alternate. `ratio` is the project with prepa
     python -m benchmarks.first_step [--rounds 3]
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from mlflow.tracking import MlflowClient
 
-from benchmarks.common import ENVIRONMENT, ROOT, alternate, finish, medians
+from benchmarks.common import ENVIRONMENT, ROOT, alternate, finish, medians, options
 
 PARTS = ("ray", "prepare", "walk", "workers", "first_step")
 BARE = """
@@ -44,9 +43,7 @@ optimizer.step()
 
 def main() -> None:
     """Alternate bare and project."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=3).rounds
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
         sides = {
@@ -75,7 +72,8 @@ def _project(output: Path, keep: bool) -> dict[str, float]:
     if not keep:
         shutil.rmtree(output / "prepared", ignore_errors=True)
     shutil.rmtree(output / "runs", ignore_errors=True)
-    command = [sys.executable, "jobs/train.py", "tiny", "--output", str(output)]
+    command = [sys.executable, "jobs/train.py", "tiny", "--dataset", "foldoc"]
+    command += ["--output", str(output)]
     started = time.time()
     subprocess.run(
         [*command, "--training.epochs", "1"],

@@ -6,10 +6,9 @@ weight, plus attention; tokens of distinct texts, no padding) per second with th
 matrix product. Steps whose next batch is made on a thread meanwhile, steps without, and products
 are measured in turns. `waited_ms_per_step` is how long a step waited for its batch.
 
-    python -m benchmarks.gpu_step [--rounds 3] [--steps 20]
+    python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--smoke: tiny sizes, on the CPU]
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
-from benchmarks.common import alternate, finish, medians
+from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -29,7 +28,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 from ramen_ray.method.training import step as step_module
@@ -45,23 +44,19 @@ OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
 
 def main() -> int:
     """Alternate steps and matrix products."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, on the CPU")
-    options = parser.parse_args()
-    if not options.smoke and not torch.cuda.is_available():
+    asked = options(__doc__, rounds=3, steps=20, smoke=False)
+    if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
     torch.set_float32_matmul_precision("high")  # as workers do
-    device = torch.device("cpu" if options.smoke else "cuda")
-    state, sampler = _build(device, options.smoke)
+    device = torch.device("cpu" if asked.smoke else "cuda")
+    state, sampler = _build(device, asked.smoke)
     sides = {
-        "step": lambda: _steps(state, sampler, options.steps, prefetch=True),
-        "step_without_thread": lambda: _steps(state, sampler, options.steps, prefetch=False),
-        "matmul": lambda: _matmul(512 if options.smoke else 8192, device),
+        "step": lambda: _steps(state, sampler, asked.steps, prefetch=True),
+        "step_without_thread": lambda: _steps(state, sampler, asked.steps, prefetch=False),
+        "matmul": lambda: _matmul(512 if asked.smoke else 8192, device),
     }
-    found = {side: medians(rows) for side, rows in alternate(options.rounds, sides).items()}
+    found = {side: medians(rows) for side, rows in alternate(asked.rounds, sides).items()}
     finish(found["step"]["flops_per_s"] / found["matmul"]["flops_per_s"], found)
     return 0
 
@@ -82,7 +77,7 @@ def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Sampler]:
     clicks = _pairs(draw, num_texts)
     data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
     schedule = build_schedule(optimizer, 10, 10_000)
-    return TrainState(model, optimizer, schedule, Sources(graphs)), Sampler(data, batch, seed=0)
+    return TrainState(model, optimizer, schedule, DrawState(graphs)), Sampler(data, batch, seed=0)
 
 
 def _pairs(draw: np.random.Generator, num_rows: int) -> Csr:

@@ -1,6 +1,6 @@
 """What the graph brings on the built-in datasets: RAMEN less its base, with controls.
 
-Presets foldoc-ramen, debian-ramen and rdocs-ramen without walk and pruning, in batch, under both
+The preset bag-ramen without walk and pruning, in batch, under both
 protocols (strict, as published); beside them `ance`, walk, pruning, a quarter of the clicks,
 shuffled edges and AugGT. In this process, one thread, without Ray Train. Every run is kept, so that
 the same command continues where it was stopped. Prints a Markdown table per dataset: metrics of
@@ -10,22 +10,18 @@ seeds. `ratio` is R@10 of the preset's recipe over its base, strict, of the last
     python -m benchmarks.graph_gain [--sets foldoc debian rdocs] [--seeds 3] [--split test]
 """
 
-import argparse
-import hashlib
-import json
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import CACHE, finish, prepared
+from benchmarks.common import CACHE, finish, kept, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
+from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -41,10 +37,11 @@ from ramen_ray.method.metrics.ranking import (
     query_metrics,
     ratio,
 )
-from ramen_ray.presets import PRESETS
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "graph_gain"
-VERSION = 1
+VERSION = 2
 """Change it with what a run computes, so that kept runs are not taken for new ones."""
 OVERALL = ("P@1", "P@5", "N@5", "PSP@5", "R@10")
 NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
@@ -62,11 +59,12 @@ class GraphVariant:
 
     Attributes:
         changes: of the dataset's preset.
-        base: the variant that it is compared with; None for a base.
+        base: the row that it is compared with; None for a base.
         share: of the train queries.
         random_edges: share of the edges whose anchors are dealt out anew.
         published: whether it draws from the anchor sets as published.
         propagated: whether it trains on clicks propagated over the graph (AugGT).
+        part: which part of the model's vectors answers.
     """
 
     changes: Mapping[str, Any]
@@ -75,6 +73,7 @@ class GraphVariant:
     random_edges: float = 0.0
     published: bool = False
     propagated: bool = False
+    part: Part = "encoder"
 
 
 def variants(config: RunConfig) -> dict[str, GraphVariant]:
@@ -148,26 +147,29 @@ def published_sets(config: RunConfig) -> RunConfig:
 
 
 def main() -> None:
-    """Train what is not there yet, and print a row of the table for each variant."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--split", choices=("validation", "test"), default="test")
-    arguments = parser.parse_args()
+    """Train what is not there yet, and print a table for each dataset."""
+    asked = options(__doc__, sets=["foldoc", "debian", "rdocs"], seeds=3, split="test")
     torch.set_num_threads(1)
     gain = 1.0
-    for dataset in arguments.sets:
-        config = PRESETS[f"{dataset}-ramen"]()
-        runs: dict[str, list[dict[str, PerQuery]]] = {}
-        print(f"\n## {dataset}, {arguments.split}\n")
-        for title, variant in variants(config).items():
-            seeds = range(arguments.seeds)
-            runs[title] = [measured(config, variant, seed, arguments.split) for seed in seeds]
-            if title == "base":
-                print(header(list(runs[title][0])))
-            print(row(title, runs[title], runs[variant.base] if variant.base else None), flush=True)
+    for dataset in asked.sets:
+        config = bag_ramen(dataset)
+        runs = compare(config, variants(config), asked.seeds, asked.split)
         gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
     finish(gain, {})
+
+
+def compare(
+    config: RunConfig, rows: Mapping[str, GraphVariant], num_seeds: int, split: str
+) -> dict[str, list[dict[str, PerQuery]]]:
+    """Print a row for each variant of ``config``; returns their metrics by query and seed."""
+    print(f"\n## {Path(config.dataset).name}, {split}\n")
+    runs: dict[str, list[dict[str, PerQuery]]] = {}
+    for title, variant in rows.items():
+        runs[title] = [measured(config, variant, seed, split) for seed in range(num_seeds)]
+        if len(runs) == 1:
+            print(header(list(runs[title][0])))
+        print(row(title, runs[title], runs[variant.base] if variant.base else None), flush=True)
+    return runs
 
 
 def measured(
@@ -180,22 +182,26 @@ def measured(
     if variant.propagated:
         config = overlay(config, {"dataset": str(propagated(preset))})
     data = dataset_of(config.dataset, config.encoder)
-    content = [VERSION, flatten(config), data.path.name, variant.share, variant.random_edges, split]
-    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
-    file = STORE / f"{key}.npz"
-    if not file.exists():
-        started = time.monotonic()
-        changes = [random_edges(variant.random_edges, seed=7)] if variant.random_edges else []
-        changes += [first_queries(variant.share)] if variant.share < 1 else []
-        model = train(config, data, *changes)
+    changed = (variant.share, variant.random_edges)
+
+    def measure() -> dict[str, Any]:
+        model = trained(config.model_dump_json(), *changed)
+        model.part = variant.part
         found = judged(evaluate(model, data, split, Propensity())[1][0], data, split)
-        STORE.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {name: np.stack(values) for name, values in found.items()}
-        np.savez(file, **arrays)
-        seconds = time.monotonic() - started
-        print(f"{config.dataset} seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    stored = np.load(file)
-    return {name: (stored[name][0], stored[name][1]) for name in stored.files}
+        return {name: np.stack(values) for name, values in found.items()}
+
+    content = [VERSION, flatten(config), data.path.name, *changed, variant.part, split]
+    stored = kept(STORE, content, measure)
+    return {name: (values[0], values[1]) for name, values in stored.items()}
+
+
+@lru_cache(maxsize=8)  # rows that follow one another may differ only in what answers
+def trained(config_json: str, share: float = 1.0, shuffled: float = 0.0) -> DualEncoder:
+    """Train a configuration on a share of the queries, with a share of the edges shuffled."""
+    config = RunConfig.model_validate_json(config_json)
+    changes = [random_edges(shuffled, seed=7)] if shuffled else []
+    changes += [first_queries(share)] if share < 1 else []
+    return train(config, dataset_of(config.dataset, config.encoder), *changes)
 
 
 @cache

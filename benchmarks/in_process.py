@@ -18,11 +18,11 @@ from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.regularizers import Graphs
 from ramen_ray.method.sampling.training_data import TrainingData, node_table
 from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     add_free_vectors,
     build_model,
     build_objective,
@@ -57,13 +57,13 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     return train_all_epochs(begin(config, data, *changes))
 
 
-def begin(config: RunConfig, data: Prepared, *changes: Change) -> Run:
-    """Build what :func:`train` trains."""
+def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | None = None) -> Run:
+    """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
     add_free_vectors(config, model, data)
     objective = build_objective(config)
-    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
     if config.walk.enabled:
         walked = walked_graphs(config, training_data.graphs)
         known = {one: [own, walked[one]] for one, own in training_data.graphs.items()}
@@ -80,7 +80,7 @@ def train_all_epochs(run: Run) -> DualEncoder:
     state.advance()
     for epoch in range(config.training.epochs):
         graphs = run.sampler.data.graphs
-        state.sources = renewed(config, run.data, run.model, graphs, state.sources, epoch)
+        state.draws = renewed(config, run.data, run.model, graphs, state.draws, epoch)
         list(train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1)))
         state.advance()
     encoder = run.model.encoder
@@ -113,20 +113,20 @@ def renewed(
     data: Prepared,
     model: DualEncoder,
     graphs: Graphs,
-    sources: Sources,
+    draws: DrawState,
     epoch: int,
-) -> Sources:
+) -> DrawState:
     """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
     base, pruning = config.base, config.pruning
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
             write_shortlists(model, data, base.parts.shortlist_size, file)
-            sources = replace(sources, shortlists=np.array(open_shortlists(file)))
+            draws = replace(draws, shortlists=np.array(open_shortlists(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
-        sources = replace(sources, graphs=pruned(config, data, model, graphs))
-    return sources
+        draws = replace(draws, graphs=pruned(config, data, model, graphs))
+    return draws
 
 
 def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs) -> Graphs:

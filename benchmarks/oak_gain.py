@@ -9,11 +9,8 @@ oracle over the base's, on the last dataset.
     python -m benchmarks.oak_gain [--sets foldoc debian FOLDER ...] [--seeds 3] [--split test]
 """
 
-import argparse
 import hashlib
 import json
-import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -23,9 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import CACHE, finish
-from benchmarks.graph_gain import dataset_of, header, judged, mean, row
-from benchmarks.in_process import begin, train, train_all_epochs
+from benchmarks.common import CACHE, finish, kept, options
+from benchmarks.graph_gain import dataset_of, header, judged, mean, row, trained
+from benchmarks.in_process import begin, train_all_epochs
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import (
     LINKER_DEPTH,
@@ -38,7 +35,6 @@ from experiments.oak.links import (
 from experiments.oak.method import oak_objective, oak_part
 from experiments.oak.queries import AugmentedQueries
 from experiments.oak.settings import OakSettings
-from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
@@ -47,8 +43,8 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.orchestration.tuning.variants import used_sets
-from ramen_ray.presets import PRESETS
+from ramen_ray.orchestration.tune.variants import used_sets
+from ramen_ray.presets import bag_ramen
 
 VERSION = 2  # of what is stored; a change of the method makes the runs anew
 STORE = CACHE / "oak_gain"
@@ -59,7 +55,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "no encoder term": {"encoder_weight": 0.0},
     "mean instead of attention": {"pooling": "mean"},
 }
-HEAD_LR = PRESETS["foldoc-ramen"]().optimizer.head_lr
+HEAD_LR = bag_ramen("foldoc").optimizer.head_lr
 LINKS = ("trained", "RAMEN's", "oracle")
 
 Figures = dict[str, PerQuery]
@@ -68,18 +64,14 @@ Ids = NDArray[Any]
 
 def main() -> None:
     """Train what is not there yet, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="+", default=["foldoc", "debian"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--split", choices=("validation", "test"), default="test")
-    arguments = parser.parse_args()
+    asked = options(__doc__, sets=["foldoc", "debian"], seeds=3, split="test")
     torch.set_num_threads(1)
     ratio = 1.0
-    for dataset in arguments.sets:
+    for dataset in asked.sets:
         config = config_for(dataset)
-        seeds = range(arguments.seeds)
-        found = [measured(overlay(config, {"seed": seed}), arguments.split) for seed in seeds]
-        print(f"\n## {dataset}, {arguments.split}\n")
+        seeds = range(asked.seeds)
+        found = [measured(overlay(config, {"seed": seed}), asked.split) for seed in seeds]
+        print(f"\n## {dataset}, {asked.split}\n")
         for seed, (_, linkers) in zip(seeds, found, strict=True):
             print(f"linkers, seed {seed}: {json.dumps(linkers)}")
         runs = {title: [one[title] for one, _ in found] for title in found[0][0]}
@@ -95,21 +87,20 @@ def main() -> None:
 
 def config_for(dataset: str) -> RunConfig:
     """Return the whole method for a built-in dataset, or for one in a folder."""
-    preset = PRESETS.get(f"{dataset}-ramen")
-    return preset() if preset else parse_run_config("", ["debian-ramen", "--dataset", dataset])
+    return bag_ramen(dataset)
 
 
 def measured(config: RunConfig, split: str) -> tuple[dict[str, Figures], dict[str, Any]]:
     """Return the metrics of a seed's rows by query, and figures of its linkers."""
     data, sets = dataset_of(config.dataset, config.encoder), used_sets(config)
     oak = OakSettings(anchor_sets=tuple(sets))
-    trained = overlay(config, {**WITHOUT_GRAPH, **ANCE, "dataset": str(link_dataset(config))})
+    linker = overlay(config, {**WITHOUT_GRAPH, **ANCE, "dataset": str(link_dataset(config))})
     rows = {
         "ance": answers(overlay(config, {**WITHOUT_GRAPH, **ANCE}), split),
         "RAMEN": answers(ramen_config(config), split),
     }
     anchors = {
-        "trained": anchors_by(trained, config, sets, split),
+        "trained": anchors_by(linker, config, sets, split),
         "RAMEN's": anchors_by(ramen_config(config), config, sets, split),
     }
     edges = held_out_links(data, sets, split)
@@ -186,16 +177,7 @@ def anchors_by(linker: RunConfig, config: RunConfig, sets: list[str], split: str
 
 def model_of(config: RunConfig) -> DualEncoder:
     """Train a configuration, once."""
-    return _trained(config.model_dump_json())
-
-
-@cache
-def _trained(content: str) -> DualEncoder:
-    config, started = RunConfig.model_validate_json(content), time.monotonic()
-    model = train(config, dataset_of(config.dataset, config.encoder))
-    seconds = time.monotonic() - started
-    print(f"{config.dataset} seed {config.seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    return model
+    return trained(config.model_dump_json())
 
 
 @cache
@@ -224,13 +206,7 @@ def fingerprint(dataset: str) -> str:
 def stored(config: RunConfig, content: list[Any], make: Callable[[], Ids]) -> Ids:
     """Return what ``make()`` returned when it was called for a run and ``content``."""
     run = [VERSION, fingerprint(config.dataset), flatten(config)]
-    key = json.dumps([*run, *content], default=str).encode()
-    file = STORE / f"{hashlib.blake2b(key, digest_size=8).hexdigest()}.npy"
-    if not file.exists():
-        STORE.mkdir(parents=True, exist_ok=True)
-        np.save(file, make())
-    found: Ids = np.load(file)
-    return found
+    return kept(STORE, [*run, *content], lambda: {"ids": make()})["ids"]
 
 
 if __name__ == "__main__":

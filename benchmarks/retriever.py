@@ -3,17 +3,21 @@
 The answers: a retriever of debian's ads (flat), logged and loaded by MLflow, answers test queries
 one at a time (`p50_ms`, `p99_ms`; `encoder_share` is the encoder's part of the time) and all at
 once (`queries_per_s`), on two threads: with torch, compiled to ONNX, and in 8-bit integers. `ratio`
-is the median answer with torch over that with ONNX.
+is the median answer with torch over that with ONNX. `job` answers more queries, debian's with a
+number after each, by jobs/predict.py with torch, from parquet to parquet: queries per second of all
+of it, and from the first written part to the last (`once_started`).
 
 The indexes: `--ads` embeddings lie between those of debian's ads and of ads near them, and the
 queries are debian's. Per kind, `mb_per_million_ads`, `recall_at_100` against exact search, the
 seconds to train and fill it, and the milliseconds of a search for 100 ads, one query at a time.
 
-    python -m benchmarks.retriever [--ads 200000] [--layers 6]
+    python -m benchmarks.retriever [--ads 200000] [--layers 6] [--job-queries 8000]
 """
 
-import argparse
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +27,20 @@ from typing import Any, get_args
 import faiss
 import mlflow
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import NUM_THREADS, ROOT, finish, in_fresh_process, prepared
+from benchmarks.common import (
+    ENVIRONMENT,
+    NUM_THREADS,
+    ROOT,
+    finish,
+    in_fresh_process,
+    options,
+    prepared,
+)
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -38,7 +52,7 @@ from ramen_ray.method.retrieval.retriever import (
     write_retriever,
 )
 from ramen_ray.method.retrieval.search import search
-from ramen_ray.orchestration.runs.components import build_encoder
+from ramen_ray.orchestration.run.build import build_encoder
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
@@ -49,6 +63,7 @@ NUM_QUERIES = 500
 NEAREST = 10
 NOISE = 0.02
 RECALL_AT = 100
+JOB_PARTS = 10
 ADS_PER_BLOCK = 1 << 16
 
 Embeddings = NDArray[np.float32]
@@ -56,20 +71,19 @@ Embeddings = NDArray[np.float32]
 
 def main() -> None:
     """Measure answers, then indexes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ads", type=int, default=200_000)
-    parser.add_argument("--layers", type=int, default=6)
-    arguments = parser.parse_args()
-    encoder = EncoderConfig(pretrained=MINILM, num_layers=arguments.layers)
+    asked = options(__doc__, ads=200_000, layers=6, job_queries=8000)
+    encoder = EncoderConfig(pretrained=MINILM, num_layers=asked.layers)
     data = prepared(DATASET, encoder)
-    answers = in_fresh_process(measure_answers, data.path, encoder)
-    indexes = in_fresh_process(measure_indexes, data.path, encoder, arguments.ads)
-    figures = {"layers": arguments.layers, **answers, "ads": arguments.ads, **indexes}
+    answers = in_fresh_process(measure_answers, data.path, encoder, asked.job_queries)
+    indexes = in_fresh_process(measure_indexes, data.path, encoder, asked.ads)
+    figures = {**vars(asked), **answers, **indexes}
     finish(answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"], figures)
 
 
-def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, float]]:
-    """Return latencies and throughput of the models as MLflow loads them, by how they compute."""
+def measure_answers(
+    path: Path, config: EncoderConfig, job_queries: int
+) -> dict[str, dict[str, float]]:
+    """Return latencies and throughput of the models as MLflow loads them, and of the job."""
     torch.set_num_threads(NUM_THREADS)
     queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
     with tempfile.TemporaryDirectory() as aside:
@@ -81,12 +95,34 @@ def measure_answers(path: Path, config: EncoderConfig) -> dict[str, dict[str, fl
         uri = f"sqlite:///{folder}/mlflow.db"
         mlflow.set_tracking_uri(uri)
         run = open_run(uri, "benchmark", "retriever", folder)
-        figures = {}
-        for name in ("torch", "onnx", "int8"):
-            model_id = log_retriever(run, folder / name, queries[:2], {})
-            figures[name] = measure_model(mlflow.pyfunc.load_model(f"models:/{model_id}"), queries)
+        figures, dataset = {}, Dataset(DATASET)
+        notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
+        uris = {
+            name: f"models:/{log_retriever(run, folder / name, queries[:2], notes)}"
+            for name in ("torch", "onnx", "int8")
+        }
+        for name, of_model in uris.items():
+            figures[name] = measure_model(mlflow.pyfunc.load_model(of_model), queries)
             print(name, figures[name], flush=True)
+        figures["job"] = measure_job(folder, uris["torch"], queries, job_queries)
     return figures
+
+
+def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[str, float]:
+    """Return the rate of the whole job, and of as many queries once it has started."""
+    texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(count)]
+    file, answers = folder / "queries.parquet", folder / "answers"
+    pq.write_table(pa.table({"text": texts}), file, row_group_size=-(-count // JOB_PARTS))
+    flags = {"model": uri, "queries": file, "answers": answers, "output": folder}
+    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+    environment = {**os.environ, **ENVIRONMENT}
+    started = time.time()
+    command = [sys.executable, "jobs/predict.py", *words]
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
+    seconds = time.time() - started
+    ends = sorted(part.stat().st_mtime for part in answers.glob("*.parquet"))
+    between = (ends[-1] - ends[0]) * len(ends) / (len(ends) - 1)
+    return {"queries_per_s": count / seconds, "once_started": count / between}
 
 
 def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:

@@ -1,20 +1,17 @@
 """Training throughput of the project's step against sentence-transformers' own trainer.
 
 Both sides train all-MiniLM-L6-v2 (all six layers, fp32, at most 32 tokens, 2 CPU threads, fused
-AdamW) on the same batches of 256 query-ad pairs: ours by `train_steps` with the triplet loss
-and no graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` and with
-saving, evaluation, logging and gradient clipping off. Rounds alternate; the first steps of each
-round are not timed. `ratio` is our queries per second over theirs on foldoc; the figures for debian
-(longer texts) are printed too, and so are the tokens that each side encodes, which explain it.
-`--precision bf16` puts both sides under bf16 autocast instead.
+AdamW) on the same batches of 256 query-ad pairs: ours by `train_steps` with the triplet loss and no
+graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` and with saving,
+evaluation, logging and gradient clipping off. Rounds alternate; the first steps of each round are
+not timed. `ratio` is our queries per second over theirs on the last set; debian has longer texts.
+The tokens that each side encodes explain it. `--precision bf16` has both sides under bf16 autocast.
 
-    python -m benchmarks.sentence_transformers [--rounds 3] [--steps 6] [--no-debian]
+    python -m benchmarks.sentence_transformers [--rounds 3] [--steps 6] [--sets debian foldoc]
 """
 
-import argparse
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,78 +28,66 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
-from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, prepared
+from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, prepared
+from benchmarks.in_process import Run, begin
 from datasets import Dataset as Pairs
-from ramen_ray.config import EncoderConfig
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.model.pretrained import resolve_pretrained
-from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective, task_term
-from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
-from ramen_ray.method.sampling.step_inputs import DistinctTexts, gather_tokens
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, train_steps
-from ramen_ray.orchestration.runs.components import build_encoder
-from ramen_ray.presets import MINILM
+from ramen_ray.method.sampling.batches import Batch
+from ramen_ray.method.sampling.step_inputs import BatchTexts, gather_tokens
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.presets import MINILM, minilm
 
-BATCH_SIZE = 256
-WARMUP_STEPS = 2
-LEARNING_RATE = 1e-4
-ENCODER = EncoderConfig(pretrained=MINILM, max_length=32)
-OBJECTIVE = Objective((task_term(TripletLoss(0.3, 10)),))
-SOURCES = Sources(graphs={})
+BATCH_SIZE, WARMUP_STEPS, LEARNING_RATE = 256, 2, 1e-4
+OURS = {
+    **WITHOUT_GRAPH,
+    "base.kind": "in_batch",
+    "encoder.num_layers": None,
+    "encoder.max_length": 32,
+    "optimizer.lr": LEARNING_RATE,
+    "optimizer.embedding_lr": None,
+    "optimizer.weight_decay": 0.0,
+    "training.global_batch_size": BATCH_SIZE,
+}
 
 
 def main() -> None:
-    """Measure foldoc, then debian."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of a round")
-    parser.add_argument("--no-debian", action="store_true")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    options = parser.parse_args()
+    """Measure one dataset after another."""
+    asked = options(__doc__, rounds=3, steps=6, sets=["debian", "foldoc"], precision="fp32")
     torch.set_num_threads(NUM_THREADS)
     disable_progress_bar()
-    use_bf16 = options.precision == "bf16"
-    figures = {"foldoc": compare("foldoc", options.rounds, options.steps, use_bf16)}
-    if not options.no_debian:
-        steps = max(options.steps // 2, 1)
-        figures["debian"] = compare("debian", options.rounds, steps, use_bf16)
-    finish(figures["foldoc"]["ratio"], {"precision": options.precision, **figures})
+    use_bf16 = asked.precision == "bf16"
+    figures = {name: compare(name, asked.rounds, asked.steps, use_bf16) for name in asked.sets}
+    finish(figures[asked.sets[-1]]["ratio"], {"precision": asked.precision, **figures})
 
 
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
     dataset = Dataset(ROOT / "datasets" / name)
-    found = prepared(str(dataset.path), ENCODER)
-    sampler = Sampler(TrainingData.from_prepared(found, []), BATCH_SIZE, seed=0)
-    pairs = same_pairs(dataset, sampler, WARMUP_STEPS + steps)
+    config = overlay(minilm("foldoc"), {**OURS, "dataset": str(dataset.path)})
+    data = prepared(config.dataset, config.encoder)
+    pairs = same_pairs(dataset, begin(config, data), WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
-    results = alternate(
-        rounds,
-        {
-            "ours": lambda: run_ours(sampler, found.occurring_tokens, steps, use_bf16),
-            "theirs": lambda: run_theirs(pairs, use_bf16),
-        },
-    )
-    ours, theirs = medians(results["ours"]), medians(results["theirs"])
+    sides = {
+        "ours": lambda: run_ours(config, data, steps, use_bf16),
+        "theirs": lambda: run_theirs(pairs, use_bf16),
+    }
+    found = {side: medians(rows) for side, rows in alternate(rounds, sides).items()}
+    ours, theirs = found["ours"], found["theirs"]
     return {
         "ratio": ours["queries_per_s"] / theirs["queries_per_s"],
-        **{f"ours_{key}": value for key, value in ours.items()},
-        **{f"theirs_{key}": value for key, value in theirs.items()},
+        **{f"{side}_{key}": value for side, row in found.items() for key, value in row.items()},
         "token_ratio": theirs["tokens_per_step"] / ours["tokens_per_step"],
     }
 
 
-def same_pairs(dataset: Dataset, sampler: Sampler, steps: int) -> Pairs:
+def same_pairs(dataset: Dataset, run: Run, steps: int) -> Pairs:
     """Return the texts of the query-ad pairs that our first ``steps`` steps draw, in order."""
-    batches = [draw(sampler, step) for step in range(steps)]
-    query_ids = sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
+    batches = [draw(run, step) for step in range(steps)]
+    query_ids = run.sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
     ad_ids = np.concatenate([batch.ads[:, 0] for batch in batches])
     queries = dataset.read("queries/train").sort_by("query_id")["text"].to_pylist()
     ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
@@ -110,37 +95,35 @@ def same_pairs(dataset: Dataset, sampler: Sampler, steps: int) -> Pairs:
     return Pairs.from_dict(columns)
 
 
-def draw(sampler: Sampler, step: int) -> Batch:
+def draw(run: Run, step: int) -> Batch:
     """Return what a step of ours draws."""
-    return sampler.draw(step, SOURCES, [])
+    return run.sampler.draw(step, run.state.draws, [])
 
 
-def run_ours(sampler: Sampler, tokens: Int64s, steps: int, use_bf16: bool) -> dict[str, float]:
-    """Train one round with the project's step, as runs do: on the dataset's ``tokens`` only."""
-    model, stop = DualEncoder(build_encoder(ENCODER)), WARMUP_STEPS + steps
-    keep_tokens(model.encoder, tokens)
-    optimizer = build_optimizer(model.encoder, LEARNING_RATE, weight_decay=0.0)
-    state = TrainState(model, optimizer, build_schedule(optimizer, 0, stop), SOURCES)
-    ends = []
-    for _ in train_steps(state, sampler, OBJECTIVE, stop, use_bf16=use_bf16):
+def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> dict[str, float]:
+    """Train one round with the project's step, as runs do: on the dataset's tokens only."""
+    run, stop, ends = begin(config, data), WARMUP_STEPS + steps, []
+    for _ in train_steps(run.state, run.sampler, run.objective, stop, use_bf16=use_bf16):
         ends.append(time.perf_counter())
-    real, encoded, texts = np.mean([count_ours(sampler, step) for step in range(stop)], axis=0)
+    real, encoded, texts = np.mean([count_ours(run, step) for step in range(stop)], axis=0)
     return _figures(ends, real, encoded, texts)
 
 
-def count_ours(sampler: Sampler, step: int) -> tuple[int, int, int]:
+def count_ours(run: Run, step: int) -> tuple[int, int, int]:
     """Count a step's tokens, the same with padding, and texts."""
-    tables = sampler.data.tables
-    texts = DistinctTexts.from_batch(draw(sampler, step), tables)
+    tables = run.sampler.data.tables
+    texts = BatchTexts.from_batch(draw(run, step), tables)
     batch = gather_tokens(texts.tables, texts.rows, list(tables.values()))
     return len(batch.token_ids), sum(pack.token_ids.size for pack in packed(batch)), len(texts.rows)
 
 
 def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
     """Train one round with sentence-transformers."""
-    model = SentenceTransformer(resolve_pretrained(ENCODER.pretrained), device="cpu")
-    model.max_seq_length = ENCODER.max_length
-    clock = StepClock()
+    model = SentenceTransformer(resolve_pretrained(MINILM), device="cpu")
+    model.max_seq_length = OURS["encoder.max_length"]
+    ends: list[float] = []
+    clock = TrainerCallback()
+    clock.on_step_end = lambda *_, **__: ends.append(time.perf_counter())
     with tempfile.TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
@@ -155,7 +138,7 @@ def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
         trainer.data_collator(pairs.select(range(s, s + BATCH_SIZE)).to_list()) for s in steps
     ]
     real, encoded = np.mean([count_theirs(batch) for batch in batches], axis=0)
-    return _figures(clock.ends, real, encoded, 2.0 * BATCH_SIZE)
+    return _figures(ends, real, encoded, 2.0 * BATCH_SIZE)
 
 
 def _their_arguments(folder: str, use_bf16: bool) -> SentenceTransformerTrainingArguments:
@@ -186,17 +169,6 @@ def count_theirs(batch: dict[str, Any]) -> tuple[int, int]:
     """Count a collated batch's tokens, and the same with padding."""
     masks = [value for name, value in batch.items() if name.endswith("attention_mask")]
     return sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-
-
-@dataclass
-class StepClock(TrainerCallback):
-    """Records when the steps of sentence-transformers end."""
-
-    ends: list[float] = field(default_factory=list)
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Note the time."""
-        self.ends.append(time.perf_counter())
 
 
 def _figures(ends: list[float], real: float, encoded: float, texts: float) -> dict[str, float]:

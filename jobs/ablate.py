@@ -1,14 +1,15 @@
-"""Find out whether the graph helps on your data, and which part of it.
+r"""Find out whether the graph helps on your data, and which part of it.
 
 Trains the bases, RAMEN on each of them, and RAMEN without each of its parts, with several seeds
 each, and compares them on the same test queries.
 
 Examples:
-    python jobs/ablate.py foldoc --seeds 3
-    python jobs/ablate.py debian --bases in_batch --seeds 1
-    python jobs/ablate.py rdocs-ramen --bases ance depsl unidec
-    python jobs/ablate.py foldoc --dataset path/to/mine --walk.enabled --pruning.mode synchronous
-    ray job submit --working-dir . -- python jobs/ablate.py foldoc --output $PWD/outputs
+    python jobs/ablate.py --dataset path/to/mine
+    python jobs/ablate.py bag --dataset debian --bases in_batch --seeds 1
+    python jobs/ablate.py bag-ramen --bases ance depsl unidec
+    python jobs/ablate.py --dataset path/to/mine --walk.enabled --pruning.mode synchronous \
+        --pruning.warmup-epochs 6
+    ray job submit --working-dir . -- python jobs/ablate.py minilm --output $PWD/outputs
 
 Run the same command again to resume an interrupted comparison.
 """
@@ -17,9 +18,9 @@ import logging
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
-from ramen_ray.orchestration.tuning.ablation import ablate
-from ramen_ray.orchestration.tuning.variants import AblationConfig
-from ramen_ray.reports.ablation import ablation_tables
+from ramen_ray.orchestration.tune.ablation import ablate
+from ramen_ray.orchestration.tune.variants import AblationConfig
+from ramen_ray.reports.ablation import ablation_tables, verdict
 from ramen_ray.tracking.runs import ui_command
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")
+    print("\n" + "\n".join(verdict(result.variants)))
     print(f"\nreport:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
 

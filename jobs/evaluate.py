@@ -14,7 +14,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint

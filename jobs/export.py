@@ -12,9 +12,8 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.checks import check
-from ramen_ray.data.importers.xc.exporting import export_xc
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.xc.exporting import export_xc
 
 
 class ExportSettings(Section):
@@ -29,9 +28,7 @@ class ExportSettings(Section):
 def main() -> None:
     """Check the dataset directory and write it."""
     settings = parse_settings(ExportSettings, __doc__)
-    dataset = Dataset(settings.dataset)
-    check(dataset)
-    export_xc(dataset, settings.output)
+    export_xc(Dataset(settings.dataset), settings.output)
     print(f"wrote {settings.output}")
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import command_with_edges, parse_settings, run_job
+from ramen_ray.command_line import parse_settings, run_job, training_on
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
@@ -93,8 +93,7 @@ def main() -> None:
     for what, count in counts.items():
         print(f"{count:>12,}  {what}")
     written = [what for what, count in counts.items() if count]
-    command = command_with_edges(settings.dataset, written)
-    print(f"added to {settings.dataset}; train with it: {command}")
+    print(f"added to {settings.dataset}; train with it: {training_on(settings.dataset, written)}")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.importers.xc.importing import import_xc
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.xc.importing import import_xc
 
 
 class Import(Section):

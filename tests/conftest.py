@@ -24,8 +24,8 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine is waited for
-os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
-os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "60000"  # noqa: SIM112  Ray's spelling
+os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = os.environ["RAY_TRAIN_METRICS_ENABLED"] = "0"
+os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "600000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -271,6 +271,7 @@ def small_run(
             "encoder.pretrained": str(encoder_path),
             "regularization.lambda_x": weights,
             "regularization.lambda_z": weights,
+            "regularization.adaptive": False,
             "training.epochs": 4,
             "training.global_batch_size": 8,
             "workers.cpus_per_worker": 1,
@@ -349,7 +350,7 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def logged_retriever(
     prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
 ) -> str:

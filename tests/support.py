@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -85,7 +85,9 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    multiprocessing.set_forkserver_preload(["ramen_ray.method.training.checkpoints"])
+    method = ("metrics.evaluation", "training.checkpoints", "training.step")
+    loaded = [f"ramen_ray.method.{name}" for name in method]
+    multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 

@@ -26,7 +26,6 @@ def unidec(config: RunConfig) -> dict[str, Any]:
             "classifier.weight": tune.loguniform(0.1, 2.0),
             "classifier.text_scale": tune.uniform(0.3, 1.0),
         }
-    weights = config.regularization
-    if any([*weights.lambda_x.values(), *weights.lambda_z.values()]):
+    if config.regularization.lambda_x or config.regularization.lambda_z:
         space |= regularization(config)
     return space

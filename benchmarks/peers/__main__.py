@@ -9,54 +9,49 @@ kept, so that the same command continues where it was stopped. `ratio` is the P@
 ours over that of the best rival, both by validation, on the last dataset.
 
     python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
+
+`--budget` is seconds for choosing settings; `--kept` shows what is there and runs nothing.
 """
 
-import argparse
-from pathlib import Path
-from typing import Any
+from benchmarks.common import NUM_THREADS, ROOT, finish, options
+from benchmarks.peers import lexical, ours, tables, trainer, trees
+from benchmarks.peers.measuring import Contest
 
-from benchmarks.common import NUM_THREADS, ROOT, finish
-from benchmarks.peers import lexical, oak, ours, tables, trainer, trees
-from benchmarks.peers.measuring import METRICS, Contest
-
-OURS = {**ours.RIVALS, **oak.RIVALS}
-RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **OURS}
+RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
 COSTS_OF = ("ance + RAMEN", "ance", "ngame", "OAK", "unidec + RAMEN")
 
 
 def main() -> None:
     """Measure what is not there yet, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="+", default=["foldoc", "debian", "rdocs"])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
-    parser.add_argument("--budget", type=float, default=600, help="seconds for choosing settings")
-    parser.add_argument("--threads", type=int, default=NUM_THREADS)
-    parser.add_argument("--kept", action="store_true", help="show what is there, run nothing")
-    parser.add_argument("--plot", type=Path, help="also draw P@1 against seconds into this file")
-    options = parser.parse_args()
-    budget = 0.0 if options.kept else options.budget
+    sets, rivals = ["foldoc", "debian", "rdocs"], list(RIVALS)
+    asked = options(
+        __doc__,
+        sets=sets,
+        seeds=3,
+        rivals=rivals,
+        budget=600.0,
+        threads=NUM_THREADS,
+        kept=False,
+    )
+    budget = 0.0 if asked.kept else asked.budget
     found: dict[str, tables.Runs] = {}
-    for dataset in options.sets:
+    for dataset in asked.sets:
         folder = ROOT / "datasets" / dataset
         contests = {
-            name: Contest(name, RIVALS[name], folder, budget, options.threads)
-            for name in options.rivals
+            name: Contest(name, RIVALS[name], folder, budget, asked.threads)
+            for name in asked.rivals
         }
         runs_of = {
             name: [
                 contest.run(seed)
-                for seed in seeds_of(contest, options.seeds)
-                if not options.kept or contest.is_kept(seed)
+                for seed in seeds_of(contest, asked.seeds)
+                if not asked.kept or contest.is_kept(seed)
             ]
             for name, contest in contests.items()
         }
         found[dataset] = {name: runs for name, runs in runs_of.items() if runs}
         print_tables(dataset, found[dataset])
-    if options.plot:
-        families = {name: rival.family for name, rival in RIVALS.items()}
-        tables.plot(found, families, options.plot)
-    finish(*summary(found))
+    finish(lead_of_ours(found[asked.sets[-1]]), {})
 
 
 def seeds_of(contest: Contest, num_seeds: int) -> range:
@@ -67,32 +62,21 @@ def seeds_of(contest: Contest, num_seeds: int) -> range:
 def print_tables(dataset: str, found: tables.Runs) -> None:
     """Print what was found on a dataset."""
     print(f"\n## {dataset}\n\n{tables.quality(found)}\n\n{tables.costs(found)}\n")
-    own = [name for name in found if name in OURS]
+    own = [name for name in found if name in ours.RIVALS]
     if own:
         print(tables.lead(found, tables.best_by_validation(found, own)) + "\n")
         print(tables.relative_costs(found, COSTS_OF), flush=True)
 
 
-def summary(found: dict[str, tables.Runs]) -> tuple[float, dict[str, Any]]:
-    """Return the ratio of the last dataset, and every row's figures."""
-    ratio = 1.0
-    figures: dict[str, Any] = {}
-    for dataset, runs_of in found.items():
-        figures[dataset] = {
-            name: {
-                "seeds": len(runs),
-                **{metric: tables.value(runs, metric) for metric in METRICS},
-                **{key: tables.cost(runs, key) for key in (*tables.COSTS, "seconds")},
-            }
-            for name, runs in runs_of.items()
-        }
-        own = [name for name in runs_of if name in OURS]
-        others = [name for name in runs_of if name not in OURS]
-        if own and others:
-            sides = [tables.best_by_validation(runs_of, names) for names in (own, others)]
-            figures[dataset]["best of ours"], figures[dataset]["best rival"] = sides
-            ratio = figures[dataset][sides[0]]["P@1"] / figures[dataset][sides[1]]["P@1"]
-    return ratio, figures
+def lead_of_ours(runs_of: tables.Runs) -> float:
+    """Return the P@1 of the best of ours over that of the best rival."""
+    own = [name for name in runs_of if name in ours.RIVALS]
+    sides = own, [name for name in runs_of if name not in own]
+    if not all(sides):
+        return 1.0
+    best = (runs_of[tables.best_by_validation(runs_of, names)] for names in sides)
+    first, second = (tables.value(runs, "P@1") for runs in best)
+    return first / second
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Choose a rival's settings on validation, then measure it; everything is kept."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -15,8 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
-from benchmarks.common import CACHE, ENVIRONMENT, sampled_memory
+from benchmarks.common import CACHE, ENVIRONMENT, kept, kept_file, sampled_memory
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.rivals import Fitted, Rival, Settings
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
@@ -86,7 +86,8 @@ class Contest:
             return candidates[0]
         spent, scores = 0.0, {0: -np.inf}
         for number, settings in enumerate(candidates):
-            if spent < self.budget or self._file(settings, 0, VALIDATION).exists():
+            file = kept_file(self._folder, self._content(settings, 0, VALIDATION))
+            if spent < self.budget or file.exists():
                 run = self._kept(settings, 0, VALIDATION)
                 spent += run.figures["processor_s"]
                 scores[number] = run.validation_score
@@ -98,45 +99,33 @@ class Contest:
 
     def is_kept(self, seed: int) -> bool:
         """Return whether the run of a seed is there, with the settings that are chosen."""
-        return self._file(self.settings(), seed, BOTH).exists()
+        return kept_file(self._folder, self._content(self.settings(), seed, BOTH)).exists()
 
-    def _file(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Path:
-        content = [VERSION, self.name, dict(settings), seed, splits]
-        content += [self.threads] if "test" in splits else []  # tries are the same with any number
-        key = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
-        name = "".join(c if c.isalnum() else "_" for c in self.name)
-        return STORE / self.dataset.name / f"{name}-{seed}-{key}.npz"
+    @property
+    def _folder(self) -> Path:
+        return STORE / self.dataset.name
+
+    def _content(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> list[Any]:
+        threads = [self.threads] if "test" in splits else []  # tries are the same with any number
+        return [VERSION, self.name, dict(settings), seed, splits, *threads]
 
     def _kept(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Run:
-        file = self._file(settings, seed, splits)
-        if not file.exists():
+        def measured() -> dict[str, NDArray[Any]]:
             how = (settings, seed, self.threads, splits)
             run = in_forked_process(measure, self.rival, self.dataset, self.prepared, *how)
-            _write(file, run)
             _say(self, settings, seed, run)
-        return self._read(file)
+            return {"figures": np.array(json.dumps(dict(run.figures)))} | {
+                f"{split}/{name}": np.stack(values)
+                for split, of_split in run.metrics.items()
+                for name, values in of_split.items()
+            }
 
-    @staticmethod
-    def _read(file: Path) -> Run:
-        stored = np.load(file)
-        metrics: dict[str, dict[str, PerQuery]] = {}
-        for name in stored.files:
+        stored = kept(self._folder, self._content(settings, seed, splits), measured)
+        metrics: dict[str, dict[str, PerQuery]] = {split: {} for split in splits}
+        for name in stored.keys() - {"figures"}:
             split, _, metric = name.partition("/")
-            if metric:
-                metrics.setdefault(split, {})[metric] = (stored[name][0], stored[name][1])
+            metrics[split][metric] = (stored[name][0], stored[name][1])
         return Run(metrics, json.loads(str(stored["figures"])))
-
-
-def _write(file: Path, run: Run) -> None:
-    arrays: dict[str, Any] = {
-        f"{split}/{name}": np.stack(values)
-        for split, of_split in run.metrics.items()
-        for name, values in of_split.items()
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".part.npz")
-    np.savez(aside, figures=json.dumps(dict(run.figures)), **arrays)
-    aside.rename(file)
 
 
 def _say(contest: Contest, settings: Settings, seed: int, run: Run) -> None:

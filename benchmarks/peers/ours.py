@@ -1,9 +1,10 @@
-"""Ours: the five bases, each without a graph and with RAMEN on it, by the presets' settings; AugGT.
+"""Ours: the five bases, each without a graph and with RAMEN on it; AugGT, and OAK.
 
 They train in this process as ``benchmarks.graph_gain`` does it: the bag of token embeddings, in
 strict graphs, without walk and pruning, from tokens that were prepared before the clock starts.
 Presets were tuned for ``in_batch``; validation may give ``unidec`` other batches and more epochs.
-A method of another kind is one more entry of ``RIVALS``.
+OAK's linker is trained for it, as in the paper, on the anchor sets that RAMEN uses; its training,
+its index and its search count as OAK's.
 """
 
 from collections.abc import Sequence
@@ -11,25 +12,34 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-import faiss
 import numpy as np
-import torch
 
 from benchmarks.common import ROOT
 from benchmarks.graph_gain import dataset_of, propagated
 from benchmarks.in_process import train
+from benchmarks.oak_gain import link_dataset, oak_base, train_oak
 from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk
+from benchmarks.peers.rivals import Rival, Settings, size_on_disk, use_threads
+from experiments.oak.augmentation import Augmentation
+from experiments.oak.links import bank_texts, links_own_text
+from experiments.oak.queries import AugmentedQueries
+from experiments.oak.settings import OakSettings
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.hashing import HashIndex, hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.search import build_index, search_index
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.tuning.variants import softmax_changes
-from ramen_ray.presets import PRESETS
+from ramen_ray.method.retrieval.search import (
+    build_index,
+    drop_filtered,
+    most_filters,
+    search_index,
+)
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.tune.variants import used_sets
+from ramen_ray.presets import bag_ramen, base_changes
 
 PLAIN = {"walk.enabled": False, "pruning.mode": "never"}
 TRIED: dict[str, tuple[Settings, ...]] = {
@@ -47,7 +57,7 @@ class Ours:
 
     def __init__(self, config: RunConfig, model: DualEncoder, data: Prepared) -> None:
         """Embed and index the ads."""
-        self.tokenize = encoder_tokenizer(config.encoder)
+        self._tokenize = encoder_tokenizer(config.encoder)
         self.model = model
         vectors = model.embed_ads(data.ads, np.arange(len(data.ads)))
         self.index = build_index(vectors)
@@ -56,11 +66,52 @@ class Ours:
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the nearest ads; see :class:`Fitted`."""
-        token_ids, lengths = self.tokenize(queries)
+        return search_index(self.index, self.embed(self.tokens(queries)), k)[0]
+
+    def tokens(self, queries: Sequence[str]) -> TokenTable:
+        """Tokenise queries."""
+        token_ids, lengths = self._tokenize(queries)
         offsets = np.append(0, lengths.cumsum())
-        table = TokenTable(token_ids, offsets, np.zeros(len(queries), dtype=np.uint64))
-        vectors = self.model.embed_queries(table, np.arange(len(queries)))
-        return search_index(self.index, vectors, k)[0]
+        return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+
+    def embed(self, table: TokenTable) -> Any:
+        """Return the vectors (queries, D) that are searched with."""
+        return self.model.embed_queries(table, np.arange(len(table)))
+
+
+class Oak(Ours):
+    """A model with its bank, a linker and its index of the anchors."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        oak: OakSettings,
+        linker: DualEncoder,
+        trained: tuple[DualEncoder, Augmentation],
+        data: Prepared,
+    ) -> None:
+        """Embed and index the anchors and the ads."""
+        model, self.augmentation = trained
+        super().__init__(config, model, data)
+        self.linker, self.num_links = linker, oak.links_at_test
+        anchors = bank_texts(data, oak.anchor_sets)
+        of_anchors = linker.embed_ads(anchors, np.arange(len(anchors)))
+        self.anchors = build_index(of_anchors)
+        keeps_own = links_own_text(data, oak.anchor_sets)
+        self.own = None if keeps_own else HashIndex.from_hashes(anchors.hashes)
+        self.model_bytes += saved_bytes(config, linker) + self.augmentation.bank.vectors.nbytes
+        self.model_bytes += sum(one.nbytes for one in self.augmentation.parameters())
+        self.index_bytes += of_anchors.nbytes
+
+    def embed(self, table: TokenTable) -> Any:
+        """Return the vectors of the queries, enriched by the anchors that are found for them."""
+        rows, own = np.arange(len(table)), np.empty((0, 2), dtype=np.int64)
+        if self.own is not None:
+            own = np.stack(self.own.all(table.hashes), axis=1)
+        vectors = self.linker.embed_queries(table, rows)
+        found = search_index(self.anchors, vectors, self.num_links + most_filters(own))
+        links = drop_filtered(found, own, self.num_links)[0].astype(np.int32)
+        return AugmentedQueries(self.model, self.augmentation, links).embed_queries(table, rows)
 
 
 def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
@@ -72,10 +123,11 @@ def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
 
 def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> RunConfig:
     """Return a dataset's preset with another base, with or without the graph, and changed."""
-    preset = PRESETS[f"{name}-ramen"]()
+    preset = bag_ramen(name)
     graph = PLAIN if with_graph else WITHOUT_GRAPH
     dataset = {"dataset": str(ROOT / "datasets" / name)}
-    return overlay(preset, {**dataset, **softmax_changes(preset, base), **graph, **changes})
+    own = base_changes(preset, {"base.kind": base})
+    return overlay(preset, {**dataset, **own, **graph, **changes})
 
 
 def prepare(corpus: Corpus) -> Prepared:
@@ -90,12 +142,30 @@ def prepare_propagated(corpus: Corpus) -> Prepared:
     return dataset_of(str(propagated(config)), config.encoder)
 
 
+def prepare_links(corpus: Corpus) -> tuple[Prepared, Prepared]:
+    """Prepare the tokens of the dataset, and of the one that OAK's linker is trained on."""
+    config = config_of(corpus.name, "ance", True)
+    return prepare(corpus), dataset_of(str(link_dataset(config)), config.encoder)
+
+
 def fit(corpus: Corpus, data: Prepared, settings: Settings, seed: int, threads: int) -> Ours:
     """Train to the last epoch."""
-    torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
+    use_threads(threads)
     config = overlay(config_of(corpus.name, **settings), {"seed": seed})
     return Ours(config, train(config, data), data)
+
+
+def fit_oak(
+    corpus: Corpus, data: tuple[Prepared, Prepared], settings: Settings, seed: int, threads: int
+) -> Oak:
+    """Train the linker, then the model, each to its last epoch."""
+    use_threads(threads)
+    of_dataset, of_links = data
+    config = config_of(corpus.name, "ance", True, seed=seed)
+    without = config_of(corpus.name, "ance", False, seed=seed)
+    linker = train(overlay(without, {"dataset": str(link_dataset(config))}), of_links)
+    base, oak = oak_base(config), OakSettings(anchor_sets=tuple(used_sets(config)))
+    return Oak(base, oak, linker, train_oak(base, oak, of_dataset), of_dataset)
 
 
 def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
@@ -103,16 +173,8 @@ def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
     return tuple({"base": base, "with_graph": with_graph, **one} for one in changes)
 
 
-AUGGT = Rival(
-    "ours with the graph",
-    fit,
-    ({"base": "in_batch", "with_graph": False},),
-    prepare_propagated,
-    is_random=True,
-)
 RIVALS = {
     f"{base} + RAMEN" if with_graph else base: Rival(
-        "ours with the graph" if with_graph else "ours",
         fit,
         _settings(base, with_graph),
         prepare,
@@ -120,4 +182,7 @@ RIVALS = {
     )
     for base in get_args(BaseName)
     for with_graph in (False, True)
-} | {"AugGT": AUGGT}
+} | {
+    "AugGT": Rival(fit, _settings("in_batch", False), prepare_propagated, is_random=True),
+    "OAK": Rival(fit_oak, ({},), prepare_links, is_random=True),
+}

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.peers.corpus import Corpus
@@ -39,14 +41,12 @@ class Rival:
     """One row of the table.
 
     Attributes:
-        family: what the plot colours it by.
         fit: trains and indexes; gets the corpus, what was prepared, settings, seed and threads.
         settings: what validation chooses from, documented practice first.
         prepare: what is made once and not timed: environments, tokens.
         is_random: whether the seed changes it.
     """
 
-    family: str
     fit: Callable[[Corpus, Any, Settings, int, int], Fitted]
     settings: tuple[Settings, ...]
     prepare: Callable[[Corpus], Any] = nothing
@@ -61,6 +61,12 @@ def best(scores: NDArray[Any], k: int) -> Int64s:
     order = np.argsort(-values, axis=1, kind="stable")
     ordered = np.take_along_axis(found, order, 1)
     return np.where(np.take_along_axis(values, order, 1) > 0, ordered, -1)
+
+
+def use_threads(threads: int) -> None:
+    """Train and search with so many threads."""
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
 
 
 def size_on_disk(folder: Path) -> int:

@@ -12,7 +12,6 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import faiss
 import torch
 from datasets.utils.logging import disable_progress_bar
 from sentence_transformers import (
@@ -29,7 +28,7 @@ from sentence_transformers.training_args import BatchSamplers
 from sentence_transformers.util import mine_hard_negatives
 
 from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings
+from benchmarks.peers.rivals import Rival, Settings, use_threads
 from datasets import Dataset as Pairs
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.model.pretrained import resolve_pretrained
@@ -83,13 +82,13 @@ ENCODERS = {"minilm": minilm, "static": static}
 
 def fit_zero_shot(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Embedded:
     """Index the ads by MiniLM as it is."""
-    _use(threads)
+    use_threads(threads)
     return Embedded(minilm(), corpus.ads)
 
 
 def fit_trained(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Embedded:
     """Mine if asked for, train, and index the ads."""
-    _use(threads)
+    use_threads(threads)
     disable_progress_bar()
     torch.manual_seed(seed)
     rows, ads = corpus.train_pairs()
@@ -138,11 +137,6 @@ def _arguments(folder: str, settings: Settings, seed: int) -> SentenceTransforme
     )
 
 
-def _use(threads: int) -> None:
-    torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
-
-
 STATIC = {
     "encoder": "static", "loss": "mnrl", "rate": 1e-2, "batch": 256, "epochs": 8, "negatives": 0
 }  # fmt: skip
@@ -150,9 +144,8 @@ WHOLE = {
     "encoder": "minilm", "loss": "mnrl", "rate": 2e-5, "batch": 64, "epochs": 1, "negatives": 0
 }  # fmt: skip
 RIVALS = {
-    "MiniLM, zero-shot": Rival("sentence-transformers", fit_zero_shot, ({},)),
+    "MiniLM, zero-shot": Rival(fit_zero_shot, ({},)),
     "static, trained": Rival(
-        "sentence-transformers",
         fit_trained,
         (
             STATIC,
@@ -166,7 +159,6 @@ RIVALS = {
         is_random=True,
     ),
     "MiniLM, trained": Rival(
-        "sentence-transformers",
         fit_trained,
         (
             WHOLE,

@@ -5,12 +5,17 @@ its number only, so they can answer with ads that have train clicks. "+ texts" t
 ad's own text too, as a query that led to it: then they know all ads.
 """
 
+import hashlib
+import os
 import pickle
+import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,12 +23,53 @@ from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import FeatureUnion
 
-from benchmarks.common import ROOT
+from benchmarks.common import CACHE, ROOT
 from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.environments import Environment
 from benchmarks.peers.rivals import Rival, Settings, size_on_disk
-from benchmarks.peers.workers.serving import Packed
+from benchmarks.peers.workers import Packed
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.errors import UserError
+
+ENVIRONMENTS = CACHE / "peers" / "environments"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Packages by name and version; nothing else is installed, so all that is needed is named."""
+
+    name: str
+    packages: tuple[str, ...]
+
+    def python(self) -> Path:
+        """Return its Python, made now by uv or earlier.
+
+        Raises:
+            UserError: there is no uv, or it cannot install the packages.
+        """
+        key = hashlib.blake2b(" ".join(self.packages).encode(), digest_size=4).hexdigest()
+        folder = ENVIRONMENTS / f"{self.name}-{key}"
+        if not folder.exists():
+            ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(dir=ENVIRONMENTS))
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            _uv("venv", "--quiet", "--relocatable", "--python", version, str(aside / "made"))
+            python = str(aside / "made" / "bin" / "python")
+            _uv("pip", "install", "--quiet", "--no-deps", "--python", python, *self.packages)
+            (aside / "made").rename(folder)
+            aside.rmdir()
+        return folder / "bin" / "python"
+
+
+def _uv(*arguments: str) -> None:
+    found = shutil.which(
+        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    if found is None:
+        raise UserError("uv makes the rivals' environments and is not installed: pip install uv")
+    made = subprocess.run([found, *arguments], check=False, capture_output=True, text=True)
+    if made.returncode:
+        raise UserError(f"uv {' '.join(arguments)} failed:\n{made.stderr.strip()}")
+
 
 NUMERIC = ("numpy==2.4.6", "scipy==1.17.1")
 PECOS = Environment(
@@ -48,10 +94,10 @@ class Trees:
 
     def __init__(self, program: str, python: Path, vectorizer: Any, ads: Int64s) -> None:
         """Start the program, which waits to be trained to answer with ``ads``, ascending."""
-        self.aside = TemporaryDirectory()
+        self.aside = tempfile.TemporaryDirectory()
         self.folder = Path(self.aside.name)
         self.vectorizer, self.ads = vectorizer, ads
-        command = [str(python), "-m", f"benchmarks.peers.workers.{program}"]
+        command = [str(python), "-m", "benchmarks.peers.workers", program]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -157,7 +203,6 @@ def _rival(
         {"features": name, "with_texts": with_texts, **of} for of in options for name in FEATURES
     ]
     return Rival(
-        "label trees",
         partial(fit, program=program),
         tuple(settings),
         prepare=partial(python_of, environment=environment),

@@ -8,47 +8,83 @@ bag, batch 1024, 20 steps), pruning, co-session graphs, similar texts (by a bag)
 seconds, processor seconds, microseconds a row, peak memory of the driver with and without what it
 shares, of Ray's processes without, and of Ray's store. With --unit-costs, the costs of the stages
 are fitted too, and printed as ramen_ray/machines.toml has them, for jobs/plan.py: give at least
-four sizes, one with more edges.
-`ratio` is the training's queries per processor second at the largest size over the smallest.
+four sizes, one with more edges; those of training come from batches of several sizes on the
+first. `ratio` is the training's queries per processor second at the largest size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]
 """
 
-import argparse
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.common import finish, in_fresh_process, options
 from benchmarks.scale.fitting import COUNTED, as_toml, fit
-from benchmarks.scale.generated import Shape
-from benchmarks.scale.measuring import measure_size
-from benchmarks.scale.stages import STAGES, Row
+from benchmarks.scale.generated import Shape, generate
+from benchmarks.scale.stages import ANCHOR_SET, BATCH_SIZE, STAGES, Row, measure, time_steps
+from ramen_ray.data.store.dataset import Dataset
 
 DEFAULT_EDGES = 5
+FITTED_BATCHES = (BATCH_SIZE // 2, BATCH_SIZE, BATCH_SIZE * 3 // 2, BATCH_SIZE * 2)
 
 
 def main() -> None:
     """Measure every size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["100000", "1000000", "10000000"])
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
-    parser.add_argument("--unit-costs", action="store_true")
-    options = parser.parse_args()
+    sizes = ["100000", "1000000", "10000000"]
+    asked = options(__doc__, sizes=sizes, stages=list(STAGES), unit_costs=False)
     rows: dict[str, dict[str, Row]] = {}
-    for shape in map(_shape, options.sizes):
+    steps: list[Row] = []
+    for shape in map(_shape, asked.sizes):
         with tempfile.TemporaryDirectory() as name:
-            rows[str(shape)] = measure_size(shape, Path(name), options.stages)
-    figures: dict[str, Any] = {"stages": rows}
-    if options.unit_costs:
-        most_queries = max(_shape(size).queries for size in options.sizes)
-        for stage in COUNTED.keys() & set(options.stages):
-            costs = fit(stage, [of_size[stage] for of_size in rows.values()])
+            folder = Path(name)
+            rows[str(shape)] = measure_size(shape, folder, asked.stages)
+            if asked.unit_costs and "train" in asked.stages and not steps:
+                steps = [in_fresh_process(time_steps, folder, batch) for batch in FITTED_BATCHES]
+    if asked.unit_costs:
+        most_queries = max(_shape(size).queries for size in asked.sizes)
+        for stage in COUNTED.keys() & set(asked.stages):
+            of_sizes = [of_size[stage] for of_size in rows.values()]
+            costs = fit(stage, steps if stage == "train" else of_sizes)
             print(as_toml(stage, costs, most_queries))
     rates = [
         of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size
     ]
+    figures: dict[str, Any] = {"stages": rows, "steps": steps}
     finish(rates[-1] / rates[0] if rates else 0.0, figures)
+
+
+def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row]:
+    """Generate the tables and run the stages; prints and returns their figures."""
+    (folder / "source").mkdir()
+    in_fresh_process(generate, folder / "source", shape, "sessions" in stages)
+    rows = {}
+    for stage in stages:
+        row = rows[stage] = in_fresh_process(measure, stage, folder)
+        row["us_per_row"] = 1e6 * row["seconds"] / row["rows"]
+        row["rows_per_processor_s"] = row["rows"] / row["processor_s"]
+        row["load"] = os.getloadavg()[0]
+        if (folder / "dataset").exists():
+            row |= _sizes(Dataset(folder / "dataset"))
+        print(f"{shape} {stage}: {row}", flush=True)
+    return rows
+
+
+def _sizes(dataset: Dataset) -> dict[str, float]:
+    """Count texts and edges of the dataset directory, without co-session graphs."""
+    tables = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
+    sides = [f"edges/{ANCHOR_SET}/{side}" for side in ("query", "ad")]
+    size = sum(
+        file.stat().st_size
+        for table in [*tables, *sides]
+        if dataset.has(table)
+        for file in dataset.files(table)
+    )
+    return {
+        "texts": sum(dataset.num_rows(table) for table in tables if dataset.has(table)),
+        "edges": sum(dataset.num_rows(table) for table in sides if dataset.has(table)),
+        "dataset_mb": size / 1e6,
+    }
 
 
 def _shape(text: str) -> Shape:

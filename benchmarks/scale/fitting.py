@@ -1,7 +1,8 @@
 """Costs of the stages, fitted to their seconds at several sizes, as ``machines.toml`` has them.
 
 Each stage is taken to cost a constant, and something for each of what it counts; the relative
-errors are least. Sizes with different numbers of edges per node tell texts from edges.
+errors are least. Sizes with different numbers of edges per node tell texts from edges; batches of
+several sizes tell a step's texts from its pairs of a node with a candidate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ COUNTED = {
     "describe": DATA,
     "prepare": DATA,
     "walk": {"hop_s": "rows"},
+    "train": {"text_s": "texts", "pair_s": "pairs"},
     "prune": {"edge_s": "rows"},
     "sessions": {"event_s": "rows"},
 }

@@ -6,7 +6,6 @@ All take the folder of a size: ``source`` has the generated tables, and the stag
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import sampled_memory, sampled_processor_time
+from benchmarks.in_process import Run, begin
 from benchmarks.scale.generated import EVENTS_PER_QUERY
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.training.step import TrainState
 from ramen_ray.presets import MINILM, tiny
 
 ANCHOR_SET = "links"
@@ -106,7 +102,8 @@ def clicks(folder: Path) -> Stage:
 
 def edges(folder: Path) -> Stage:
     """Import both sides' edges."""
-    from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
+    from ramen_ray.data.tables.column_names import EdgeColumns
+    from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 
     source = folder / "source"
     given = EdgeList(
@@ -153,7 +150,7 @@ def describe(folder: Path) -> Stage:
 def prepare(folder: Path) -> Stage:
     """Prepare the dataset directory for a bag of embeddings."""
     from ramen_ray.orchestration.preparation.pipeline import prepare
-    from ramen_ray.orchestration.runs.components import encoder_tokenizer
+    from ramen_ray.orchestration.run.build import encoder_tokenizer
 
     dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
 
@@ -186,7 +183,7 @@ def prune(folder: Path) -> Stage:
     import ray
 
     from ramen_ray.orchestration.background.pruning import GraphPruning
-    from ramen_ray.orchestration.runs.components import build_model
+    from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)
     build_model(_config(folder)).save(folder / "model", ENCODER.max_length)
@@ -224,7 +221,7 @@ def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
     from ramen_ray.orchestration.preparation.similar import add_similar
-    from ramen_ray.orchestration.runs.components import build_encoder
+    from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")
     build_encoder(ENCODER).save(folder / "bag", ENCODER.max_length)
@@ -252,33 +249,31 @@ def train(folder: Path) -> Stage:
     return run
 
 
-@dataclass(frozen=True)
-class BagRun:
-    """A training in this process, before its first step."""
+def time_steps(folder: Path, batch_size: int) -> Row:
+    """Return a step's seconds, distinct texts, and pairs of a node with a candidate."""
+    from ramen_ray.method.training.prefetching import step_inputs
+    from ramen_ray.method.training.step import train_steps
 
-    state: TrainState
-    sampler: Sampler
-    objective: Objective
+    torch.set_num_threads(1)
+    one, stop, texts, pairs = bag_run(folder, batch_size), WARMUP_STEPS + STEPS, 0, 0
+    steps, sources = range(WARMUP_STEPS, stop), one.state.draws
+    for inputs in step_inputs(one.sampler, sources, one.objective, steps, torch.device("cpu")):
+        texts += len(inputs.texts.rows)
+        pairs += len(inputs.batch.queries) * len(inputs.ad_pool.ids)
+        for regularizer, (nodes, _) in inputs.batch.anchors.items():
+            pairs += len(nodes) * len(inputs.anchor_pools[regularizer.anchor_set].ids)
+    list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
+    started = time.perf_counter()
+    list(train_steps(one.state, one.sampler, one.objective, stop))
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds / STEPS, "texts": texts / STEPS, "pairs": pairs / STEPS}
 
 
-def bag_run(folder: Path, batch_size: int) -> BagRun:
+def bag_run(folder: Path, batch_size: int) -> Run:
     """Build the training of a bag, on the walked graph if there is one."""
-    from ramen_ray.method.sampling.training_data import TrainingData
-    from ramen_ray.orchestration.runs.components import (
-        build_model,
-        build_objective,
-        build_sampler,
-        build_state,
-    )
-
     config = overlay(_config(folder), {"training.global_batch_size": batch_size})
-    data = prepared_in(folder)
-    objective, model = build_objective(config), build_model(config)
-    keep_tokens(model.encoder, data.occurring_tokens)
     walked = next(iter((folder / "walked").glob("*")), None)
-    training_data = TrainingData.from_prepared(data, objective.regularizers, walked)
-    sampler = build_sampler(config, data, training_data)
-    return BagRun(build_state(config, model, model, sampler), sampler, objective)
+    return begin(config, prepared_in(folder), edges=walked)
 
 
 STAGES: dict[str, Callable[[Path], Stage]] = {
@@ -309,6 +304,7 @@ def _config(folder: Path) -> RunConfig:
         "encoder.max_length": ENCODER.max_length,
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
+        "regularization.adaptive": False,
         "training.global_batch_size": BATCH_SIZE,
     }
     return overlay(tiny(), changes)

@@ -17,14 +17,14 @@ from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.draws import draw_several
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 
 LINK = 8  # keeps the random numbers apart from those of the batches' other draws
 
 
-class OakPart(Part):
+class OakPart(StepPart):
     """Enriches the queries of batches, in a run of one process.
 
     Attributes:

@@ -1,1 +1,1 @@
-"""The dataset directory, its importers and the arrays prepared from it; only pyarrow and numpy."""
+"""The dataset directory, what is imported into it and the arrays prepared from it."""

@@ -27,6 +27,9 @@ SHARE_OF_MEMORY = 0.6
 SECONDS_OF_SILENCE = 5.0
 ROWS_PER_BATCH = 65_536
 
+_INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", re.MULTILINE)
+"""What DuckDB makes of a signal's KeyboardInterrupt: in itself, and in a stream that it reads."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -35,11 +38,8 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
     """Open a connection whose tables are gone when the block ends.
 
     SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
-    takes the white space of Unicode off both ends.
-
-    Args:
-        folder: an existing folder for what does not fit in memory; a subfolder is made and removed.
-        memory: how much memory tables may take, such as ``4GB``; default 60 % of the machine's.
+    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB``, goes
+    into a subfolder of ``folder``; default 60 % of the machine's.
 
     Raises:
         UserError: ``memory`` is not a size.
@@ -63,6 +63,10 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
                     name, _of_batches(function), ["VARCHAR"], "VARCHAR", type=ARROW
                 )
             yield connection
+        except (RuntimeError, duckdb.Error) as error:
+            if _INTERRUPTED.search(str(error)):
+                raise KeyboardInterrupt from None
+            raise
         finally:
             connection.close()
 

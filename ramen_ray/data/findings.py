@@ -1,19 +1,17 @@
 """Findings: what is wrong with an input, where, how severe it is, and what to do about it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import printable
 
 MAX_EXAMPLES = 3
 MAX_LISTED = 20
+FEW = 3
+"""Doubtful rows of a kind that are not yet an error."""
 MAX_EXAMPLE_LENGTH = 60
 Severity = Literal["error", "warning"]
 
@@ -49,51 +47,94 @@ class Finding:
         return printable(f"{', '.join(place)}: {self.message}{advice}")
 
 
-@dataclass
-class Tally:
-    """Rows of a stream that break one rule: all are counted, and the first few are shown.
+@dataclass(frozen=True)
+class Kind:
+    """A way for rows to be wrong.
 
     Attributes:
-        severity, message, advice, column: see :class:`Finding`.
-        count: how many values were found so far.
+        message, advice, column, severity: see :class:`Finding`.
+        most: how many such rows are no more than a warning.
+        always: whether they are refused even where bad rows are skipped.
     """
 
-    severity: Severity
     message: str
-    advice: str
-    column: str
+    advice: str = ""
+    column: str | None = None
+    severity: Severity = "error"
+    most: int = 0
+    always: bool = False
+
+
+@dataclass
+class Tally:
+    """Rows of one kind: all are counted, and the first few are shown.
+
+    Attributes:
+        kind: what is wrong with them.
+        count: number of such rows.
+        files: the files that have any.
+    """
+
+    kind: Kind
     count: int = 0
-    _first: tuple[Path, int] | None = None
-    _examples: list[str] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)
+    _examples: list[tuple[str, int, Any]] = field(default_factory=list)
+    _first: tuple[str, int] | None = None
 
-    def add(self, file: Path, rows: NDArray[np.int64], values: pa.Array) -> None:
-        """Count ``values`` (n,), found in ``rows`` (n,) of ``file``."""
-        self.count += len(rows)
-        room = MAX_EXAMPLES - len(self._examples)
-        for row, value in zip(rows[:room].tolist(), values[:room].to_pylist(), strict=True):
-            self._examples.append(_show(value) + self._place(file, row))
+    def add(self, file: object, rows: Int64s | Sequence[int], values: Sequence[Any] = ()) -> None:
+        """Count the rows (n,) of a file; ``values`` are those of the first few."""
+        if len(rows):
+            self._first = self._first or (str(file), int(rows[0]))
+            self.count += len(rows)
+            self.files.add(str(file))
+            room = MAX_EXAMPLES - len(self._examples)
+            pairs = zip(rows, values[:room], strict=False)
+            self._examples += [(str(file), int(row), value) for row, value in pairs]
 
-    def _place(self, file: Path, row: int) -> str:
-        if self._first is None:
-            self._first = file, row
+    def finding(self) -> Finding:
+        """Say how many rows there are, as in "2 cells are empty (in 2 files): null, null"."""
+        examples = ", ".join(_show(value) for _, _, value in self._examples)
+        over = f" (in {len(self.files)} files)" if len(self.files) > 1 else ""
+        what = f"{self.count} {self.kind.message}{over}"
+        return self._finding(f"{what}: {examples}{self._more}" if examples else what)
+
+    def share(self, out_of: int | None = None) -> Finding:
+        """Say where the first few rows are, and the share of all rows if it is known.
+
+        As in "empty text (2 of 60, 3.3%): '', '' (row 7)".
+        """
+        share = f" ({self.count} of {out_of}, {self.count / out_of:.1%})" if out_of else ""
+        examples = ", ".join(
+            _show(value) + self._place(file, row) for file, row, value in self._examples
+        )
+        return self._finding(f"{self.kind.message}{share}: {examples}{self._more}")
+
+    def _finding(self, message: str) -> Finding:
+        kind, (file, row) = self.kind, self._first or ("", 0)
+        severity = kind.severity if self.count > kind.most else "warning"
+        return Finding(severity, file, message, kind.advice, row, kind.column)
+
+    @property
+    def _more(self) -> str:
+        rest = self.count - len(self._examples)
+        return f" and {rest} more" if rest else ""
+
+    def _place(self, file: str, row: int) -> str:
         if (file, row) == self._first:
             return ""
-        return f" (row {row})" if file == self._first[0] else f" ({file.name}, row {row})"
+        is_first = self._first is not None and file == self._first[0]
+        return f" (row {row})" if is_first else f" ({file.rpartition('/')[2]}, row {row})"
 
-    def findings(self, out_of: int | None = None) -> list[Finding]:
-        """Return one finding, or none if nothing was counted.
 
-        Args:
-            out_of: total number of values; if given, the finding shows the share.
-        """
-        if self._first is None:
-            return []
-        share = f" ({self.count} of {out_of}, {self.count / out_of:.1%})" if out_of else ""
-        rest = self.count - len(self._examples)
-        examples = ", ".join(self._examples) + (f" and {rest} more" if rest else "")
-        file, row = self._first
-        message = f"{self.message}{share}: {examples}"
-        return [Finding(self.severity, str(file), message, self.advice, row, self.column)]
+class Tallies(dict[Kind, Tally]):
+    """The tallies of an input, in the order in which their kinds were first found."""
+
+    def add(
+        self, kind: Kind, file: object, rows: Int64s | Sequence[int], values: Sequence[Any] = ()
+    ) -> None:
+        """Count the rows (n,) of a file; ``values`` are those of the first few."""
+        if len(rows):
+            self.setdefault(kind, Tally(kind)).add(file, rows, values)
 
 
 def _show(value: Any) -> str:

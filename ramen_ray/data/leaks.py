@@ -4,7 +4,7 @@ Texts count as equal if :func:`~ramen_ray.data.store.texts.fold` makes them so, 
 themselves. The search starts from the few answers. Tables may have wrong ids, which join nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Literal
 
 from duckdb import DuckDBPyConnection
@@ -21,25 +21,25 @@ NODE_TABLES = {"query": "queries/train", "ad": "ads"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
-def find_answers(
-    connection: DuckDBPyConnection, dataset: Dataset, tables: Collection[str] | None = None
-) -> None:
+def find_answers(connection: DuckDBPyConnection, dataset: Dataset) -> None:
     """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
 
     One that exists is kept, as a connection serves one dataset.
-
-    Args:
-        connection: the engine.
-        dataset: the dataset directory.
-        tables: those that can be read; default all. The ads must be among them.
     """
-    tables = dataset.tables if tables is None else tables
+    relations = {table: files_of(dataset, table) for table in dataset.tables}
+    create_answers(connection, relations, "fold(text)")
+
+
+def create_answers(
+    connection: DuckDBPyConnection, relations: Mapping[str, str], folded: str
+) -> None:
+    """Create the table ``answers`` of relations, by table; ``folded`` is SQL for a folded text."""
     held_out = [
-        f"SELECT text, ad_ids FROM {files_of(dataset, table)}"
+        f"SELECT {folded} AS query, ad_ids FROM {relations[table]}"
         for table in (f"queries/{split}" for split in HELD_OUT)
-        if table in tables
+        if table in relations
     ]
-    nothing = "SELECT NULL::VARCHAR AS text, NULL::BIGINT[] AS ad_ids WHERE false"
+    nothing = "SELECT NULL::VARCHAR AS query, NULL::BIGINT[] AS ad_ids WHERE false"
     run(
         connection,
         "reading the held-out clicks",
@@ -48,10 +48,9 @@ def find_answers(
         WITH
             clicks AS (
                 SELECT query, unnest(ad_ids) AS ad_id
-                FROM (SELECT fold(text) AS query, ad_ids
-                      FROM ({" UNION ALL ".join([nothing, *held_out])}))),
+                FROM ({" UNION ALL ".join([nothing, *held_out])})),
             clicked AS (
-                SELECT ad_id, fold(text) AS ad FROM {files_of(dataset, "ads")}
+                SELECT ad_id, {folded} AS ad FROM {relations["ads"]}
                 WHERE ad_id IN (SELECT ad_id FROM clicks))
         SELECT DISTINCT query, ad FROM clicks JOIN clicked USING (ad_id)
         WHERE query IS NOT NULL AND ad IS NOT NULL
@@ -61,6 +60,7 @@ def find_answers(
 
 BOTH_WAYS = "SELECT query AS node, ad AS anchor FROM answers UNION SELECT ad, query FROM answers"
 REVERSED = "SELECT ad AS node, query AS anchor FROM answers"
+"""Pairs of a train query and an ad whose click is a held-out one reversed."""
 
 
 def find_leaks(
@@ -72,12 +72,8 @@ def find_leaks(
 ) -> None:
     """Create ``table``: all pairs ``node`` and ``anchor`` that would leak if an edge joined them.
 
-    Args:
-        connection: the engine, after :func:`find_answers`.
-        table: the new table, of different pairs.
-        nodes: selects the nodes' ``id`` and ``text``.
-        anchors: selects the anchors' ``id`` and ``text``.
-        pairs: selects pairs of folded texts; by default either end can be the held-out query.
+    Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects their ``id``
+    and ``text``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
     """
     run(
         connection,
@@ -98,39 +94,6 @@ def find_leaks(
         JOIN folded_anchors AS other ON other.folded = answered.anchor
         """,
     )
-
-
-def find_leaking_edges(
-    connection: DuckDBPyConnection, dataset: Dataset, anchor_set: str, side: str, table: str
-) -> None:
-    """Create ``table``: pairs of a node's and an anchor's id that leak if they are an edge.
-
-    Args:
-        connection: the engine, after :func:`find_answers`.
-        dataset: the dataset directory.
-        anchor_set: an anchor set of it.
-        side: ``query`` or ``ad``.
-        table: the new table: ``node`` and ``anchor``, different pairs.
-    """
-    nodes = texts_of(dataset, NODE_TABLES[side])
-    find_leaks(connection, table, nodes, texts_of(dataset, f"anchors/{anchor_set}"))
-
-
-def find_leaking_clicks(connection: DuckDBPyConnection, dataset: Dataset, table: str) -> None:
-    """Create ``table``: pairs of a train query and an ad that leak if they are a click.
-
-    Such a click is a held-out one reversed: its query has the text of an answer, and its ad has
-    the text of the held-out query.
-
-    Args:
-        connection: the engine, after :func:`find_answers`.
-        dataset: the dataset directory.
-        table: the new table: ``query_id`` and ``ad_id``, different pairs.
-    """
-    queries, ads = (texts_of(dataset, of_side) for of_side in NODE_TABLES.values())
-    find_leaks(connection, table, queries, ads, REVERSED)
-    connection.execute(f"ALTER TABLE {table} RENAME node TO query_id")
-    connection.execute(f"ALTER TABLE {table} RENAME anchor TO ad_id")
 
 
 def texts_of(dataset: Dataset, table: str) -> str:

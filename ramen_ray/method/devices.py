@@ -8,12 +8,10 @@ from torch import Tensor
 
 
 def staged(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return ``array`` as a CPU tensor from which a copy to ``device`` need not be waited for.
-
-    For a GPU it is page-locked: from other memory the driver copies large arrays only after all
-    that the GPU has been told to do before.
-    """
+    """Return ``array`` as a CPU tensor from which a copy to ``device`` need not be waited for."""
     tensor = torch.from_numpy(array)
+    # From memory that is not page-locked a GPU's driver copies large arrays only after all that
+    # the GPU has been told to do before.
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 

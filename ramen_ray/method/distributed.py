@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
+from torch.nn import functional
 
 
 def world() -> tuple[int, int]:
@@ -40,15 +41,23 @@ def gather_rows(
 
     They go through ``device``, or, if there is one, through a :func:`group_of_cpus`.
     """
+    if world()[1] == 1:
+        return rows
+    local = torch.from_numpy(np.ascontiguousarray(rows))
+    local = local.to(device) if group is None else local
+    return gather_tensors(local, group).cpu().numpy()
+
+
+def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) -> Tensor:
+    """Concatenate ``rows`` as :func:`gather_rows` does; they stay on their device."""
     _, num_workers = world()
     if num_workers == 1:
         return rows
-    local = torch.from_numpy(np.ascontiguousarray(rows))
-    if group is None:
-        local = local.to(device)
-    gathered = local.new_empty((num_workers * local.shape[0], *local.shape[1:]))
-    distributed.all_gather_single(gathered, local, group=group)
-    return gathered.cpu().numpy()
+    if rows.dtype == torch.bool:  # which not all backends know
+        return gather_tensors(rows.view(torch.uint8), group).view(torch.bool)
+    gathered = rows.new_empty((num_workers * len(rows), *rows.shape[1:]))
+    distributed.all_gather_single(gathered, rows, group=group)
+    return gathered
 
 
 def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArray[Any]:
@@ -72,21 +81,31 @@ def sum_over_workers(values: Tensor) -> Tensor:
     return values
 
 
-def gather_embeddings(embeddings: Tensor) -> Tensor:
-    """Stack the workers' ``embeddings`` (n, D) as (workers, n, D); gradients flow back to each."""
-    if world()[1] == 1:
-        return embeddings[None]
-    return _GatherWithGradient.apply(embeddings)
+def dealt_rows() -> slice:
+    """Return which rows of an array are this worker's: every n-th, so that all get like ones."""
+    rank, num_workers = world()
+    return slice(rank, None, num_workers)
+
+
+def gather_dealt(rows: Tensor, num_rows: int) -> Tensor:
+    """Put every worker's :func:`dealt_rows` (n, D) back in order (num_rows, D).
+
+    Gradients flow back to the worker that has a row.
+    """
+    num_workers = world()[1]
+    if num_workers == 1:
+        return rows
+    share = -(-num_rows // num_workers)
+    padded = functional.pad(rows, (0, 0, 0, share - len(rows)))
+    return _GatherWithGradient.apply(padded).transpose(0, 1).flatten(0, 1)[:num_rows]
 
 
 class _GatherWithGradient(torch.autograd.Function):
-    """All-gather whose backward sums every worker's gradients for this worker's rows."""
+    """All-gather of (n, D) to (workers, n, D); backward sums all workers' gradients of a row."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor) -> Tensor:
-        gathered = embeddings.new_empty((world()[1], *embeddings.shape))
-        distributed.all_gather_single(gathered.flatten(0, 1), embeddings.contiguous())
-        return gathered
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return gather_tensors(rows.contiguous()).view(world()[1], *rows.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

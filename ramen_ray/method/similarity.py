@@ -15,10 +15,7 @@ def similarities(rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
 
 
 class _Products(torch.autograd.Function):
-    """The matrix product; its backward takes few of the products if most gradients are zero.
-
-    A triplet loss has a gradient at a row's positives and hardest negatives only.
-    """
+    """The matrix product; its backward takes few of the products if most gradients are zero."""
 
     @staticmethod
     def forward(ctx: Any, rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
@@ -29,7 +26,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         rows_bD, candidates_LD = ctx.saved_tensors
         gradient_bL = gradients[0]
-        # A GPU would have to be waited for, and does the whole product as fast.
+        # A triplet loss has a gradient at a row's positives and hardest negatives only. A GPU would
+        # have to be waited for, and does the whole product as fast.
         is_cpu, num_most = gradient_bL.device.type == "cpu", SPARSE_SHARE * gradient_bL.numel()
         if is_cpu and gradient_bL.count_nonzero() < num_most:
             gradient_bL = gradient_bL.to_sparse()

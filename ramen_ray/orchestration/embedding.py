@@ -12,7 +12,7 @@ import ray.data
 import torch
 from numpy.typing import NDArray
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model

@@ -15,6 +15,7 @@ from rich.table import Table
 
 TABLE_WIDTH = 1000
 TAIL = "tail/"
+DECIDING = ("P@1", "R@10")
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
 TABLES_FILE = "ablation.md"
 PLOT_FILE = "ablation.png"
@@ -25,15 +26,17 @@ class VariantFigures:
     """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only.
 
     Attributes:
+        base: name of the variant that it is compared with.
         means: means over the seeds.
         deviations: standard deviations over the seeds.
-        gains: the differences to the variant's base, with the bounds of their intervals; empty for
-            a base.
+        gains: the differences to ``base``, with the bounds of their intervals; empty for the first
+            base.
         seconds_ratio: seconds of training and of waiting for background results, divided by those
             of the base.
         share_waited: share of these seconds that were spent waiting.
     """
 
+    base: str
     means: Mapping[str, float]
     deviations: Mapping[str, float]
     gains: Mapping[str, tuple[float, float, float]]
@@ -51,7 +54,8 @@ def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) 
     """Write the tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
     parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(variants).items()]
-    (folder / TABLES_FILE).write_text("\n".join(parts))
+    said = "".join(f"- {sentence}\n" for sentence in verdict(variants))
+    (folder / TABLES_FILE).write_text("\n".join([*parts, f"## What it says\n\n{said}"]))
     plot_differences(folder / PLOT_FILE, variants)
 
 
@@ -67,10 +71,37 @@ def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
         tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
             variants, names
         )
-        tables[
-            f"Difference to the base, {group} (points, 95 % interval over queries and seeds)"
-        ] = _differences(variants, names)
+        tables[f"Differences, {group} (points, 95 % interval over queries and seeds)"] = (
+            _differences(variants, names)
+        )
     return tables
+
+
+def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
+    """Say in words which base is best, and whether the graph helps on each."""
+    return [
+        f"{_judged(name, figures)}: "
+        + ", ".join(f"{metric} {_difference(*figures.gains[metric])}" for metric in DECIDING)
+        for name, figures in variants.items()
+        if figures.gains and (_is_base(name, variants) or name == f"{figures.base}-ramen")
+    ]
+
+
+def _is_base(name: str, variants: Mapping[str, VariantFigures]) -> bool:
+    return f"{name}-ramen" in variants
+
+
+def _judged(name: str, figures: VariantFigures) -> str:
+    bounds = [figures.gains[metric][1:] for metric in DECIDING]
+    is_better, is_worse = any(low > 0 for low, _ in bounds), any(high < 0 for _, high in bounds)
+    word = {
+        (True, False): "is better than",
+        (False, True): "is worse than",
+        (True, True): "gains one metric and loses the other against",
+        (False, False): "cannot be told from",
+    }[is_better, is_worse]
+    what = "the graph, " if name == f"{figures.base}-ramen" else "the base, "
+    return f"{what}{name} {word} {figures.base}"
 
 
 def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
@@ -90,7 +121,8 @@ def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> st
     table = _table("variant", *(name.removeprefix(TAIL) for name in names))
     for variant, figures in variants.items():
         if figures.gains:
-            table.add_row(variant, *(_difference(*figures.gains[name]) for name in names))
+            differences = (_difference(*figures.gains[name]) for name in names)
+            table.add_row(f"{variant} over {figures.base}", *differences)
     return _markdown(table)
 
 
@@ -115,7 +147,7 @@ def _markdown(table: Table) -> str:
 
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
-    """Plot each variant's differences to its base with their intervals, one panel per metric."""
+    """Plot each variant's differences with their intervals, one panel per metric."""
     compared = {variant: figures for variant, figures in variants.items() if figures.gains}
     places = range(len(compared))
     figure, panels = plt.subplots(
@@ -131,9 +163,10 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
             axes.plot([low, high], [place, place], color="C0", linewidth=2)
             axes.plot(value, place, "o", color="C0")
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_xlabel(f"test {name} minus base (points)")
+        axes.set_xlabel(f"test {name}, difference (points)")
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(places, list(compared))
+    names = [f"{variant} over {figures.base}" for variant, figures in compared.items()]
+    panels[0].set_yticks(places, names)
     panels[0].invert_yaxis()
     figure.savefig(file, dpi=120)
     plt.close(figure)

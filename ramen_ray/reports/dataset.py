@@ -5,8 +5,7 @@ from textwrap import shorten
 import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
-from ramen_ray.data.description.content import Description, Share
-from ramen_ray.data.description.distribution import Distribution
+from ramen_ray.data.describe.content import Description, Distribution, Share
 from ramen_ray.reports.graph_signal import signal_tables
 from ramen_ray.reports.page import Plot, ReportTable
 

@@ -4,19 +4,17 @@ import logging
 from pathlib import Path
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.description.content import Description, TokenLengths
-from ramen_ray.data.description.degrees import count_clicks, count_edges
-from ramen_ray.data.description.distribution import Distribution
-from ramen_ray.data.description.figures import (
+from ramen_ray.data.describe.content import Description, Distribution, TokenLengths
+from ramen_ray.data.describe.counts import count_clicks, count_edges, dataset_statistics
+from ramen_ray.data.describe.figures import (
     largest_hubs,
     node_degrees,
     node_shares,
     popularity_group,
     split_size,
 )
-from ramen_ray.data.description.graph_signal import graph_signals
-from ramen_ray.data.description.samples import sample_queries, sample_texts
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.graph_signal import graph_signals
+from ramen_ray.data.describe.samples import sample_queries, sample_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer

@@ -2,11 +2,18 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.description.graph_signal import GraphSignal
+from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.pairs import Shared
 from ramen_ray.reports.page import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0
 """Below the first a graph says next to nothing about clicks, above the second a good deal."""
+VOID = "void"
+TIED = {
+    ("query", "ad"): "clicks",
+    ("query",): "queries that led to the same ads",
+    ("ad",): "ads that were clicked for the same queries",
+}
 MUCH_REACH = 0.05
 FEW_SHARED = 0.05
 MANY_LEAKS = 0.005
@@ -21,18 +28,19 @@ def signal_tables(signals: Mapping[str, GraphSignal]) -> list[ReportTable]:
             "edges per query",
             "edges per ad",
             "test clicks it alone reaches",
-            "clicks with a shared anchor",
+            "tied",
             "by chance",
             "lift",
             "lift beyond words",
             "leaking edges",
         ),
         [[name, *_cells(signal)] for name, signal in signals.items()],
-        note="The graph alone reaches ads without a train click but with edges. A shared anchor is "
-        "one that a train query and its clicked ad both have, where both have edges; by chance is "
-        "the same with the ads shuffled, and lift the first over the second. Beyond words counts "
-        "clicks whose texts have no word in common. Leaking edges join a held-out query to its "
-        "answer.",
+        note="The graph alone reaches ads without a train click but with edges. Tied is the share "
+        "of train clicks whose query and ad share an anchor, where both have edges; for a set of "
+        "one side, of the pairs that it joins that share a click. By chance is the same with one "
+        "end shuffled, and lift the first over the second. Beyond words counts those whose texts "
+        "have no word in common. Leaking edges join a held-out query to its answer. void: the set "
+        "was made from the clicks.",
     )
     readings = ReportTable(
         "What the graph promises",
@@ -45,22 +53,32 @@ def signal_tables(signals: Mapping[str, GraphSignal]) -> list[ReportTable]:
 
 
 def _cells(signal: GraphSignal) -> list[str]:
+    has = {side: side in signal.sides for side in ("query", "ad")}
     metrics = signal.metrics
+    shared, beyond = signal.shared, signal.shared_beyond_words
     return [
-        f"{signal.edges_per_query:,.2f}",
-        f"{signal.edges_per_ad:,.2f}",
-        f"{metrics['share_test_clicks_reached']:.1%}",
-        f"{signal.shared.share:.1%}",
-        f"{signal.shared.share_by_chance:.1%}",
-        f"{signal.shared.lift:,.1f}",
-        f"{signal.shared_beyond_words.lift:,.1f}",
+        _shown(signal.edges_per_query, ",.2f", has["query"]),
+        _shown(signal.edges_per_ad, ",.2f", has["ad"]),
+        _shown(metrics.get("share_test_clicks_reached", 0.0), ".1%", has["ad"]),
+        _shown(shared.share, ".1%", shared.pairs > 0),
+        _shown(shared.share_by_chance, ".1%", shared.pairs > 0),
+        VOID if signal.is_void else _shown(shared.lift, ",.1f", shared.pairs > 0),
+        VOID if signal.is_void else _shown(beyond.lift, ",.1f", beyond.pairs > 0),
         f"{metrics['share_leaking_edges']:.1%}",
     ]
 
 
+def _shown(value: float, form: str, exists: bool) -> str:
+    return f"{value:{form}}" if exists else "–"
+
+
 def reading(signal: GraphSignal) -> str:
     """Say in plain words what an anchor set's figures promise."""
-    sentences = [_on_clicks(signal), _on_reach(signal)]
+    sentences = [_on_clicks(signal)]
+    if "ad" in signal.sides:
+        sentences.append(_on_reach(signal))
+    else:
+        sentences.append("It has no edges of ads, where a graph gains most")
     if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
         sentences.append(
             f"{signal.leaking_edges:,} of its edges give a held-out answer away: what it gains may"
@@ -70,22 +88,27 @@ def reading(signal: GraphSignal) -> str:
 
 
 def _on_clicks(signal: GraphSignal) -> str:
-    shared, beyond = signal.shared, signal.shared_beyond_words
-    if not shared.clicks:
-        return "It joins only one side, so that no query shares an anchor with an ad"
+    if signal.is_void:
+        return "It was made from the clicks themselves, so this cannot tell: train with it and see"
+    if not signal.shared.pairs:
+        return "Nothing that it joins is in the train clicks, so that nothing can be told"
+    return _on_lifts(signal.shared, signal.shared_beyond_words, TIED[signal.sides])
+
+
+def _on_lifts(shared: Shared, beyond: Shared, what: str) -> str:
     lifts = f"({shared.lift:,.1f} times chance, {beyond.lift:,.1f} beyond words)"
     if shared.lift < NO_LIFT:
         return f"It says little about clicks {lifts}: expect no gain, or a loss at a fixed λ"
     if beyond.lift < NO_LIFT:
-        return f"It ties clicks {lifts}, but only where their texts already do: expect little"
+        return f"It ties {what} {lifts}, but only where their texts already do: expect little"
     if beyond.share < FEW_SHARED:
         return (
-            f"It ties clicks {lifts}, but only {beyond.share:.1%} of those whose texts have no word"
+            f"It ties {what} {lifts}, but only {beyond.share:.1%} of those whose texts have no word"
             " in common: expect a gain where texts are alike"
         )
     if beyond.lift < STRONG_LIFT:
-        return f"It ties some clicks {lifts}, along with much else: let λ adapt"
-    return f"It ties clicks whose texts have no word in common {lifts}: expect a gain"
+        return f"It ties some {what} {lifts}, along with much else: let λ adapt"
+    return f"It ties {what} whose texts have no word in common {lifts}: expect a gain"
 
 
 def _on_reach(signal: GraphSignal) -> str:

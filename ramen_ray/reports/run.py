@@ -1,7 +1,8 @@
 """Plots and tables of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -73,6 +74,20 @@ def difference_table(
         ours, (by, low, high) = metrics[name], differences[name]
         shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
         table.add_row(name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}")
+    return table
+
+
+def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of what a retriever answers, one row per ad, best first."""
+    table = Table("query", "ad", "id", "score")
+    for query, answer in zip(queries, answers, strict=True):
+        rows = [*zip(answer["ads"], answer["ad_ids"], answer["scores"], strict=True)]
+        if answer["error"]:
+            table.add_row(Text(printable(query)), Text(f"error: {answer['error']}"), "", "")
+        for place, (ad, ad_id, score) in enumerate(rows):
+            shown = Text(printable(query if place == 0 else ""))
+            table.add_row(shown, Text(printable(ad)), Text(printable(ad_id)), f"{score:.3f}")
+        table.add_section()
     return table
 
 

@@ -1,8 +1,7 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
-import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
@@ -30,9 +30,6 @@ ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
 
-A_QUERY = "a query"
-
-
 class RegistryError(UserError):
     """A retriever cannot be found, registered or chosen."""
 
@@ -44,7 +41,7 @@ class LoggedRetriever:
     Attributes:
         model_id: id of the logged model.
         run_id: the run that logged it.
-        metadata: metadata that is kept with it, such as the dataset's fingerprint and ``num_ads``.
+        metadata: kept with it, such as the dataset's fingerprint and ``num_ads``.
         num_bytes: size of its files, most of which are loaded into memory.
     """
 
@@ -74,11 +71,7 @@ def _registry_errors(uri: str) -> Iterator[None]:
 
 
 class Registry:
-    """The registered retrievers of an MLflow store.
-
-    Raises:
-        TrackingError: from each method, if the store cannot be used.
-    """
+    """The registered retrievers of an MLflow store; all methods raise TrackingError without it."""
 
     def __init__(self, uri: str) -> None:
         """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
@@ -93,10 +86,7 @@ class Registry:
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
 
-        Args:
-            run_id: a run, or the parent of runs.
-            metric: validation metric that decides which child is best; None for the metric by which
-                each child selected its best checkpoint.
+        The validation ``metric`` says which child is best; None is each one's selection metric.
 
         Raises:
             RegistryError: there is no retriever, as the run did not finish.
@@ -115,12 +105,9 @@ class Registry:
         )
 
     def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
-        """Say which child :meth:`find_logged` chose, and whether a better one has no retriever.
+        """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was.
 
-        Args:
-            run_id: the run that was given.
-            chosen_id: the run that was found; if it is the same, None is returned.
-            metric: the validation metric that decided.
+        A better one may have ended without a retriever, which is said too.
         """
         if run_id == chosen_id:
             return None
@@ -144,9 +131,7 @@ class Registry:
             return dict(self._client.get_run(run_id).data.params)
 
     def check_name(self, name: str, alias: str) -> None:
-        """Check that a version can be registered under a name and get an alias.
-
-        A model that already exists in MLflow may keep any name.
+        """Check that a version can get a name and an alias; a known model may keep any name.
 
         Raises:
             RegistryError: a new model or alias cannot have this name.
@@ -213,14 +198,11 @@ class Registry:
         return number, known[-1]
 
     def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
-        """Return the versions that have had an alias, the current one last.
-
-        A version that was chosen by hand is not in the tag; it is added at the end.
-        """
+        """Return the versions that have had an alias, the current one last."""
         with _registry_errors(self.uri):
             tags = self._client.get_registered_model(name).tags
         known = list(filter(None, tags.get(ALIAS_HISTORY.format(alias), "").split(",")))
-        number = str(present.version)
+        number = str(present.version)  # one that was chosen by hand is not in the tag
         return known if known[-1:] == [number] else [*known, number]
 
     def _give(self, name: str, alias: str, history: list[str]) -> None:
@@ -235,10 +217,7 @@ class Registry:
             self._client.update_model_version(version.name, version.version, text)
 
     def look_up(self, model_uri: str) -> LoggedRetriever:
-        """Read a retriever's metadata, without loading it.
-
-        Args:
-            model_uri: ``models:/NAME@champion``, ``models:/NAME/VERSION`` or ``models:/MODEL_ID``.
+        """Read the metadata of ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/ID``.
 
         Raises:
             RegistryError: it is a different kind of model.
@@ -254,11 +233,7 @@ class Registry:
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
-        """Load a retriever that answers queries.
-
-        Args:
-            model_uri: see :meth:`look_up`.
-            device: torch device for a transformer; None for a GPU if there is one.
+        """Load a retriever; a transformer onto ``device``, by default a GPU if there is one.
 
         Raises:
             RegistryError: its files are damaged, or a package that they need is not installed.
@@ -282,6 +257,24 @@ class Registry:
         return own_folder(self.copy(model_uri, folder))
 
 
+def ask(retriever: PyFuncModel, queries: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+    """Return the answers of a retriever, one per query.
+
+    Each has ``ad_ids``, ``ads`` (texts) and ``scores``, best first, and ``error``.
+
+    Raises:
+        RegistryError: it has fewer ads, or this is more than it answers at once.
+    """
+    if not queries:
+        return []  # MLflow refuses a request of none
+    try:
+        answered = retriever.predict(list(queries), params={"top_k": top_k})
+    except MlflowException as error:
+        raise RegistryError(error.message) from error
+    records: list[dict[str, Any]] = answered.to_dict("records")
+    return records
+
+
 def ask_once(retriever: PyFuncModel) -> None:
     """Ask a retriever a query before it is promoted.
 
@@ -289,7 +282,7 @@ def ask_once(retriever: PyFuncModel) -> None:
         RegistryError: it does not answer.
     """
     try:
-        (row,) = retriever.predict([A_QUERY], params={"top_k": 1}).to_dict("records")
+        (row,) = ask(retriever, ["a query"], 1)
         fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
     except Exception as error:  # of any library that it runs
         fault = first_line_of(error)
@@ -305,12 +298,8 @@ def own_folder(copied: Path) -> Path:
 
 def content_of(copied: Path) -> str:
     """Hash the content of all files of a retriever."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in copied.rglob("*") if path.is_file()):
-        digest.update(f"{file.relative_to(copied)}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+    files = sorted(path for path in copied.rglob("*") if path.is_file())
+    return content_digest((str(file.relative_to(copied)), file) for file in files)
 
 
 def _validated(run: Run, metric: str | None) -> float:

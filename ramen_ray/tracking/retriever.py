@@ -34,14 +34,9 @@ SIGNATURE = ModelSignature(
 
 
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
-    """Log a retriever as a model of a run; returns the model's id.
+    """Log the retriever that ``write_retriever`` wrote into ``folder``; returns the model's id.
 
-    Args:
-        run: the run.
-        folder: folder that :func:`ramen_ray.method.retrieval.retriever.write_retriever` wrote;
-            MLflow keeps it under its name.
-        example: a few queries, which MLflow shows as the model's input example.
-        metadata: metadata to keep with the model, such as the dataset it was trained on.
+    MLflow keeps the folder under its name, the ``example`` queries, and the ``metadata``.
     """
     runtime = _runtime(folder)
     client = run.client

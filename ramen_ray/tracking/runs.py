@@ -33,7 +33,6 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
-
 Point = tuple[str, float, int]
 """A metric's name, its value and the step."""
 
@@ -84,10 +83,7 @@ class Run:
     def log_metrics(
         self, metrics: Mapping[str, float], step: int = 0, model_id: str | None = None
     ) -> None:
-        """Log ``metrics`` at one step; also as those of the model ``model_id``, if it is given.
-
-        Names may contain ``@``, which :func:`metric_name` replaces for MLflow.
-        """
+        """Log ``metrics`` at one step; also as those of the model ``model_id``, if it is given."""
         points = [(name, value, step) for name, value in metrics.items()]
         self.client.log_batch(self.id, metrics=mlflow_metrics(points, model_id=model_id))
 
@@ -152,9 +148,7 @@ class Run:
     def closing(self, nested: bool = False) -> Iterator[None]:
         """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
-        Args:
-            nested: the run is a child of a sweep, which sets the status itself when it stops the
-                run's process.
+        A sweep that stops the process of a ``nested`` run sets its status itself.
 
         Raises:
             TrackingError: the store has stopped answering; the run's status is as it was.

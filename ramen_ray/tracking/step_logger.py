@@ -48,11 +48,9 @@ class _Figures(NamedTuple):
 class StepLogger:
     """Logs losses, validations and background results, each once even if computed twice.
 
-    A run that resumes from a checkpoint repeats the steps after it. Steps that the store already
-    has are skipped: they are the same, unless background results arrive at a different step now.
-
-    While the store does not answer, figures are kept in a file in the run's folder. They are sent
-    before any newer ones, by this process or by one that resumes the run.
+    A resumed run repeats the steps after its checkpoint; the store keeps what it has of them. While
+    the store does not answer, figures are kept in a file in the run's folder, and sent before any
+    newer ones, by this process or by one that resumes the run.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:

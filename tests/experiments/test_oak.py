@@ -38,8 +38,9 @@ from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,
@@ -115,7 +116,7 @@ def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(
     edges, links_of = rows_of(both), Links(both, 3, run.sampler)
     drawn: dict[int, set[tuple[int, ...]]] = {}
     for step in range(10 * run.sampler.steps_per_epoch):
-        queries = run.sampler.draw(step, run.state.sources, []).queries
+        queries = run.sampler.draw(step, run.state.draws, []).queries
         for row, links in zip(queries.tolist(), links_of.draw(step, queries).tolist(), strict=True):
             own = [link for link in links if link >= 0]
             assert len(own) == len(set(own)) == min(3, len(edges[row]))
@@ -134,7 +135,7 @@ def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prep
     run = Run(config, prepared_bag)
     run.losses(1)
     before, moments = run.bank.clone(), _moments(run)
-    queries = run.sampler.draw(1, run.state.sources, []).queries
+    queries = run.sampler.draw(1, run.state.draws, []).queries
     links = Links(train_links(prepared_bag, SETS), 3, run.sampler).draw(1, queries)
     linked = np.unique(links[links >= 0])
     run.losses(2)

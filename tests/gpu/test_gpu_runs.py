@@ -1,5 +1,6 @@
 """A worker's whole run on a GPU, with all that it may have beside the encoder."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from support import prepare_in_process
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.runs.identity import identity_of
-from ramen_ray.orchestration.runs.task import WorkerTask
-from ramen_ray.orchestration.worker.host import OwnProcess
-from ramen_ray.orchestration.worker.loop import run_worker
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.loop import run_worker
+from ramen_ray.orchestration.run.setup import only_worker
+from ramen_ray.orchestration.run.task import WorkerTask
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"
@@ -22,12 +23,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
 ]
-
-
-class _OnGpu(OwnProcess):
-    @property
-    def device(self) -> torch.device:
-        return torch.device(DEVICE)
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
@@ -59,7 +54,9 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         made_from = identity_of(config, Dataset(config.dataset))
         edges = data.path / "edges"
         task = WorkerTask(config, str(data.path), str(edges), str(folder), tracked, made_from)
-        return run_worker(task, _OnGpu(folder, on_report)).evaluation.metrics
+        return run_worker(
+            task, replace(only_worker(on_report), device=torch.device(DEVICE))
+        ).evaluation.metrics
 
     devices = set[torch.device]()
     monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))

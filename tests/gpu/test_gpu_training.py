@@ -23,11 +23,12 @@ from ramen_ray.method.model.packing import packed
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,7 +94,7 @@ class Run:
         self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
         optimizer = build_optimizer(self.model.encoder, 3e-4, 0.01, embedding_lr=5e-3)
         schedule = build_schedule(optimizer, total_steps // 10, total_steps)
-        self.state = TrainState(self.model, optimizer, schedule, Sources(training_data.graphs))
+        self.state = TrainState(self.model, optimizer, schedule, DrawState(training_data.graphs))
 
     def train(self, stop: int, use_bf16: bool = False) -> np.ndarray:
         """Train up to a step; returns the losses (steps, terms)."""
@@ -141,7 +142,7 @@ def test_a_thread_makes_the_same_inputs_in_page_locked_memory(
     plain, ahead = (
         list(
             step_inputs(
-                run.sampler, run.state.sources, OBJECTIVE, range(4), run.model.device, prefetch
+                run.sampler, run.state.draws, OBJECTIVE, range(4), run.model.device, prefetch
             )
         )
         for prefetch in (False, True)
@@ -178,7 +179,7 @@ def test_memory_of_a_step_is_that_of_weights_moments_and_states(
     run = Run(foldoc, word_encoder, GPU, 40)
     run.train(2, use_bf16=True)
     steps = range(2, 8)
-    inputs = step_inputs(run.sampler, run.state.sources, OBJECTIVE, steps, run.model.device, False)
+    inputs = step_inputs(run.sampler, run.state.draws, OBJECTIVE, steps, run.model.device, False)
     padded, texts, masks = zip(
         *(
             (

@@ -1,49 +1,36 @@
 """Random texts through an import, a step of training and predictions: an answer or one line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
-from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import MAX_LENGTH, import_in_process, prepare_in_process
 
-from jobs import predict
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.deployment import predict as answering
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_sampler,
     build_state,
 )
-from ramen_ray.orchestration.training.checks import check_clicks, check_config
+from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import tracking_uri
 
 QUICK, THOROUGH = 25, 250
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)
 CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8, max_size=30)
-CELL = TEXT | st.none()
-COLUMN = st.one_of(
-    st.lists(CELL, max_size=12),
-    st.lists(st.integers(0, 9), max_size=5),
-    st.lists(st.lists(CELL, max_size=2), max_size=5),
-    st.lists(st.binary(max_size=5), max_size=5),
-    st.lists(st.booleans() | st.none(), max_size=5),
-)
-Predict = Callable[[Path, Path], tuple[int, str]]
 
 
 def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> None:
@@ -74,70 +61,37 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
     assert np.isfinite(losses.numpy()).all()
 
 
-@pytest.fixture
-def answer(
-    logged_retriever: str,
-    output: Path,
-    run_here: RunHere,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Predict:
-    """Answers a table as the command does, but for Ray."""
-
-    def answer_here(missing: list[int], needs: object, answerer: tuple[Any, ...]) -> None:
-        for number in missing:
-            answering._Answerer(*answerer)({"partition": np.array([number])})
-
-    monkeypatch.setattr(answering, "start_ray", lambda: None)
-    monkeypatch.setattr(answering, "_needs", lambda *_: None)
-    monkeypatch.setattr(answering, "_answer", answer_here)
-
-    def call(queries: Path, answers: Path) -> tuple[int, str]:
-        flags = [
-            "--model",
-            logged_retriever,
-            "--queries",
-            queries,
-            "--answers",
-            answers,
-            "--top-k",
-            3,
-        ]
-        return run_here(predict, *flags, "--output", output)
-
-    return call
-
-
-def _predict(column: list[Any], answer: Predict, folder: Path) -> None:
-    table = pa.table({"text": pa.array(column)})
-    pq.write_table(table, folder / "queries.parquet")
-    code, said = answer(folder / "queries.parquet", folder / "answers")
-    assert "Traceback" not in said
-    if code:
-        assert code == 2
-        assert [line for line in said.splitlines() if line.startswith("error: ")]
-        return
-    answers = pq.read_table(folder / "answers")
-    assert len(answers) == len(column)
-    for row in answers.to_pylist():
-        assert (row["error"] is None) == (len(row["ads"] or []) == 3), row
-
-
-def _check(
-    drawn: tuple[Any, Any], encoder: Path, answer: Predict, factory: pytest.TempPathFactory
-) -> None:
-    clicks, column = drawn
-    _train_a_step(clicks, str(encoder), factory.mktemp("step"))
-    _predict(column, answer, factory.mktemp("predict"))
-
-
 @settings(max_examples=QUICK, suppress_health_check=SHARED)
-@given(drawn=st.tuples(CLICKS, COLUMN))
-def test_a_few_random_texts(drawn, encoder_path, answer, tmp_path_factory) -> None:
-    _check(drawn, encoder_path, answer, tmp_path_factory)
+@given(clicks=CLICKS)
+def test_a_few_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
+    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
 
 @pytest.mark.slow
 @settings(max_examples=THOROUGH, suppress_health_check=SHARED)
-@given(drawn=st.tuples(CLICKS, COLUMN))
-def test_many_random_texts(drawn, encoder_path, answer, tmp_path_factory) -> None:
-    _check(drawn, encoder_path, answer, tmp_path_factory)
+@given(clicks=CLICKS)
+def test_many_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
+    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+
+
+def _odd_texts(count: int) -> list[str | None]:
+    """Draw texts of all kinds of characters, some of them missing."""
+    draw = np.random.default_rng(0)
+    blocks = [range(0x20), range(0x20, 0x7F), range(0x300, 0x370), range(0x4E00, 0x4E80)]
+    blocks += [range(0x2000, 0x2070), range(0x1F600, 0x1F640), range(0xE000, 0xE010)]
+    texts: list[str | None] = [None, *ODD]
+    while len(texts) < count:
+        chosen = draw.choice(len(blocks), size=draw.integers(13))
+        texts.append("".join(chr(draw.choice(blocks[block])) for block in chosen))
+    return texts
+
+
+def test_random_queries_are_answered_or_told_why(logged_retriever: str, output: Path) -> None:
+    retriever = Registry(tracking_uri(output)).load(logged_retriever)
+    texts = _odd_texts(300)
+    rows = retriever.predict(pd.DataFrame({"query": texts}), params={"top_k": 3})
+    assert len(rows) == len(texts)
+    found = {
+        (error is None, len(ads)) for error, ads in zip(rows["error"], rows["ads"], strict=True)
+    }
+    assert found == {(True, 3), (False, 0)}

@@ -20,10 +20,11 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 START = 1.7e9
 
@@ -82,10 +83,14 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["rows of validation and test queries"] == 80
     assert counts["rows without a session"] == counts["rows without a time"] == 1
     assert counts["clicks on unknown ads"] == 80
-    flags = shlex.split(printed[-1].split("jobs/train.py")[1])
-    config = parse_run_config("train", [*flags[:3], "0.7", *flags[4:]])
-    assert config.regularization.lambda_x["co_session"] == 0.7
-    assert flags[4:] == ["--regularization.lambda-z.co-click", "0.1"]
+    command, hint = printed[-2:]
+    flags = shlex.split(command.split("jobs/train.py")[1])
+    graph = parse_run_config("train", flags).regularization
+    assert graph.adaptive and not graph.lambda_x
+    assert graph.lambda_z["co_click"] == graph.adaptive_max
+    assert hint.startswith("co_session stays out")
+    tried = parse_run_config("train", [*flags, *hint.split("try it: ")[1].split()])
+    assert tried.regularization.lambda_x == {"co_session": 0.3}
     dataset = Dataset(path)
     assert errors_in(dataset) == []
     anchors = dataset.read("anchors/co_session")["text"].to_pylist()
@@ -116,8 +121,8 @@ def _share_of_loss_left(
     encoder = build_bag(str(encoder_path))
     optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
     sampler = Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
-    sources, schedule = Sources(sampler.data.graphs), build_schedule(optimizer, 1, 40)
-    state = TrainState(encoder, optimizer, schedule, sources)
+    draws, schedule = DrawState(sampler.data.graphs), build_schedule(optimizer, 1, 40)
+    state = TrainState(encoder, optimizer, schedule, draws)
     losses = global_losses(list(train_steps(state, sampler, objective, 40)))
     return float(losses[-8:].mean() / losses[:8].mean())
 

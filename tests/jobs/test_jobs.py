@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Head, RunHere, free_port
 from mlflow.tracking import MlflowClient
-from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
 
@@ -54,19 +52,29 @@ def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def _submit(address: str, entrypoint: str, **env_vars: str) -> tuple[JobSubmissionClient, str]:
-    """Submit a job as soon as the head's job server and its agent are up."""
+def _submit(
+    address: str, entrypoint: str, folder: Path = ROOT, **env_vars: str
+) -> tuple[JobSubmissionClient, str]:
+    """Submit a job in a copy of ``folder``, as soon as the job server and its agent are up."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             client = JobSubmissionClient(address)
             return client, client.submit_job(
                 entrypoint=entrypoint,
-                runtime_env={"working_dir": str(ROOT), "env_vars": env_vars},
+                runtime_env={"working_dir": str(folder), "env_vars": env_vars},
             )
         except (ConnectionError, RuntimeError) as error:
             assert time.monotonic() < deadline, f"no job server at {address}: {error}"
             time.sleep(0.5)
+
+
+def _logs_of(client: JobSubmissionClient, job: str) -> str:
+    """Return what a job says, which must succeed."""
+    wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
+    logs = client.get_job_logs(job)
+    assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
+    return logs
 
 
 def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
@@ -82,9 +90,7 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     command = f"{sys.executable} jobs/train.py tiny --with-base --name submitted {flags}"
     with_password = mlflow_server.replace("http://", "http://ann:s3cret@")
     client, job = _submit(head.dashboard, command, MLFLOW_TRACKING_URI=with_password)
-    wait_until(lambda: client.get_job_status(job).is_terminal(), lambda: client.get_job_logs(job))
-    logs = client.get_job_logs(job)
-    assert client.get_job_status(job) == JobStatus.SUCCEEDED, logs
+    logs = _logs_of(client, job)
     run_id = json.loads((tmp_path / "runs" / "submitted" / "run.json").read_text())["mlflow_run_id"]
     tracked = MlflowClient(tracking_uri=mlflow_server)
     run = tracked.get_run(run_id)
@@ -101,10 +107,10 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in written if b"s3cret" in file.read_bytes()]
     assert "s3cret" not in logs
-    shown = re.search(r"test\s+│ RAMEN\s+│ ([\d.]+)", logs)
+    shown = re.search(r"test\s+│ in_batch \+ graph\s+│ ([\d.]+)", logs)
     assert shown is not None, logs
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
-    base = re.search(r"test\s+│ base\s+│ ([\d.]+)", logs)
+    base = re.search(r"test\s+│ in_batch\s+│ ([\d.]+)", logs)
     assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
     assert re.search(r"P@1\s+│ [\d.]+\s+│ [\d.]+\s+│ \+0\.00\s+│ \+0\.00 to \+0\.00", logs), logs
     (beside,) = (tmp_path / "runs").glob("*base*")
@@ -142,17 +148,18 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
     assert not list(tmp_path.iterdir())
 
 
-def test_the_upload_is_the_project_without_a_users_data(tmp_path: Path) -> None:
+def test_the_upload_is_the_project_without_a_users_data(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS")
     shutil.copy(ROOT / ".rayignore", tmp_path)
     sent = {"jobs/train.py", "ramen_ray/data/store/lists.py", "datasets/foldoc/ads/a.parquet"}
     left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
     for name in sent | left:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    packages = tmp_path.with_name(f"{tmp_path.name}.zip")
-    create_package(str(tmp_path), packages, include_gitignore=True)
-    with zipfile.ZipFile(packages) as package:
-        assert {name for name in package.namelist() if not name.endswith("/")} == sent
+    client, job = _submit(head.dashboard, "find . -type f -printf 'sent %P\\n'", tmp_path)
+    assert set(re.findall("^sent (.+)$", _logs_of(client, job), re.MULTILINE)) == sent
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support import PATIENCE_S, ROOT, resize, the_error
 from jobs import ingest, tune
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.step import TrainState, train_steps
@@ -25,12 +25,12 @@ def train(encoder: Path, prepared: Path, shortlists: Path) -> dict[str, Any]:
     sampler = Sampler(training_data, 16, seed=3, num_hard_negatives=2)
     optimizer = build_optimizer(model.encoder, 2e-2, 0.01)
     schedule = build_schedule(optimizer, 1, 9)
-    state = TrainState(model, optimizer, schedule, Sources(training_data.graphs))
+    state = TrainState(model, optimizer, schedule, DrawState(training_data.graphs))
     list(train_steps(state, sampler, objective, 3))
     # All ads: if some had to be left out, which of equally good ones would not be known.
     write_shortlists(model, data, len(data.ads), shortlists)
     mined = open_shortlists(shortlists)
-    state.sources = Sources(training_data.graphs, shortlists=mined[:, :6])
+    state.draws = DrawState(training_data.graphs, shortlists=mined[:, :6])
     losses = [step.tolist() for step in train_steps(state, sampler, objective, 6)]
     metrics, (ads, _) = evaluate(model, data, "test", Propensity())
     return {

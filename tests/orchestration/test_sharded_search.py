@@ -28,9 +28,9 @@ from ramen_ray.orchestration.background.shortlists import (
     shortlist_task,
 )
 from ramen_ray.orchestration.background.task import TaskContext
+from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import ClusterError, no_placement_group_left
 from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
-from ramen_ray.orchestration.runs.local_folder import LocalFolder
 from ramen_ray.orchestration.search import ShardResources, search_shards
 
 pytestmark = pytest.mark.slow

@@ -22,9 +22,9 @@ from transformers import AutoTokenizer
 from jobs import describe as job
 from jobs import validate as validating
 from ramen_ray.command_line import run_job
-from ramen_ray.data.description.content import Description
-from ramen_ray.data.description.samples import sample_rows
-from ramen_ray.data.description.statistics import dataset_statistics
+from ramen_ray.data.describe.content import Description
+from ramen_ray.data.describe.counts import dataset_statistics
+from ramen_ray.data.describe.samples import sample_rows
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset import dataset_note, dataset_tables

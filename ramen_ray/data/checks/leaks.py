@@ -1,32 +1,20 @@
 """Edges and clicks that give held-out answers away, among the tables in the engine."""
 
+from dataclasses import replace
+
 from ramen_ray.data.checks.loading import Tables
 from ramen_ray.data.checks.rows import TRAIN
-from ramen_ray.data.checks.tables import TableRule
-from ramen_ray.data.engine import count, name_literal, run
+from ramen_ray.data.checks.tables import TableRule, warning
+from ramen_ray.data.engine import count, name_literal
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.leaks import BOTH_WAYS, HELD_OUT, NODE_TABLES, REVERSED, find_leaks
+from ramen_ray.data.leaks import BOTH_WAYS, NODE_TABLES, REVERSED, create_answers, find_leaks
 from ramen_ray.data.store.schemas import schema_of
 
 
 def find_answers(tables: Tables) -> None:
     """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks."""
-    nothing = "SELECT NULL::VARCHAR AS query, NULL::BIGINT AS ad_id WHERE false"
-    held_out = [
-        f"SELECT folded AS query, unnest(ad_ids) AS ad_id FROM {name_literal(table)}"
-        for table in (f"queries/{split}" for split in HELD_OUT)
-        if table in tables.columns
-    ]
-    run(
-        tables.connection,
-        "reading the held-out clicks",
-        f"""
-        CREATE TABLE answers AS
-        SELECT DISTINCT query, folded AS ad
-        FROM ({" UNION ALL ".join([nothing, *held_out])}) JOIN ads USING (ad_id)
-        WHERE query IS NOT NULL AND folded IS NOT NULL
-        """,
-    )
+    relations = {table: name_literal(table) for table in tables.columns}
+    create_answers(tables.connection, relations, "folded")
 
 
 def edge_leaks(tables: Tables, table: str) -> list[Finding]:
@@ -39,8 +27,7 @@ def edge_leaks(tables: Tables, table: str) -> list[Finding]:
     _, anchor_set, side = table.split("/")
     nodes, anchors = NODE_TABLES[side], f"anchors/{anchor_set}"
     find_leaks(tables.connection, "leaks", _candidates(nodes), _candidates(anchors), BOTH_WAYS)
-    rule = TableRule(
-        "warning",
+    rule = warning(
         table,
         "anchor_id",
         "edge that joins a held-out query to its answer",
@@ -67,8 +54,7 @@ def click_leaks(tables: Tables) -> list[Finding]:
         SELECT rowid AS row, text, query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}
         """
     )
-    rule = TableRule(
-        "warning",
+    rule = warning(
         TRAIN,
         "ad_ids",
         "train click that is a held-out click reversed",
@@ -77,9 +63,8 @@ def click_leaks(tables: Tables) -> list[Finding]:
         SELECT row, {'query': clicks.text, 'ad': ads.text} AS value
         FROM clicks JOIN leaks ON query_id = node AND ad_id = anchor JOIN ads USING (ad_id)
         """,
-        out_of="clicks",
     )
-    return _broken(tables, rule)
+    return _broken(tables, replace(rule, out_of="clicks"))
 
 
 def _broken(tables: Tables, rule: TableRule) -> list[Finding]:

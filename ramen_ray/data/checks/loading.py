@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.checks.reading import RowBatch, UnreadableFileError, read_batches
@@ -38,11 +37,8 @@ class Tables:
     ) -> None:
         """Begin with no table.
 
-        Args:
-            connection: the engine.
-            dataset: the dataset directory.
-            num_rows: row counts of its tables that have the right columns.
-            severities: of the findings to look for.
+        ``num_rows`` has the row counts of tables with the right columns; findings of other
+        ``severities`` are not looked for.
         """
         self.connection = connection
         self.columns: dict[str, list[str]] = {}
@@ -52,10 +48,7 @@ class Tables:
         self._severities = severities
 
     def load(self, table: str) -> list[Finding]:
-        """Read a table into the engine; return what is wrong with its rows.
-
-        A damaged table is not there afterwards.
-        """
+        """Read a table into the engine unless it is damaged; return what is wrong with its rows."""
         columns = self._dataset.schema(table).names
         checks = RowChecks(table, columns, self._num_rows, self._severities)
         damage: list[Finding] = []
@@ -92,30 +85,27 @@ class Tables:
 
     def broken(self, rule: TableRule) -> list[Finding]:
         """Return what breaks a rule: one finding, or none."""
-        if rule.severity not in self._severities:
+        kind = rule.kind
+        if kind.severity not in self._severities:
             return []
         looking = f"""
             WITH found AS MATERIALIZED ({rule.sql})
             SELECT row, value, (SELECT count(*) FROM found) FROM found
             ORDER BY ALL LIMIT {MAX_EXAMPLES}
             """
-        run(self.connection, f"looking in {rule.table} for a {rule.message}", looking)
-        found = self.connection.fetchall()
-        if not found:
-            return []
-        tally = Tally(rule.severity, rule.message, rule.advice, rule.column)
-        for row, value, _ in found:
+        run(self.connection, f"looking in {rule.table} for a {kind.message}", looking)
+        tally = Tally(kind)
+        for row, value, number in self.connection.fetchall():
             file, row_of_file = self._place(rule.table, row)
-            tally.add(file, np.array([row_of_file]), pa.array([value]))
-        tally.count = found[0][2]
-        return tally.findings(self._out_of(rule))
-
-    def _out_of(self, rule: TableRule) -> int | None:
-        if rule.severity == "error":
-            return None
-        return count(
-            self.connection, f"SELECT count(*) FROM {name_literal(rule.out_of or rule.table)}"
-        )
+            tally.add(file, [row_of_file], [value])
+            total = number
+        if not tally.count:
+            return []
+        tally.count = total
+        whole = name_literal(rule.out_of or rule.table)
+        is_warning = kind.severity == "warning"
+        rows = count(self.connection, f"SELECT count(*) FROM {whole}") if is_warning else None
+        return [tally.share(rows)]
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.checks.reading import RowBatch, positions
-from ramen_ray.data.findings import Finding, Severity, Tally
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tallies
 from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL
 
@@ -33,10 +34,7 @@ _DAMAGE = (
 class RowRule:
     """What is wrong with some rows of a table, and how to find them in a batch."""
 
-    severity: Severity
-    column: str
-    message: str
-    advice: str
+    kind: Kind
     find: Find
 
 
@@ -50,18 +48,11 @@ class RowChecks:
     def __init__(
         self, table: str, columns: list[str], num_rows: dict[str, int], severities: Severities
     ) -> None:
-        """Choose the rules.
-
-        Args:
-            table: the table's name in the dataset directory.
-            columns: those that it has.
-            num_rows: row counts of tables; ids must be below them.
-            severities: those of the rules.
-        """
+        """Choose the rules of ``table`` by its columns, severities, and row counts of tables."""
         self.ascends = True
         rules = row_rules(table, columns, num_rows)
-        self._rules = [rule for rule in rules if rule.severity in severities]
-        self._tallies: dict[RowRule, Tally] = {}
+        self._rules = [rule for rule in rules if rule.kind.severity in severities]
+        self._tallies = Tallies()
         self._num_rows = 0
         self._keys = columns[: 2 if table.startswith(("edges/", "filters/")) else 1]
         self._last = [np.empty(0, np.int64) for _ in self._keys]
@@ -71,10 +62,8 @@ class RowChecks:
         for batch in batches:
             for rule in self._rules:
                 rows, values = rule.find(batch)
-                if len(rows):
-                    empty = Tally(rule.severity, rule.message, rule.advice, rule.column)
-                    tally = self._tallies.setdefault(rule, empty)
-                    tally.add(batch.file, batch.first_row + rows, values)
+                examples = values[:MAX_EXAMPLES].to_pylist()
+                self._tallies.add(rule.kind, batch.file, batch.first_row + rows, examples)
             self._num_rows += len(batch.rows)
             self.ascends = self.ascends and self._follow(batch.rows)
             yield batch
@@ -82,9 +71,8 @@ class RowChecks:
     def findings(self) -> list[Finding]:
         """Return one finding for each broken rule; warnings show the share of such rows."""
         return [
-            finding
-            for tally in self._tallies.values()
-            for finding in tally.findings(self._num_rows if tally.severity == "warning" else None)
+            tally.share(self._num_rows if kind.severity == "warning" else None)
+            for kind, tally in self._tallies.items()
         ]
 
     def _follow(self, rows: pa.RecordBatch) -> bool:
@@ -105,25 +93,34 @@ def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[
     """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
     own_id = columns[0] if table.split("/")[0] in ("queries", "ads", "anchors") else None
     rules = [
-        RowRule("error", name, "no value", "give every row one, or leave the row out", _nulls(name))
+        _error(name, "no value", "give every row one, or leave the row out", _nulls(name))
         for name in columns
         if name not in MAY_BE_NULL
     ]
     for column, limit in id_limits(table, num_rows).items():
         if column in columns:
-            advice = "drop it, or add what it names"
-            if column == own_id:
-                advice = "number the rows from 0 without gaps"
+            is_own = column == own_id
+            advice = (
+                "number the rows from 0 without gaps" if is_own else "drop it, or add what it names"
+            )
             outside = f"id outside 0..{limit - 1}"
-            rules.append(RowRule("error", column, outside, advice, _outside(column, limit)))
+            rules.append(_error(column, outside, advice, _outside(column, limit)))
     rules += [
-        RowRule("error", name, "bytes that are not UTF-8", "convert the source", _broken(name))
+        _error(name, "bytes that are not UTF-8", "convert the source", _broken(name))
         for name in columns
         if name in TEXTS
     ]
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
-    return rules + [rule for rule in _RULES if rule.column in columns]
+    return rules + [rule for rule in _RULES if rule.kind.column in columns]
+
+
+def _error(column: str, message: str, advice: str, find: Find) -> RowRule:
+    return RowRule(Kind(message, advice, column), find)
+
+
+def _warning(column: str, message: str, advice: str, find: Find) -> RowRule:
+    return RowRule(Kind(message, advice, column, "warning"), find)
 
 
 def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
@@ -217,54 +214,38 @@ def _unpaired_click_weights(batch: RowBatch) -> Hits:
     return found, counts.take(pa.array(found))
 
 
-_NOT_POSITIVE = (
-    "weight that is not a positive number",
-    "give it a positive number, or leave it out",
-)
-_UNANSWERED = RowRule(
-    "error", "ad_ids", "no ads for query_id", "leave these queries out", _without_ads
-)
-_UNCLICKED = RowRule(
-    "warning",
+_NOT_POSITIVE = "weight that is not a positive number", "give it a positive number, or leave it out"
+_UNANSWERED = _error("ad_ids", "no ads for query_id", "leave these queries out", _without_ads)
+_UNCLICKED = _warning(
     "ad_ids",
     "train query without a click",
     "batches leave it out; it takes part in the graph by its edges",
     _without_ads,
 )
 _RULES = [
-    RowRule(
-        "error",
-        "text",
-        "empty text",
-        "give it a text, or leave it out",
-        _matching("text", _is_blank),
-    ),
-    RowRule("error", "ad_ids", "one ad twice", "name each ad once", _ads_twice),
-    RowRule("error", "weight", *_NOT_POSITIVE, _matching("weight", _is_not_positive)),
-    RowRule("error", "weights", *_NOT_POSITIVE, _bad_click_weights),
-    RowRule(
-        "error",
+    _error("text", "empty text", "give it a text, or leave it out", _matching("text", _is_blank)),
+    _error("ad_ids", "one ad twice", "name each ad once", _ads_twice),
+    _error("weight", *_NOT_POSITIVE, _matching("weight", _is_not_positive)),
+    _error("weights", *_NOT_POSITIVE, _bad_click_weights),
+    _error(
         "weights",
         "other number of weights than of ad_ids",
         "give each ad one",
         _unpaired_click_weights,
     ),
-    RowRule(
-        "warning",
+    _warning(
         "text",
         "text that looks damaged by a wrong encoding",
         "look at how the source was decoded; it may be Latin-1, or UTF-8 decoded twice",
-        _matching("text", lambda texts: pc.match_substring_regex(texts, _DAMAGE)),
+        _matching("text", partial(pc.match_substring_regex, pattern=_DAMAGE)),
     ),
-    RowRule(
-        "warning",
+    _warning(
         "text",
         "text without a visible character",
         "give it a text, or leave it out",
-        _matching("text", lambda texts: pc.match_substring_regex(texts, _INVISIBLE)),
+        _matching("text", partial(pc.match_substring_regex, pattern=_INVISIBLE)),
     ),
-    RowRule(
-        "warning",
+    _warning(
         "source_id",
         "no source_id",
         "predictions cannot name these rows; give each its own",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ramen_ray.data.checks.rows import TRAIN
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.findings import Severity
+from ramen_ray.data.findings import Kind, Severity
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
 
@@ -19,56 +19,49 @@ class TableRule:
     """What is wrong with some rows of a table, and the SQL that finds them.
 
     Attributes:
-        severity, column, message, advice: see :class:`~ramen_ray.data.findings.Finding`.
+        kind: what is wrong.
         table: the table that has the rows.
         sql: selects ``row``, a row's number in the table, and ``value``, what is wrong there.
         out_of: the relation whose rows are counted for the share; by default the table.
     """
 
-    severity: Severity
+    kind: Kind
     table: str
-    column: str
-    message: str
-    advice: str
     sql: str
     out_of: str = ""
+
+
+def warning(table: str, column: str, message: str, advice: str, sql: str) -> TableRule:
+    """Return a rule for a ``column`` of ``table`` that training can do without."""
+    return TableRule(Kind(message, advice, column, "warning"), table, sql)
 
 
 def repeat_rules(table: str, columns: Collection[str], ascends: bool) -> list[TableRule]:
     """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads.
 
-    Args:
-        table: a table in the engine.
-        columns: what it has there.
-        ascends: whether its ids, or pairs of ids, ascend, so that none repeats.
+    ``columns`` are those that the table has in the engine. If its ids, or pairs, ascend, none
+    repeats.
     """
-    names = schema_of(table).names
-    if table.startswith(("edges/", "filters/")):
-        severity: Severity = "error" if table.startswith("edges/") else "warning"
-        what = "pair that an earlier row has"
-        rule = TableRule(severity, table, names[1], what, "leave one", _repeats(table, names[:2]))
-        return [] if ascends else [rule]
-    what, advice = "id that an earlier row has", "give every row its own"
-    rules = [TableRule("error", table, names[0], what, advice, _repeats(table, names[:1]))]
-    if ascends:
-        rules = []
+    is_pair = table.startswith(("edges/", "filters/"))
+    keys = schema_of(table).names[: 1 + is_pair]
+    what, advice = ("pair", "leave one") if is_pair else ("id", "give every row its own")
+    severity: Severity = "warning" if table.startswith("filters/") else "error"
+    kind = Kind(f"{what} that an earlier row has", advice, keys[-1], severity)
+    rules = [] if ascends else [TableRule(kind, table, _repeats(table, keys))]
     if "source_id" in columns:
         what = "source_id that an earlier row has"
         advice = "predictions cannot tell these rows apart; give each its own"
-        sql = _repeats(table, ["source_id"])
-        rules.append(TableRule("warning", table, "source_id", what, advice, sql))
+        rules.append(warning(table, "source_id", what, advice, _repeats(table, ["source_id"])))
     if table == "ads" and "text" in columns:
         rules += [
-            TableRule(
-                "warning",
+            warning(
                 table,
                 "text",
                 "text that an earlier ad has",
                 "ads of equal text cannot be told apart; merge them, or make their texts differ",
                 _repeats(table, ["text"]),
             ),
-            TableRule(
-                "warning",
+            warning(
                 table,
                 "text",
                 "text that an earlier ad has, up to case and white space",
@@ -98,8 +91,7 @@ def cross_rules(tables: Collection[str]) -> list[TableRule]:
     return rules + [_filtered_answers(split) for split in held_out if f"filters/{split}" in tables]
 
 
-UNLINKED = TableRule(
-    "warning",
+UNLINKED = warning(
     TRAIN,
     "query_id",
     "train query without a click or an edge",
@@ -108,11 +100,12 @@ UNLINKED = TableRule(
 )
 
 _SEEN_ADS = TableRule(
-    "error",
+    Kind(
+        "ad that is not in novel_ads",
+        "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
+        "ad_ids",
+    ),
     f"queries/{ZERO_SHOT}",
-    "ad_ids",
-    "ad that is not in novel_ads",
-    "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
     f"""
     SELECT row, ad_id AS value
     FROM (SELECT rowid AS row, unnest(ad_ids) AS ad_id FROM {name_literal(f"queries/{ZERO_SHOT}")})
@@ -123,8 +116,7 @@ _SEEN_ADS = TableRule(
 
 
 def _seen_in_training(table: str) -> TableRule:
-    return TableRule(
-        "warning",
+    return warning(
         table,
         "text",
         f"query that {TRAIN} has too, up to case and white space",
@@ -139,8 +131,7 @@ def _seen_in_training(table: str) -> TableRule:
 def _unclicked_ads(without_novel: bool) -> TableRule:
     """Novel ads have no clicks by design."""
     novel = "UNION ALL SELECT ad_id FROM novel_ads" if without_novel else ""
-    return TableRule(
-        "warning",
+    return warning(
         "ads",
         "ad_id",
         "ad without a train click",
@@ -154,8 +145,7 @@ def _unclicked_ads(without_novel: bool) -> TableRule:
 
 
 def _filtered_answers(split: str) -> TableRule:
-    return TableRule(
-        "warning",
+    return warning(
         f"filters/{split}",
         "ad_id",
         f"pair that is a right answer in queries/{split}",

@@ -62,15 +62,9 @@ class NameList:
         return find(self.prefixes, self.whole.hashes) >= 0
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
-        """Find the entities that the rows of a table name, as a stream.
+        """Return the entities that a table's rows, or those with ``ids`` (n,), name, by id.
 
-        Args:
-            dataset: the dataset directory.
-            table: a table of queries, ads or anchors.
-            ids: (n,) ids of the rows to read; default all.
-
-        Returns:
-            (rows, entities) bool, the rows by id.
+        It is (rows, entities) bool.
         """
         id_column = schema_of(table).names[0]
         wanted = None if ids is None else pa.array(ids, pa.int64())

@@ -20,19 +20,17 @@ ADVICE = "correct these rows"
 def read_names(source: str) -> NameList:
     """Read a list of names: columns ``kind``, ``name`` and optionally ``same_as``.
 
-    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``.
-
-    Args:
-        source: CSV, TSV or parquet.
+    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``. The list is
+    CSV, TSV or parquet.
 
     Raises:
         DatasetError: the list is missing or empty, lacks a column, or has rows that are wrong.
     """
-    header = find_files(source, COLUMNS)[0].header
-    if not header:
+    first = find_files(source, COLUMNS)[0]
+    if first.format == "jsonl":
         raise DatasetError(f"{source}: a list of names must be CSV, TSV or parquet")
     columns = {"kind": Column("kind"), "name": Column("name", optional=True)}
-    if ALIAS_COLUMN in header:
+    if ALIAS_COLUMN in first.header:
         columns[ALIAS_COLUMN] = Column(ALIAS_COLUMN, optional=True)
     table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     rows = table.read()

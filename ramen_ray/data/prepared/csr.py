@@ -55,13 +55,9 @@ class Csr:
     def to_fill(
         cls, num_rows: int, num_columns: int, num_entries: int, folder: Path | None = None
     ) -> "Csr":
-        """Make arrays of zeros, of the smaller types that hold row starts and ids.
+        """Make arrays of zeros, of the smaller types that hold row starts, and ids of columns.
 
-        Args:
-            num_rows: number of rows.
-            num_columns: ids are below it.
-            num_entries: entries of all rows.
-            folder: keep them in files there, for :meth:`open`; None for memory.
+        They are in files of ``folder``, for :meth:`open`, or else in memory.
         """
 
         def new(name: str, limit: int, length: int) -> NDArray[Any]:
@@ -146,11 +142,9 @@ def id_type(limit: int) -> type[np.generic]:
 
 
 def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
-    """Write the rows of all parts, one part after another, for :meth:`Csr.open`.
+    """Write the rows of all parts, at least one, one after another, for :meth:`Csr.open`.
 
-    Args:
-        folder: the folder to write into.
-        parts: at least one; all with weights or all without. One at a time is in memory.
+    All have weights or none has; one at a time is in memory.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rest = iter(parts)

@@ -88,27 +88,21 @@ class HashIndex:
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any], key: int = 0) -> UInt64s:
-    """Hash each text's tokens; equal texts hash equally in all tables.
+    """Hash each text's tokens to (texts,) uint64; equal texts hash equally in all tables.
 
     Args:
         token_ids: (tokens,) all texts' tokens, below 2³², one text after another.
         offsets: (texts + 1,) where each text starts.
         key: what texts share a hash by chance, or on purpose, differs from key to key.
-
-    Returns:
-        (texts,) uint64.
     """
     keyed = token_ids.astype(np.uint64) ^ np.uint64(key << 32)
     return mix(_sums(keyed, np.asarray(offsets) - offsets[0]))
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:
-    """Hash strings (n,), eight bytes at a time; equal strings hash equally, null as an empty one.
+    """Hash strings (n,) to (n,) uint64, eight bytes at a time; null hashes as an empty string.
 
     The probability that any two of n different strings share a hash is about n² / 2⁶⁵.
-
-    Returns:
-        (n,) uint64.
     """
     strings = pc.fill_null(strings.cast(pa.string()), "")
     _, bounds, data = strings.buffers()

@@ -145,7 +145,7 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
 
     Args:
         parts: descriptions that :func:`write_parts` returned, in any order.
-        folder: the folder to write into.
+        folder: where to write.
         num_rows: row counts of the dataset's tables.
         vocab_size: number of token ids.
 
@@ -281,10 +281,7 @@ def _new_weights(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.
 
 
 def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
-    """Write a table of ids, filter pairs or novel ads, as (rows, columns) int64.
-
-    A table that the dataset does not have (None) gets no rows.
-    """
+    """Write a table of ids, or one that the dataset does not have, as (rows, columns) int64."""
     columns = schema_of(table).names
     empty = np.empty((0, len(columns)), dtype=np.int64)
     array = empty if rows is None else np.stack([rows[name].to_numpy() for name in columns], axis=1)

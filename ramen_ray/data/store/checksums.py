@@ -34,10 +34,7 @@ def content_digest(files: Iterable[tuple[str, Path]], algorithm: str = "blake2b"
 
 
 def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None:
-    """Note the size and checksum of all files in ``folder`` and its subfolders.
-
-    Several writers may each note their files, in folders that are then put together.
-    """
+    """Note the size and checksum of all files below ``folder``, of each of several writers."""
     manifest = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
     manifest.unlink(missing_ok=True)  # of a task that is run again
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -53,10 +50,7 @@ def checksum_files(folder: Path) -> list[Path]:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Name a file of ``folder`` that is not as :func:`write_checksums` found it; None if all are.
-
-    A gigabyte takes less than a second.
-    """
+    """Name a file that is not as :func:`write_checksums` found it; None if all are."""
     manifests = checksum_files(folder)
     num_writers = int(manifests[0].stem.rpartition("-")[2]) if manifests else 1
     if len(manifests) < num_writers:
@@ -73,21 +67,15 @@ def find_damage(folder: Path) -> str | None:
 
 
 def check_intact(folder: Path) -> None:
-    """Check all files that ``folder`` had when its checksums were written.
-
-    Raises:
-        DamagedError: one is missing or has changed.
-    """
+    """Raise a DamagedError if a file is not as :func:`write_checksums` found it."""
     if (damage := find_damage(folder)) is not None:
         raise DamagedError(damage)
 
 
 def is_intact(folder: Path, otherwise: str) -> bool:
-    """Return whether ``folder`` exists and is intact; a damaged one is removed, with a warning.
+    """Return whether ``folder`` exists and is intact.
 
-    Args:
-        folder: a folder that can be made again, or that one can do without.
-        otherwise: what happens if it is damaged, for the end of the warning.
+    A damaged one is removed, with a warning; ``otherwise`` says there what happens then.
     """
     if not folder.is_dir():
         return False

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,13 @@ UNFINISHED = ".unfinished-"
 
 
 class Dataset:
-    """A dataset directory, opened for reading; tables stay on disk until they are read.
-
-    Raises:
-        DatasetError: the folder or its ``dataset.json`` is missing or has another format version.
-    """
+    """A dataset directory, opened for reading; tables stay on disk until they are read."""
 
     def __init__(self, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
-        """Open the dataset directory at ``path``.
+        """Open a directory; one that is still being written has its ``metadata`` given.
 
-        Args:
-            path: the folder.
-            metadata: the content of ``dataset.json``, for a directory that is still being written.
+        Raises:
+            DatasetError: it or its ``dataset.json`` is missing, or has another format version.
         """
         self.path = Path(path).absolute()
         self.metadata = _read_metadata(self.path) if metadata is None else metadata
@@ -83,10 +79,7 @@ class Dataset:
 
     @property
     def strict_anchor_sets(self) -> list[str]:
-        """Names of the anchor sets, without those as published that have a strict one beside them.
-
-        These are the sets that are used by default.
-        """
+        """The sets used by default: all but those as published with a strict one beside them."""
         published = {name + PUBLISHED for name in self.anchor_sets}
         return [name for name in self.anchor_sets if name not in published]
 
@@ -95,11 +88,7 @@ class Dataset:
         return table in self.tables
 
     def files(self, table: str) -> list[Path]:
-        """Return the table's parquet files in row order: one file, or the parts of a folder.
-
-        Raises:
-            DatasetError: the table does not exist.
-        """
+        """Return the table's parquet files in row order; raises DatasetError if it has none."""
         path = self.path / f"{table}.parquet"
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
         if not files or not files[0].exists():
@@ -143,10 +132,7 @@ class Dataset:
                     yield batch.select(names)
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Stream a table of all ids from 0 in their order; one whose rows are not is sorted first.
-
-        Sorting takes the whole table into memory; importers write rows in order.
-        """
+        """Stream a table in the order of its ids, all from 0; if need be it is sorted in memory."""
         first, column = 0, schema_of(table).names[0]
         for batch in self.batches(table, [column]):
             if not np.array_equal(batch[0], np.arange(first, first + len(batch))):
@@ -182,21 +168,17 @@ class Dataset:
 
     @contextmanager
     def unchanged(self, since: str) -> Iterator[None]:
-        """Let the block read tables; when it ends, check that they still have the fingerprint.
+        """Let the block read tables; check afterwards that they still have the fingerprint.
 
-        They are checked after an error too, which may be due to the change. Tables that were added
-        since this directory was opened do not count.
-
-        Args:
-            since: the end of the sentence that says what has changed.
+        Tables that were added since this directory was opened do not count.
 
         Raises:
-            DatasetError: the content is another one than that of the fingerprint.
+            DatasetError: the content is another one; ``since`` ends the sentence that says so.
         """
         expected = self.fingerprint
         try:
             yield
-        except Exception:
+        except Exception:  # which may be due to the change
             self._check_content(expected, since)
             raise
         self._check_content(expected, since)
@@ -224,16 +206,11 @@ def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
     return dataset
 
 
+@dataclass(frozen=True)
 class DatasetWriter:
-    """A dataset directory that is being written; see :func:`new_dataset`.
+    """Writes the tables of a dataset directory, which is not whole yet, into ``folder``."""
 
-    Attributes:
-        folder: the folder to write tables into until the directory is whole.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Write into ``folder``."""
-        self.folder = folder
+    folder: Path
 
     def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
         """Write a table as one file, from rows in memory or from batches as they come.
@@ -256,10 +233,7 @@ class DatasetWriter:
                 writer.close()
 
     def part(self, table: str, number: int) -> Path:
-        """Return the file for one part of a table; parts are read in the order of their numbers.
-
-        Parts may be written by several tasks; :func:`conform` gives rows the right columns.
-        """
+        """Return the file for one part of a table; parts are read in the order of their numbers."""
         folder = self.folder / f"{table}.parquet"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"part-{number:06d}.parquet"
@@ -267,9 +241,7 @@ class DatasetWriter:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Build a folder beside its final place and rename it when the block ends.
-
-    It is whole or absent: an error in the block, or a killed process, leaves nothing at ``path``.
+    """Build a folder beside its final place, and rename it when the block ends without an error.
 
     Raises:
         DatasetError: ``path`` exists already, or cannot be written.
@@ -320,11 +292,7 @@ def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]
 
 
 def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: Any) -> Dataset:
-    """Write ``tables`` (name to rows) and ``metadata`` as a dataset directory at ``path``.
-
-    Raises:
-        DatasetError: ``path`` exists already.
-    """
+    """Write ``tables`` (name to rows) as a dataset directory; see :func:`new_dataset`."""
     with new_dataset(path, **metadata) as writer:
         for name, rows in tables.items():
             writer.write(name, rows)
@@ -366,10 +334,7 @@ def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
 def write_metadata(
     folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
 ) -> None:
-    """Write ``dataset.json`` with the row counts of all tables in ``folder``; atomically.
-
-    ``unfinished`` are the row counts of tables that are still hidden.
-    """
+    """Write ``dataset.json`` atomically, with all row counts; ``unfinished`` of hidden tables."""
     counts: dict[str, int] = {}
     for name, file in _table_files(folder):
         counts[name] = counts.get(name, 0) + read_footer(file).num_rows
@@ -388,11 +353,7 @@ def required_tables(anchor_sets: list[str]) -> list[str]:
 
 
 def optional_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that are read if they exist: edges, filters, the zero-shot split.
-
-    An anchor set has edges on the query side, on the ad side, or on both. It can also have edges of
-    held-out queries.
-    """
+    """Name the tables that are read if they exist; anchor sets have edges on one side or more."""
     sides = ("query", "ad", *HELD_OUT_SIDES.values())
     return [
         *(f"edges/{name}/{side}" for name in anchor_sets for side in sides),

@@ -17,13 +17,9 @@ def copy_folder(folder: Path, target: Path) -> None:
     A copy that is damaged, cut off, or of other content is made again. If two processes need the
     same copy at the same time, the second waits for the first.
 
-    Args:
-        folder: a folder that has its checksums.
-        target: where its copy goes; the folders above it are made.
-
     Raises:
         OSError: the copy cannot be written, or the disk has no room for it.
-        DamagedError: ``folder`` is not as it was written. In both cases there is no ``target``.
+        DamagedError: ``folder`` is not as its checksums say. In both cases there is no ``target``.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):

@@ -1,4 +1,4 @@
-"""Arrays in files that are larger than memory: written through it, or piece by piece."""
+"""Arrays in files that are larger than memory, or shared by the processes of a machine."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -53,3 +53,26 @@ def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[An
         yield append
         stream.seek(0)
         write_array_header_1_0(stream, header | {"shape": (length,)})
+
+
+class FileArray(np.memmap[Any, np.dtype[Any]]):
+    """A mapped ``.npy`` file, pickled as its path; what is computed from it is pickled whole.
+
+    Attributes:
+        file: the file; None for a view.
+    """
+
+    file: Path | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how to map the file again, or the values of a view."""
+        if self.file is None:
+            return np.array(self, subok=False).__reduce_ex__(protocol)
+        return map_array, (self.file,)
+
+
+def map_array(file: Path) -> FileArray:
+    """Map a ``.npy`` file, which must stay as it is, for reading."""
+    mapped = np.load(file, mmap_mode="r").view(FileArray)
+    mapped.file = file
+    return mapped

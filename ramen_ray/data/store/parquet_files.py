@@ -28,12 +28,7 @@ PLAIN_TYPES = {
 def open_parquet(
     file: str | Path, filesystem: FileSystem | None = None, opened: pa.NativeFile | None = None
 ) -> pq.ParquetFile:
-    """Open a parquet file for reading; the caller closes it.
-
-    Args:
-        file: its path.
-        filesystem: what it is on; None for this machine's.
-        opened: the file, if it is open already.
+    """Open a parquet file, or one that is ``opened`` already, for reading; the caller closes it.
 
     Raises:
         DatasetError: it cannot be read, or a column has an extension type that may run code.

@@ -31,11 +31,10 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
     Nothing is written if the dataset has changed since its fingerprint was taken.
 
     Args:
-        file: the file to write, replaced if it exists; its folder must exist.
-        dataset: has the texts of queries and ads, and the user's own ids if there are any.
+        file: replaced if it exists; its folder must exist.
+        dataset: has the queries and ads.
         split: the split of the queries.
-        topk: ad ids (queries, k), best first and padded with -1, and their scores, in the order of
-            the query ids.
+        topk: ad ids (queries, k), best first and padded with -1, and their scores, by query id.
     """
     ad_ids, scores = topk
     with (
@@ -52,10 +51,8 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
 def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictions) -> pa.Table:
     """Return one row per prediction, best first, with texts and the user's own ids.
 
-    Args:
-        queries: rows of a query table.
-        ads: the rows of :func:`shown_ads` in the order of their ids.
-        topk: ad ids (queries, k), padded with -1, and their scores, one row per query.
+    ``ads`` has the rows of :func:`shown_ads`, in the order of their ids; ``topk`` is as in
+    :func:`write_predictions`, a row for each of ``queries``.
     """
     ad_ids, scores = topk
     query_rows, places = np.nonzero(ad_ids >= 0)

@@ -1,7 +1,12 @@
 """Arrow schemas of the dataset directory's tables."""
 
+from typing import Literal
+
 import pyarrow as pa
 
+Side = Literal["query", "ad"]
+SIDES: tuple[Side, ...] = ("query", "ad")
+PLURAL: dict[Side, str] = {"query": "queries", "ad": "ads"}
 SPLITS = ("train", "validation", "test")
 ZERO_SHOT = "zero_shot"
 """An optional split: test queries with their novel ads only, searched among the novel ads."""

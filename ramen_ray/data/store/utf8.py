@@ -12,7 +12,7 @@ MIN_STRANGE_BYTES = 4
 MAX_STRANGE_SHARE = 0.3
 """In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
 
-_MARK = b"\xef\xbb\xbf"
+MARK = b"\xef\xbb\xbf"
 _MARKS_AT_START = re.compile(rb"^(?:\xef\xbb\xbf)+", re.MULTILINE)
 _RUNS = re.compile(r"[^\x00-\x7f\udc80-\udcff]*[\udc80-\udcff][^\x00-\x7f]*")
 """Bad bytes and letters around them; a few letters may be bytes of another encoding by chance."""
@@ -57,74 +57,53 @@ def is_utf8(content: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class BadBytes:
-    """Bytes of a text file that are not UTF-8, counted; those of several blocks are added.
-
-    Attributes:
-        all: how many there are.
-        strange: those of them that texts in Windows-1252 hardly have: three or more in a row, as
-            where letters are all beyond ASCII, or where a letter takes two bytes.
-        undefined: those of them that Windows-1252 does not have.
-    """
-
-    all: int = 0
-    strange: int = 0
-    undefined: int = 0
-
-    def __add__(self, other: "BadBytes") -> "BadBytes":
-        """Count the bytes of two blocks together."""
-        return BadBytes(
-            self.all + other.all, self.strange + other.strange, self.undefined + other.undefined
-        )
-
-    @property
-    def are_windows_1252(self) -> bool:
-        """Whether they can be Windows-1252, not GBK, Big5, Shift-JIS, EUC-KR, cp1251, KOI8 ..."""
-        few = self.strange < MIN_STRANGE_BYTES or self.strange < MAX_STRANGE_SHARE * self.all
-        return few and not self.undefined
-
-
-@dataclass(frozen=True)
 class Decoded:
     r"""Lines of text as UTF-8.
 
     Attributes:
         data: the lines; what was not UTF-8 is read as Windows-1252, byte by byte.
         damaged_lines: the lines, counted from 0 by ``\n``, that were not UTF-8.
-        bad_bytes: what was not UTF-8 in them.
+        are_windows_1252: whether these can be Windows-1252, not GBK, Big5, Shift-JIS, EUC-KR,
+            cp1251, KOI8 ...
     """
 
     data: bytes
     damaged_lines: list[int]
-    bad_bytes: BadBytes
+    are_windows_1252: bool = True
 
 
 def decoded(content: bytes) -> Decoded:
     """Convert whole lines to UTF-8: what is UTF-8 stays, other bytes are read as Windows-1252."""
     if is_utf8(content):
-        return Decoded(content, [], BadBytes())
+        return Decoded(content, [])
     damaged = [row for row, line in enumerate(content.split(b"\n")) if not is_utf8(line)]
     text = content.decode("utf-8", "surrogateescape")
-    return Decoded(text.translate(_AS_WINDOWS_1252).encode(), damaged, _count_bad_bytes(text))
+    return Decoded(text.translate(_AS_WINDOWS_1252).encode(), damaged, _can_be_windows_1252(text))
 
 
 def without_marks(content: bytes) -> tuple[bytes, list[int]]:
     """Remove byte order marks at starts of lines; returns also these lines, counted from 0."""
-    if _MARK not in content:
+    if MARK not in content:
         return content, []
-    marked = [row for row, line in enumerate(content.split(b"\n")) if line.startswith(_MARK)]
+    marked = [row for row, line in enumerate(content.split(b"\n")) if line.startswith(MARK)]
     return _MARKS_AT_START.sub(b"", content), marked
 
 
-def _count_bad_bytes(escaped: str) -> BadBytes:
-    num_bad = num_strange = num_undefined = 0
+def _can_be_windows_1252(escaped: str) -> bool:
+    """Look at bad bytes, which are half surrogates, and count those that are strange there.
+
+    Texts in Windows-1252 hardly have three or more in a row, as where letters are all beyond ASCII,
+    or where a letter takes two bytes.
+    """
+    num_bad = num_strange = 0
     for letters, times in Counter(_RUNS.findall(escaped)).items():
         run = letters.encode("utf-8", "surrogateescape")
         bad = _UTF8.sub("", letters).encode("utf-8", "surrogateescape")
+        if any(byte in _UNDEFINED for byte in bad):
+            return False
         num_bad += times * len(bad)
         num_strange += times * _count_strange(run, bad)
-        num_undefined += times * sum(byte in _UNDEFINED for byte in bad)
-    return BadBytes(num_bad, num_strange, num_undefined)
+    return num_strange < MIN_STRANGE_BYTES or num_strange < MAX_STRANGE_SHARE * num_bad
 
 
 def _count_strange(run: bytes, bad: bytes) -> int:

@@ -11,12 +11,8 @@ from pathlib import Path
 def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
     """Yield a temporary file to write, which replaces ``path`` when the block ends.
 
-    Its name is hidden and unique, so that two processes can write the same file at once. A killed
-    process leaves it behind.
-
-    Args:
-        path: the file.
-        within: a folder on the same disk for the temporary file; None for that of ``path``.
+    Its name is unique, so that two processes can write the same file at once. It is beside ``path``
+    or ``within`` a folder on the same disk; a killed process leaves it there.
     """
     aside = unused_name(path, within)
     aside.touch(exist_ok=False)

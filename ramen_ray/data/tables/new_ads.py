@@ -9,24 +9,11 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.texts import normalized
+from ramen_ray.data.tables.column_names import NewAdColumns
 from ramen_ray.data.tables.reading.columns import id_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 ADVICE = "correct these rows"
-
-
-@dataclass(frozen=True)
-class NewAdColumns:
-    """Names of the columns in tables of new ads and of first clicks on them."""
-
-    ad_id: str = "ad_id"
-    """Id of an ad."""
-    ad_text: tuple[str, ...] = ("text",)
-    """Text of an ad; several columns are joined by a space."""
-    clicks_ad: str = "ad_id"
-    """Ad of a click: its id."""
-    clicks_query: str = "query"
-    """Query of a click: its text."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +29,7 @@ class NewAds:
 
 
 def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
-    """Read a table of new ads: ``ad_id`` and ``text``, both as strings.
-
-    Args:
-        source: CSV, TSV, JSON lines or parquet.
-        known: ids (ads,) that are already in use.
-        named: the user's names of the columns.
+    """Read a table of new ads, ``ad_id`` and ``text``, both as strings; ``known`` ids are in use.
 
     Raises:
         DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
@@ -75,13 +57,7 @@ def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
 def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[Int64s, list[str]]:
     """Read a first click on each of some new ads.
 
-    Args:
-        source: CSV, TSV, JSON lines or parquet.
-        new: the new ads, as :func:`read_new_ads` returns them.
-        named: the user's names of the columns.
-
-    Returns:
-        Rows (clicks,) of ``new``, and the queries' texts.
+    Returns rows (clicks,) of ``new``, as :func:`read_new_ads` returns them, and the queries' texts.
 
     Raises:
         DatasetError: the table is missing, or rows have no query, an ad that is not new, or an ad

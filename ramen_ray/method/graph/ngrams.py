@@ -4,8 +4,10 @@ The products of all pairs are mostly those of n-grams that many texts have, and 
 many texts, candidates are found by the rarer n-grams, and these get their true cosines.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -52,13 +54,16 @@ def similar_by_ngrams(
         return
     rarer = _keep_columns(vectors, _are_rare(texts_with, len(every_text)))
     sample, sampled = sampled_queries(len(every_text), SAMPLED_TEXTS), []
-    for start in range(0, len(every_text), TEXTS_AT_ONCE):
-        some = every_text[start : start + TEXTS_AT_ONCE]
-        rows, others, cosines = _nearest(vectors, rarer, some, plain)
-        found = _kept(rows, others, cosines, plain, settings)
-        in_sample = np.isin(found[0], sample)
-        sampled.append(found[0][in_sample] * len(every_text) + found[1][in_sample])
-        yield len(some), found
+    blocks = [every_text[i : i + TEXTS_AT_ONCE] for i in range(0, len(every_text), TEXTS_AT_ONCE)]
+
+    def similar_to(some: Int64s) -> Similar:
+        return _kept(*_nearest(vectors, rarer, some, plain), plain, settings)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for some, found in zip(blocks, threads.map(similar_to, blocks), strict=True):
+            in_sample = np.isin(found[0], sample)
+            sampled.append(found[0][in_sample] * len(every_text) + found[1][in_sample])
+            yield len(some), found
     exact = [found for _, found in _by_all_products(vectors, sample, plain, settings)]
     wanted = np.concatenate([rows * len(every_text) + others for rows, others, _ in exact])
     counts[FOUND] = round(100 * float(np.isin(wanted, np.concatenate(sampled)).mean()))
@@ -115,7 +120,7 @@ def _kept(
     return best_of(rows[kept], others[kept], cosines[kept], settings)
 
 
-@njit
+@njit(nogil=True)
 def _candidates(vectors, rarer, texts, plain, shape):  # type: ignore[no-untyped-def]
     """Return the others (n, CANDIDATES) nearest to texts (n,) by rarer n-grams, and true cosines.
 

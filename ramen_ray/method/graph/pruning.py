@@ -16,8 +16,8 @@ class Pruned:
     """One side of a graph after pruning.
 
     Attributes:
-        edges: nodes x anchors, the kept edges with their weights, mapped into memory.
-        share_kept: share of the edges that were kept; 1 if there were no edges.
+        edges: nodes x anchors, the kept edges with their weights.
+        share_kept: 1 if there were no edges.
         num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
     """
 
@@ -33,23 +33,13 @@ def prune(
     prune_threshold: float,
     folder: Path,
 ) -> Pruned:
-    """Drop the edges whose texts' cosine is at most ``prune_threshold``, some nodes at a time.
+    """Write into ``folder`` the edges (nodes x anchors) whose texts' cosine is above a threshold.
 
-    Args:
-        edges: nodes x anchors.
-        nodes: embeddings of the nodes' texts.
-        anchors: embeddings of the anchors' texts.
-        prune_threshold: in [-1, 1]; the paper's is 0.
-        folder: where the kept edges are written.
+    The paper's threshold is 0.
     """
-    num_edges = len(edges.indices)
-    write_csr(
-        folder,
-        (
-            _prune_rows(edges, rows, nodes, anchors, prune_threshold)
-            for rows in row_batches(edges.indptr, EDGES_PER_BATCH)
-        ),
-    )
+    num_edges, batches = len(edges.indices), row_batches(edges.indptr, EDGES_PER_BATCH)
+    pruned = (_prune_rows(edges, rows, nodes, anchors, prune_threshold) for rows in batches)
+    write_csr(folder, pruned)
     kept = Csr.open(folder)
     left_bare = (np.diff(edges.indptr) > 0) & (np.diff(kept.indptr) == 0)
     share_kept = len(kept.indices) / num_edges if num_edges else 1.0

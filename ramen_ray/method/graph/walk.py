@@ -28,14 +28,7 @@ _NOTHING = -1
 
 @dataclass(frozen=True)
 class WalkSettings:
-    """Settings of the walk.
-
-    Attributes:
-        num_hops: hops of each node's walk.
-        restart_probability: probability of going back to the start before a hop.
-        max_anchor_degree: anchors with more edges are left out.
-        top_k: how many anchors a node keeps: those that its walk visited most.
-    """
+    """Anchors of a higher degree are left out, and the ``top_k`` most visited are kept."""
 
     num_hops: int
     restart_probability: float
@@ -54,18 +47,13 @@ class WalkGraph:
     def of(cls, edges: Csr, max_anchor_degree: int, folder: Path | None = None) -> "WalkGraph":
         """Take ``edges`` (nodes x anchors) without anchors of over ``max_anchor_degree`` edges.
 
-        Row starts and ids are int32 if they fit, since memory access limits the speed of a walk.
-        Besides the graph, memory holds a number or two of each anchor.
-
-        Args:
-            edges: the edges.
-            max_anchor_degree: see :class:`WalkSettings`.
-            folder: keep the graph in files there, for :meth:`open`; None keeps it in memory.
+        The graph is kept in files in ``folder``, for :meth:`open`, or else in memory.
         """
         degrees = np.zeros(int(edges.indices.max(initial=-1)) + 1, dtype=np.int64)
         _count_edges(edges.indices, degrees)
         degrees[degrees > max_anchor_degree] = 0
         num_nodes, num_anchors, num_edges = edges.num_rows, len(degrees), int(degrees.sum())
+        # Of the smallest types that fit, since memory access limits the speed of a walk.
         forward = Csr.to_fill(num_nodes, num_anchors, num_edges, folder and folder / "forward")
         backward = Csr.to_fill(num_anchors, num_nodes, num_edges, folder and folder / "backward")
         np.cumsum(degrees, dtype=backward.indptr.dtype, out=backward.indptr[1:])
@@ -98,10 +86,9 @@ def most_visited(
 ) -> Visits:
     """Walk from each of the nodes ``start`` to ``stop`` (exclusive); keep the most visited anchors.
 
-    Among equally visited anchors those with the lower hash ``keyed_hash((seed, v), anchor)`` are
-    kept: ties are frequent, and ids often alphabetical. A node's walk depends only on the graph,
-    the settings, the seed and the node: hop h of node v takes its four 32-bit numbers from
-    ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit (high half, low half).
+    A node's walk depends only on the graph, the settings, the seed and the node: hop h of node v
+    takes its four 32-bit numbers from ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor;
+    node, visit (high half, low half).
     """
     degrees = np.zeros(stop - start, dtype=np.int64)
     anchors = np.full((stop - start, settings.top_k), np.iinfo(np.int32).max, dtype=np.int32)
@@ -126,14 +113,10 @@ def visited_edges(visits: Visits) -> Csr:
 
 
 def _compiled_once(function):  # type: ignore[no-untyped-def]
-    """Compile ``function``, which takes seconds, and cache the result for later processes.
-
-    The cache is beside the source or in the user's cache folder; if neither can be written, there
-    is none.
-    """
+    """Compile ``function``, which takes seconds, and cache the result for later processes."""
     try:
         return njit(cache=True)(function)
-    except RuntimeError:
+    except RuntimeError:  # neither the source's folder nor the user's cache can be written
         return njit(function)
 
 
@@ -146,10 +129,7 @@ def _count_edges(anchors, degrees):  # type: ignore[no-untyped-def]
 
 @_compiled_once
 def _fill(edges, forward, backward, missing):  # type: ignore[no-untyped-def]
-    """Write the edges of anchors that are ``missing`` any in both directions, node by node.
-
-    The row starts of ``backward`` are there; ``missing`` counts down to 0.
-    """
+    """Write the edges of anchors that are ``missing`` any in both directions, node by node."""
     num_edges = 0
     for node in range(len(edges[0]) - 1):
         for place in range(edges[0][node], edges[0][node + 1]):
@@ -164,10 +144,7 @@ def _fill(edges, forward, backward, missing):  # type: ignore[no-untyped-def]
 
 @_compiled_once
 def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
-    """Walk from consecutive nodes beginning with ``start``, one for each row of ``kept``.
-
-    ``kept`` has the arrays degrees, anchors and counts, which are written.
-    """
+    """Walk from consecutive nodes beginning with ``start``, one for each row of ``kept``."""
     num_hops, restart = hops
     degrees, anchors, counts = kept
     numbers = np.empty(2 * num_hops, dtype=np.uint64)
@@ -193,11 +170,9 @@ def _walk_all(graph, start, hops, seed, kept):  # type: ignore[no-untyped-def]
 
 @njit
 def _hop(graph, numbers, active, places, visits):  # type: ignore[no-untyped-def]
-    """Take the ``active`` hops, none of which continues another.
-
-    A hop makes three memory reads, each of which depends on the one before. Done in stages, the
-    reads of different hops overlap, which is several times faster.
-    """
+    """Take the ``active`` hops, none of which continues another."""
+    # A hop makes three memory reads, each of which depends on the one before. Done in stages, the
+    # reads of different hops overlap, which is several times faster.
     forward, backward = graph
     leaves, reached = places
     for i, hop in enumerate(active):
@@ -247,11 +222,8 @@ def _neighbour(edges, row, number):  # type: ignore[no-untyped-def]
 
 @njit
 def _empty_table(num_hops):  # type: ignore[no-untyped-def]
-    """Make a hash table of anchors and counts, and a list of the slots that are in use.
-
-    It is at most half full, and fits in the first-level cache, unlike a count for each anchor.
-    """
-    size = 2
+    """Make a hash table of anchors and counts, and a list of the slots that are in use."""
+    size = 2  # at most half full, it fits in the first-level cache, unlike a count for each anchor
     while size < 2 * num_hops:
         size *= 2
     return (
@@ -307,7 +279,7 @@ def _keep_most(num_used, table, seed, anchors, counts):  # type: ignore[no-untyp
 
 @njit(inline="always")
 def _comes_later(anchor, other, seed):  # type: ignore[no-untyped-def]
-    """Whether ``anchor`` has the higher hash of two; different anchors never share a hash."""
+    # By their hashes: ties are frequent, and ids often alphabetical.
     return _mix(np.uint64(anchor) ^ seed) > _mix(np.uint64(other) ^ seed)
 
 

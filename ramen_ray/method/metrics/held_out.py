@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.description.degrees import count_clicks
+from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity

@@ -1,8 +1,7 @@
 """Classifiers: a free vector for each ad, Ψ in UniDEC (section 3), trained beside the encoder.
 
-On disk they are a folder with ``is_trained.npy`` and the vectors in one or more files
-``vectors-FIRST.npy`` of consecutive rows, one for each worker that held a share. Any number of
-workers can read them.
+On disk each worker that held a share has a file ``vectors-FIRST.npy`` of its consecutive rows; any
+number of workers can read them.
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ class Classifiers:
     """The classifiers of all ads, or a worker's share of them.
 
     Attributes:
-        vectors: (held rows, d) float32, of consecutive ads; not normalised.
-        first: the ad of the first row.
+        vectors: (held rows, d) float32, of consecutive ads from ``first`` on; not normalised.
         is_trained: (ads,) bool, the ads whose classifiers answer for them. Those of ads without a
             train click are only ever pushed away from queries, so their texts answer instead.
     """
@@ -71,11 +69,7 @@ class Classifiers:
 
     @classmethod
     def open(cls, folder: Path, held: range | None = None) -> "Classifiers":
-        """Open the rows ``held``, or all; nothing is read until it is used if one file has them.
-
-        Raises:
-            EncoderError: the folder has no classifiers, or lacks some rows.
-        """
+        """Open the rows ``held``, or all, from whichever files have them."""
         if not (folder / IS_TRAINED_FILE).is_file():
             raise EncoderError(f"{folder} has no classifiers: it has no {IS_TRAINED_FILE}")
         is_trained = np.load(folder / IS_TRAINED_FILE)
@@ -90,11 +84,7 @@ def write_rows(folder: Path, name: str, first: int, rows: Tensor) -> None:
 
 
 def read_rows(folder: Path, name: str, held: range) -> Tensor:
-    """Read the rows ``held`` of the table ``name``, from whichever files have them.
-
-    Raises:
-        EncoderError: no file has some of the rows.
-    """
+    """Read the rows ``held`` of the table ``name``."""
     parts: list[NDArray[Any]] = []
     for file in sorted(folder.glob(f"{name}-*.npy")):
         first = int(file.stem.rpartition("-")[2])
@@ -104,4 +94,5 @@ def read_rows(folder: Path, name: str, held: range) -> Tensor:
     if found != len(held):
         raise EncoderError(f"{folder} has {found} of {len(held)} rows of {name}; it is not whole")
     whole = [part for part in parts if len(part)]
+    # What one file has stays mapped: nothing is read until it is used.
     return torch.from_numpy(whole[0] if len(whole) == 1 else np.concatenate(parts))

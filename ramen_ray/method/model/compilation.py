@@ -30,16 +30,13 @@ class _States(nn.Module):
 
 
 def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> str:
-    """Write the encoder's transformer as an ONNX graph of token ids and mask; pooling is left out.
+    """Write an encoder's transformer, on the CPU, as an ONNX graph of token ids and mask.
 
-    Args:
-        encoder: on the CPU.
-        folder: the encoder's folder.
-        int8: multiply matrices of 8-bit integers: weights are quantised here, per output channel,
-            activations at run time.
+    ``int8`` multiplies matrices of 8-bit integers: weights are quantised here, per output channel,
+    activations at run time.
 
     Returns:
-        The graph's file, relative to ``folder``.
+        The graph's file, relative to the encoder's ``folder``.
 
     Raises:
         EncoderError: the packages for this are not installed.

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.distributed import own_range
@@ -32,6 +32,7 @@ ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "
 SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
+Rows = NDArray[Any]
 Embeddings = NDArray[np.float32]
 
 
@@ -40,28 +41,28 @@ class Scoring:
     """How classifiers take part in a score.
 
     Attributes:
-        weight: weight of the classifier's cosine if both vectors answer; the encoder's is 1.
-        text_scale: norm of the vector that takes the place of a classifier, made from the ad's
-            text. A query is more like the texts it shares words with than like any classifier.
+        weight: of the classifier's cosine if both vectors answer; the encoder's is 1.
+        text_scale: norm of the vector of an ad's text that takes the place of a classifier.
     """
 
     weight: float = 1.0
+    # Below 1: a query is more like the texts it shares words with than like any classifier.
     text_scale: float = 1.0
 
 
 class DualEncoder(nn.Module):
     """One encoder for queries, ads and anchors, and perhaps classifiers of the ads.
 
-    All code that searches, prunes, mines or serves gets its vectors from ``embed_*``. Training
-    steps call the module itself on the texts of a batch.
+    Training steps call the module itself on the texts of a batch. All other code gets its vectors
+    from ``embed_*``, which take rows (n,) of a table of texts and return (n, D) float32, unit norm;
+    ``use_bf16`` encodes under bfloat16 autocast.
 
     Attributes:
-        encoder: the encoder; its embeddings are what graphs, clusters and shortlists see.
+        encoder: its embeddings are what graphs, clusters and shortlists see.
         classifier_head: makes the vectors that ask the classifiers; None without classifiers.
-        classifiers: the ads' classifiers, or a share of them. They are no parameters of the module,
-            as steps train a few rows only. Without them ads are asked for by their texts.
+        classifiers: the ads' classifiers, or a share of them; no parameters of the module, as steps
+            train a few rows only. Without them ads are asked for by their texts.
         part: what ``embed_queries`` and ``embed_ads`` return.
-        scoring: how classifiers take part in a score.
     """
 
     def __init__(
@@ -70,7 +71,6 @@ class DualEncoder(nn.Module):
         classifier_head: Head | None = None,
         classifiers: Classifiers | None = None,
     ) -> None:
-        """Put the parts of a model together."""
         super().__init__()
         self.encoder = encoder
         self.classifier_head = classifier_head
@@ -98,63 +98,38 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, texts: TokenBatch) -> Tensor:
-        """Return embeddings (N, D) float32, unit norm, in the order of ``texts``.
-
-        With a head for classifiers its vectors follow in the same rows (N, D + d); these are not
-        normalised.
-        """
+        """Return (N, D) float32: embeddings of unit norm, then vectors of the head as they are."""
         pooled = self.encoder.pool(texts)
         embeddings = self.encoder.finish(pooled)
         if self.classifier_head is None:
             return embeddings
         return torch.cat([embeddings, self.classifier_head(pooled)], dim=1)
 
-    def embed_queries(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
-        """Return the queries' vectors for search.
-
-        Args:
-            texts: the queries' texts.
-            rows: (n,) the rows to embed.
-            use_bf16: encode under bfloat16 autocast.
-
-        Returns:
-            (n, D) float32, unit norm.
-        """
+    def embed_queries(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
+        """Return the queries' vectors for search."""
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
-    def embed_ads(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
-        """Return the vectors for search of the ads that the model was trained on.
+    def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
+        """Return the vectors for search of ads that the model was trained on, by their texts' rows.
 
-        As :meth:`embed_queries`, but the norm of ads without a trained classifier is lower; row n
-        of ``texts`` is the text of ad n.
+        Ads without a trained classifier have a lower norm.
         """
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
         return self._embed(texts, rows, use_bf16, self._ad_vectors)
 
-    def embed_new_ads(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
-        """Return the vectors for search of ads that have texts only; as :meth:`embed_ads`.
-
-        The head's vector of the text takes the place of a classifier.
-        """
+    def embed_new_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
+        """Return the vectors for search of ads that have texts only, in place of classifiers."""
         scale = self.scoring.text_scale
         return self._embed(
             texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, scale)
         )
 
-    def embed_texts(
-        self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
-    ) -> Embeddings:
-        """Return the encoder's embeddings of any texts, anchors too; as :meth:`embed_queries`."""
+    def embed_texts(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
+        """Return the encoder's embeddings of any texts, anchors too."""
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self.encoder.finish(pooled))
 
-    def unscaled(self, texts: TokenTable, rows: NDArray[Any]) -> Embeddings:
+    def unscaled(self, texts: TokenTable, rows: Rows) -> Embeddings:
         """Return the encoder's embeddings (n, D) of texts before they are normalised."""
         project = self.encoder.projection or nn.Identity()
         return self._embed(texts, rows, False, lambda pooled, _: project(pooled))
@@ -167,10 +142,7 @@ class DualEncoder(nn.Module):
         return np.concatenate([of_encoder, of_classifier]).astype(np.float32)
 
     def with_classifiers(self, vectors: Embeddings, ads: Int64s) -> Embeddings:
-        """Return a copy of ``vectors`` (n, D) of ads by their texts, now by their classifiers.
-
-        It is the same where no classifiers answer.
-        """
+        """Return ``vectors`` (n, D) of ads by texts with their classifiers, if these answer."""
         vectors = vectors.copy()
         if self.classifiers is not None and self.part != "encoder":
             weight = self.scoring.weight
@@ -180,12 +152,12 @@ class DualEncoder(nn.Module):
         return vectors
 
     def own_share(self, ads: Int64s) -> Int64s:
-        """Return those of ``ads`` (n,), ascending, that this worker embeds for all workers."""
+        """Return those of ``ads`` (n,), ascending, that this worker embeds for all."""
         if self.classifiers is not None and self.classifiers.is_share:
             return ads[self.classifiers.holds(ads)]
         return ads[own_range(len(ads))]
 
-    def classifier_vectors(self, texts: TokenTable, rows: NDArray[Any]) -> Embeddings:
+    def classifier_vectors(self, texts: TokenTable, rows: Rows) -> Embeddings:
         """Return the head's vectors (n, d) of texts, unit norm: what classifiers start from."""
         return self._embed(texts, rows, False, lambda pooled, _: unit(self._asking(pooled)))
 
@@ -201,12 +173,7 @@ class DualEncoder(nn.Module):
         return self._joined(pooled, scale * unit(self._asking(pooled)))
 
     def _ad_vectors(self, pooled: Tensor, ads: Int64s) -> Tensor:
-        """Return the vectors of ads by their classifiers, or by their texts if these are untrained.
-
-        Args:
-            pooled: (N, width) pooled states of their texts.
-            ads: (N,) the ads.
-        """
+        """Return the vectors of ads (N,) by their classifiers; untrained ones by their texts."""
         assert self.classifiers is not None, "ads without classifiers have texts only"
         is_trained = torch.from_numpy(self.classifiers.is_trained[ads]).to(pooled.device)
         own = self.classifiers.take(ads).to(pooled.device)
@@ -214,12 +181,10 @@ class DualEncoder(nn.Module):
         return self._joined(pooled, torch.where(is_trained[:, None], unit(own), by_text))
 
     def _joined(self, pooled: Tensor, second: Tensor) -> Tensor:
-        """Join embeddings and vectors (N, d): an inner product is the weighted mean of two cosines.
-
-        Section 3 of UniDEC adds the cosines; the mean ranks the same, and has unit norm.
-        """
+        """Join embeddings and vectors (N, d): products are weighted means of two cosines."""
         if self.part == "classifier":
             return second
+        # Section 3 of UniDEC adds the cosines; the mean ranks the same, and has unit norm.
         weight = self.scoring.weight
         both = [self.encoder.finish(pooled), weight**0.5 * second]
         return torch.cat(both, dim=1) / (1 + weight) ** 0.5
@@ -228,14 +193,11 @@ class DualEncoder(nn.Module):
     def _embed(
         self,
         texts: TokenTable,
-        rows: NDArray[Any],
+        rows: Rows,
         use_bf16: bool,
-        vectors_of: Callable[[Tensor, Int64s], Tensor],
+        vectors_of: Callable[[Tensor, Rows], Tensor],
     ) -> Embeddings:
-        """Return ``vectors_of`` the pooled states of texts, shortest first, and their rows.
-
-        Each pass is written into its place, so that memory holds the result once.
-        """
+        """Return ``vectors_of`` the pooled states of texts and their rows."""
         if not len(rows):
             return np.empty((0, self.dim), dtype=np.float32)
         by_length = np.argsort(texts.lengths(rows), kind="stable")
@@ -246,18 +208,14 @@ class DualEncoder(nn.Module):
             batch = TokenBatch(texts.gather(chosen), texts.lengths(chosen))
             with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=use_bf16):
                 vectors = vectors_of(self.encoder.pool(batch), chosen).float().cpu().numpy()
-            if embeddings is None:
+            if embeddings is None:  # one array, filled pass by pass: memory holds the result once
                 embeddings = np.empty((len(rows), vectors.shape[1]), dtype=np.float32)
             embeddings[places] = vectors
         assert embeddings is not None, "there are rows"
         return embeddings
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write the encoder and the head into ``folder``, for :func:`load_model`.
-
-        The subfolder ``encoder`` can be loaded by sentence-transformers as it is. Classifiers are
-        saved by whoever holds them, into the subfolder ``classifiers``.
-        """
+        """Write the encoder and the head, for :func:`load_model`; classifiers are saved apart."""
         with all_tokens(self.encoder):
             self.encoder.save(folder / ENCODER_FOLDER, max_length)
         if self.classifier_head is not None:
@@ -267,15 +225,9 @@ class DualEncoder(nn.Module):
 
 
 def load_model(folder: Path, held: range | None = None, part: Part | None = None) -> DualEncoder:
-    """Load what :meth:`DualEncoder.save` wrote, without unpickling code.
+    """Load what :meth:`DualEncoder.save` wrote, to search by ``part``, or by all that it has.
 
-    Args:
-        folder: the saved model.
-        held: the ads whose classifiers are opened, if there are any; None for all.
-        part: what it searches by; None for all that it has.
-
-    Raises:
-        EncoderError: the folder has no model, or no such part.
+    ``held`` are the ads whose classifiers are opened, if there are any; None for all.
     """
     encoder = load_encoder(folder / ENCODER_FOLDER)
     has_head = (folder / HEAD_FOLDER).is_dir()

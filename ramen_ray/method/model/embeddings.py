@@ -16,7 +16,7 @@ class TextEmbeddings:
 
     Attributes:
         embeddings: (U, D) unit-norm float16 or float32, one per distinct text.
-        positions: (texts,) the row of each text in ``embeddings``.
+        positions: (texts,) the row of each text among them.
         scales: (D,) factors of what is taken; None for 1.
     """
 
@@ -31,13 +31,10 @@ class TextEmbeddings:
 
 
 def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:
-    """Number the distinct texts of all ``tables`` in order of first appearance.
-
-    Equal texts have equal hashes in all tables.
+    """Number the distinct texts of all ``tables``, by their hashes, in order of first appearance.
 
     Returns:
-        Per table, the rows (n,) whose texts no earlier row has, ascending; and per table, the
-        number (texts,) of each row's text. Numbers go on from one table's first rows to the next's.
+        Per table, the rows (n,) whose texts no earlier row has; per table, all rows' numbers.
     """
     hashes = np.concatenate([table.hashes for table in tables])
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

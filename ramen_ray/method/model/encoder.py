@@ -1,39 +1,37 @@
 """The encoders: a transformer with pooling, and a bag of token embeddings.
 
-Both map a :class:`~ramen_ray.method.model.texts.TokenBatch` to unit-norm embeddings, and both are
-saved as sentence-transformers folders. Dropout stays off, as in NGAME's training: an encoder is
-always in evaluation mode.
-
-Shapes: N texts, R rows of W tokens that they are packed into, D width of an embedding.
+A text becomes a vector in three moves: :mod:`~ramen_ray.method.model.texts` makes token ids of it,
+``pool`` one state of them all, ``finish`` projects and normalises that. Dropout stays off, as in
+NGAME's training. Shapes: N texts, R rows of W tokens, D width of an embedding.
 """
 
-import json
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedTokenizerFast
 
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.model.heads import Head, unit
 from ramen_ray.method.model.packing import PackedTexts, packed
 from ramen_ray.method.model.pretrained import (
-    LOAD_ERRORS,
     EncoderError,
-    load_config,
     load_tokenizer,
     load_transformer_tokenizer,
-    resolve_pretrained,
 )
-from ramen_ray.method.model.sentence_folder import Pooling, choose_pooling, read_sentence_folder
+from ramen_ray.method.model.sentence_folder import (
+    Pooling,
+    choose_pooling,
+    read_sentence_folder,
+    write_modules,
+    write_transformer_settings,
+)
 from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.model.weights import load_backbone, load_projection, load_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,22 +56,18 @@ class PooledEncoder(nn.Module):
     """What both encoders share: pool, project if there is a projection, normalise.
 
     Attributes:
-        projection: a head on the pooled states; None to take them as they are.
+        width: width of a pooled state.
+        tokenizer: makes the token ids.
     """
 
-    def __init__(self) -> None:
-        """Begin without a projection."""
+    def __init__(self, width: int, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
+        self.width, self.tokenizer = width, tokenizer
         self.projection: Head | None = None
 
     @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        raise NotImplementedError
-
-    @property
     def token_table(self) -> Any:
-        """The module that looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
+        """What looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
         raise NotImplementedError
 
     def set_token_table(self, table: nn.Module) -> None:
@@ -88,6 +82,10 @@ class PooledEncoder(nn.Module):
 
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, max_length: int) -> None:
+        """Write a folder that sentence-transformers loads unchanged; texts are cut to a length."""
         raise NotImplementedError
 
     @property
@@ -115,20 +113,13 @@ class TransformerEncoder(PooledEncoder):
         tokenizer: PreTrainedTokenizerFast,
         pooling: Pooling = "mean",
     ) -> None:
-        """Wrap a ``transformers`` encoder model."""
-        super().__init__()
+        super().__init__(int(backbone.config.hidden_size), tokenizer)
         self.backbone = backbone
-        self.tokenizer = tokenizer
         self.pooling = pooling
         self._attention = backbone.config._attn_implementation
         self._takes_rows_of_texts = backbone.config.model_type in ROWS_OF_TEXTS
         self._first_position = _first_position(backbone)
         self.eval()
-
-    @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        return int(self.backbone.config.hidden_size)
 
     @property
     def token_table(self) -> Any:
@@ -160,7 +151,8 @@ class TransformerEncoder(PooledEncoder):
         """Return the states (R W, D) of packed texts, from their token embeddings."""
         texts_RW = to_device(pack.texts, words_RWD.device)
         if self._takes_rows_of_texts:
-            # transformers takes a mask of this shape as it is, and does not wait to look at it
+            # A token attends to its own text only. transformers takes a mask of this shape as it
+            # is, and does not wait to look at it.
             is_same_R1WW = (texts_RW[:, :, None] == texts_RW[:, None]).unsqueeze(1)
             inputs = {
                 "attention_mask": torch.where(is_same_R1WW, 0.0, -torch.inf),
@@ -191,14 +183,8 @@ class TransformerEncoder(PooledEncoder):
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        modes = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-        pooling = {mode: name == self.pooling for name, mode in modes.items()}
-        _write_json(
-            folder / "1_Pooling" / "config.json",
-            {"word_embedding_dimension": self.width, **pooling},
-        )
-        _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
-        _write_modules(folder, ["Transformer", "Pooling"], self.projection)
+        write_transformer_settings(folder, self.pooling, self.width, max_length)
+        write_modules(folder, ["Transformer", "Pooling"], self.projection)
 
 
 class BagEncoder(PooledEncoder):
@@ -208,15 +194,9 @@ class BagEncoder(PooledEncoder):
 
     def __init__(self, weights: Tensor, tokenizer: PreTrainedTokenizerFast) -> None:
         """Start from token embeddings ``weights`` (vocabulary, D)."""
-        super().__init__()
+        super().__init__(weights.shape[1], tokenizer)
         self.embedding: Any = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
-        self.tokenizer = tokenizer
         self.eval()
-
-    @property
-    def width(self) -> int:
-        """Width of a pooled state."""
-        return self.embedding.embedding_dim
 
     @property
     def token_table(self) -> Any:
@@ -248,7 +228,7 @@ class BagEncoder(PooledEncoder):
         backend.enable_truncation(max_length)
         backend.no_padding()
         backend.save(str(static / "tokenizer.json"))
-        _write_modules(folder, ["StaticEmbedding"], self.projection)
+        write_modules(folder, ["StaticEmbedding"], self.projection)
 
 
 Encoder = TransformerEncoder | BagEncoder
@@ -265,14 +245,9 @@ def _first_position(backbone: "PreTrainedModel") -> int:
 def build_transformer(
     pretrained: str, pooling: Pooling | None = None, num_layers: int | None = None
 ) -> TransformerEncoder:
-    """Load a transformer encoder and its tokenizer, optionally cut to its first layers.
+    """Load a transformer encoder and its tokenizer, or only its first layers.
 
-    Args:
-        pretrained: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`. The
-            projection of a sentence-transformers folder is loaded too.
-        pooling: the mean of the tokens' states, or the first token's state; None takes that of a
-            sentence-transformers folder, and the mean for others.
-        num_layers: keep only this many layers; None to keep all.
+    ``pooling`` None takes that of a sentence-transformers folder, and the mean for others.
 
     Raises:
         EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
@@ -280,96 +255,29 @@ def build_transformer(
     folder = read_sentence_folder(pretrained, "transformer")
     pooling = choose_pooling(pretrained, folder, pooling)
     tokenizer = load_transformer_tokenizer(pretrained)
-    backbone = _load_backbone(pretrained, _cut_config(pretrained, num_layers))
+    backbone = load_backbone(pretrained, num_layers)
     _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
     encoder = TransformerEncoder(backbone, tokenizer, pooling)
-    encoder.projection = None if folder.dense is None else _load_head(pretrained, folder.dense)
+    encoder.projection = load_projection(pretrained, folder.dense)
     return encoder
-
-
-def _cut_config(pretrained: str, num_layers: int | None) -> PreTrainedConfig:
-    config = load_config(pretrained)
-    if num_layers is not None:
-        if not 1 <= num_layers <= config.num_hidden_layers:
-            raise EncoderError(
-                f"encoder.num_layers is {num_layers}; {pretrained!r} has 1 to "
-                f"{config.num_hidden_layers} layers"
-            )
-        config.num_hidden_layers = num_layers
-    return config
-
-
-def _load_head(name: str, folder: Path) -> Head:
-    try:
-        return Head.load(folder)
-    except (OSError, LookupError, RuntimeError, SafetensorError) as error:
-        raise EncoderError(f"cannot load the projection of {name!r}: {error}") from error
-
-
-def _load_backbone(pretrained: str, config: PreTrainedConfig) -> Any:
-    """Load the weights of the layers in ``config``, without the pooler.
-
-    The report of transformers is silenced: unused layers are expected, and missing weights, which
-    it would initialise at random, are an error here.
-    """
-    from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
-
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        backbone, report = AutoModel.from_pretrained(
-            resolve_pretrained(pretrained),
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            trust_remote_code=False,
-            weights_only=True,
-        )
-    except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
-    if missing:
-        raise EncoderError(f"{pretrained!r} lacks weights: {', '.join(missing[:3])} ...")
-    if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
-    return backbone
 
 
 def build_bag(pretrained: str) -> BagEncoder:
-    """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings.
-
-    Raises:
-        EncoderError: it cannot be loaded, or tokenizer and embeddings do not fit together.
-    """
+    """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings."""
     folder = read_sentence_folder(pretrained, "bag")
     tokenizer = load_tokenizer(pretrained)
     if folder.table is None:
-        backbone = _load_backbone(pretrained, load_config(pretrained))
-        weights = backbone.get_input_embeddings().weight.detach().clone()
+        weights = load_backbone(pretrained).get_input_embeddings().weight.detach().clone()
     else:
-        weights = _load_table(pretrained, folder.table)
+        weights = load_table(pretrained, folder.table)
     _check_vocabulary(pretrained, tokenizer, len(weights))
     encoder = BagEncoder(weights, tokenizer)
-    encoder.projection = None if folder.dense is None else _load_head(pretrained, folder.dense)
+    encoder.projection = load_projection(pretrained, folder.dense)
     return encoder
 
 
-def _load_table(name: str, file: Path) -> Tensor:
-    try:
-        return load_file(file)["embedding.weight"].float()
-    except (OSError, LookupError, SafetensorError) as error:
-        raise EncoderError(f"cannot load the token embeddings of {name!r}: {error}") from error
-
-
 def load_encoder(folder: Path) -> Encoder:
-    """Load an encoder of either kind from the sentence-transformers folder that it was saved as.
-
-    Raises:
-        EncoderError: the folder has no such encoder.
-    """
+    """Load an encoder of either kind from the sentence-transformers folder that it was saved as."""
     if not (folder / "modules.json").is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
     is_bag = read_sentence_folder(str(folder)).kind == "bag"
@@ -382,27 +290,3 @@ def _check_vocabulary(name: str, tokenizer: PreTrainedTokenizerFast, num_embeddi
             f"{name!r}: the tokenizer has {len(tokenizer)} tokens but the encoder only "
             f"{num_embeddings} embeddings; they do not belong together"
         )
-
-
-def _write_modules(folder: Path, kinds: list[str], projection: Head | None) -> None:
-    own_folder = {"Transformer": "", "Pooling": "1_Pooling", "StaticEmbedding": "0_StaticEmbedding"}
-    modules = []
-    for row, kind in enumerate([*kinds, *(["Dense"] if projection else []), "Normalize"]):
-        path = own_folder.get(kind, f"{row}_{kind}")
-        (folder / path).mkdir(exist_ok=True)
-        if projection is not None and kind == "Dense":
-            projection.save(folder / path)
-        modules.append(
-            {
-                "idx": row,
-                "name": str(row),
-                "path": path,
-                "type": f"sentence_transformers.models.{kind}",
-            }
-        )
-    _write_json(folder / "modules.json", modules)
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,7 +1,4 @@
-"""Heads: linear layers on the pooled states of an encoder, one for each kind of vector.
-
-They compute in float32 also under autocast, as they are small and softmax losses need the digits.
-"""
+"""Heads: linear layers on the pooled states of an encoder, one for each kind of vector."""
 
 import json
 from pathlib import Path
@@ -15,11 +12,7 @@ WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 
 
 class Head(nn.Module):
-    """A linear layer, with tanh or without: g1 and g2 of UniDEC (section 3).
-
-    It starts as an orthogonal projection, which about keeps which states are near each other. There
-    is no dropout, as in the encoders.
-    """
+    """A linear layer, with tanh or without: g1 and g2 of UniDEC (section 3), but no dropout."""
 
     def __init__(self, linear: nn.Linear, has_tanh: bool) -> None:
         """Wrap a linear layer."""
@@ -30,6 +23,7 @@ class Head(nn.Module):
     @classmethod
     def orthogonal(cls, width: int, dim: int, has_tanh: bool, seed: int) -> "Head":
         """Make a head from ``width`` to ``dim``, at most ``width``, that is drawn from ``seed``."""
+        # An orthogonal projection about keeps which states are near each other.
         linear = nn.Linear(width, dim)
         nn.init.orthogonal_(linear.weight, generator=torch.Generator().manual_seed(seed))
         nn.init.zeros_(linear.bias)
@@ -42,6 +36,7 @@ class Head(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Map pooled states (N, width) to vectors (N, D) float32, not normalised."""
+        # In float32 also under autocast: heads are small, and softmax losses need the digits.
         with torch.autocast(pooled.device.type, enabled=False):
             vectors: Tensor = self.linear(pooled.float())
             return torch.tanh(vectors) if self.has_tanh else vectors
@@ -49,11 +44,12 @@ class Head(nn.Module):
     def save(self, folder: Path) -> None:
         """Write a Dense module of sentence-transformers."""
         folder.mkdir(parents=True, exist_ok=True)
+        activation = "activation.Tanh" if self.has_tanh else "linear.Identity"
         config = {
             "in_features": self.linear.in_features,
             "out_features": self.linear.out_features,
             "bias": True,
-            "activation_function": f"torch.nn.modules.{self._activation}",
+            "activation_function": f"torch.nn.modules.{activation}",
         }
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(
@@ -61,13 +57,9 @@ class Head(nn.Module):
             folder / WEIGHTS_FILE,
         )
 
-    @property
-    def _activation(self) -> str:
-        return "activation.Tanh" if self.has_tanh else "linear.Identity"
-
     @classmethod
     def load(cls, folder: Path) -> "Head":
-        """Load a Dense of sentence-transformers, with tanh or Identity; no bias is one of 0."""
+        """Load a Dense of sentence-transformers, with tanh or Identity, with a bias or without."""
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         linear = nn.Linear(config["in_features"], config["out_features"])
         head = cls(linear, not config.get("activation_function", "Tanh").endswith("Identity"))

@@ -1,8 +1,7 @@
 """The token embeddings of a dataset's tokens: what training works on in place of the vocabulary.
 
-A dataset has a part of a vocabulary, foldoc a fifth. Gradients and AdamW would go through the rows
-of all tokens in each step, and a checkpoint would keep moments for all. So the table is cut to the
-tokens that occur while a model is trained, and is whole wherever the model is saved.
+A dataset has a part of a vocabulary, foldoc a fifth, but gradients, AdamW and its moments would go
+through the rows of all tokens. So the table is cut while a model is trained, and whole in files.
 """
 
 import copy
@@ -21,12 +20,9 @@ from ramen_ray.method.model.packing import PADDING
 class OccurringTokens(nn.Module):
     """Stands in for an encoder's table of token embeddings, with the rows of some tokens only.
 
-    AdamW decays rows without gradients too. The last row of the cut table is one of ones, which no
-    token has: what decay leaves of it, it would have left of each row that was cut out.
-
     Attributes:
         tokens: (n,) int64, the tokens whose rows are here, ascending.
-        table: looks up these rows (n + 1, width), the last of which is the row of ones.
+        table: looks up these rows (n + 1, width), and a last one of ones.
     """
 
     def __init__(self, whole: EmbeddingTable, tokens: Int64s) -> None:
@@ -36,11 +32,12 @@ class OccurringTokens(nn.Module):
         self.tokens = np.union1d(tokens, needed)
         weight = whole.weight.detach()
         kept = weight[torch.from_numpy(self.tokens).to(weight.device)]
+        # The last row is a probe of ones: weight decay shrinks it as it would have shrunk each row
+        # that was cut out, so saving can replay the decay.
         self.table = _with_rows(whole, torch.cat([kept, torch.ones_like(weight[:1])]))
         if whole.padding_idx is not None:  # its row is not trained
             self.table.padding_idx = int(np.searchsorted(self.tokens, whole.padding_idx))
-        outside = len(self.tokens) + 1
-        row_of_token = np.full(len(weight), outside)
+        row_of_token = np.full(len(weight), len(self.tokens) + 1)  # no row: looking it up fails
         row_of_token[self.tokens] = np.arange(len(self.tokens))
         # No buffer: several workers would send it to each other in every step.
         self._row_of_token = torch.from_numpy(row_of_token).to(weight.device)
@@ -57,11 +54,7 @@ class OccurringTokens(nn.Module):
         return self.table.embedding_dim
 
     def forward(self, token_ids: Tensor, *rest: Tensor) -> Tensor:
-        """Look up ``token_ids`` as the whole table would.
-
-        Raises:
-            IndexError, RuntimeError: the row of one was cut out (of a plain table, of a bag).
-        """
+        """Look up ``token_ids`` as the whole table would; one that was cut out is an error."""
         embeddings: Tensor = self.table(self._row_of_token[token_ids], *rest)
         return embeddings
 

@@ -1,9 +1,6 @@
 """Texts of one encoder pass, side by side in rows: hardly any padding, and few large products.
 
-Rows of several short texts, each of which attends only to itself, are the packing of BERT's
-pre-training without cross-contamination (Krell et al., 2021).
-
-Shapes: N texts, R rows, W width of a row.
+A text attends only to itself (Krell et al., 2021). Shapes: N texts, R rows of width W.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,16 +20,15 @@ PADDING = 0  # no token of a text attends to it, so any will do
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """Texts in rows of one width, and where their tokens are.
+    """Texts in rows of one width, and where their tokens are; all int64.
 
     Attributes:
-        numbers: (N,) int64, which texts of the batch these are, ascending.
-        lengths: (N,) int64, the tokens of each.
-        token_ids: (R, W) int64, PADDING where there is no text.
-        texts: (R, W) int64, which of the N texts a token belongs to; -1 for padding.
-        positions: (R, W) int64, the position of a token in its text; 0 for padding.
-        places: (tokens,) int64, the place of each token, row times W plus column, one text after
-            another.
+        numbers: (N,) which texts of the batch these are, ascending.
+        lengths: (N,) the tokens of each.
+        token_ids: (R, W) PADDING where there is no text.
+        texts: (R, W) which of the N texts a token belongs to; -1 for padding.
+        positions: (R, W) the position of a token in its text; 0 for padding.
+        places: (tokens,) row times W plus column of each token, one text after another.
     """
 
     numbers: Int64s
@@ -53,12 +49,7 @@ class _Rows:
 
 
 def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts]:
-    """Yield the texts of a batch in rows; rows of long texts are wider, and come apart.
-
-    Args:
-        batch: the texts.
-        side_by_side: whether a row may have several texts.
-    """
+    """Yield the texts of a batch, in one row each or side by side, rows of one width together."""
     laid = _filled_rows(batch.lengths) if side_by_side else _single_rows(batch.lengths)
     starts = batch.lengths.cumsum() - batch.lengths
     for width in np.unique(laid.widths):
@@ -67,15 +58,13 @@ def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts
 
 
 def _filled_rows(lengths: Int64s) -> _Rows:
-    """Fill rows: each gets the longest texts that are left, then the shortest that still fit.
-
-    A row is at least half as wide again as its longest text, so that others fit beside it.
-    """
+    """Fill rows: each gets the longest texts that are left, then the shortest that still fit."""
     ends, longest = [0, *lengths.cumsum().tolist()], lengths.tolist()
     low, high = 0, len(lengths)
     starts, counts, widths = [], [], []
     while low < high:
         width = LEAST_WIDTH
+        # at least half as wide again as the longest text, so that others fit beside it
         while 2 * width < 3 * longest[high - 1]:
             width *= 2
         first = bisect_left(ends, ends[high] - width, low, high)

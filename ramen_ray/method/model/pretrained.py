@@ -48,10 +48,8 @@ def resolve_pretrained(name: str) -> str:
     """Return the folder or hub id that ``name`` stands for.
 
     ``name`` is a local folder, ``package:MODULE/FOLDER`` for weights that an installed package
-    ships, or a hub id such as ``sentence-transformers/msmarco-distilbert-base-v4``.
-
-    Raises:
-        EncoderError: the package or folder is missing.
+    ships, or a hub id such as ``sentence-transformers/msmarco-distilbert-base-v4``. A missing
+    package or folder is an :class:`EncoderError`, as in all functions here.
     """
     if name.startswith(PACKAGE_PREFIX):
         module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
@@ -73,12 +71,12 @@ def resolve_pretrained(name: str) -> str:
     return name
 
 
-def file_of(name: str, relative: str) -> Path | None:
-    """Return the path of a file of the encoder ``name``; None if it has no such file.
+def _cannot_load(what: str, name: str, error: Exception) -> EncoderError:
+    return EncoderError(f"cannot load {what} from {name!r}: {first_line_of(error)}")
 
-    Raises:
-        EncoderError: there is no such encoder, or the hub does not answer.
-    """
+
+def file_of(name: str, relative: str) -> Path | None:
+    """Return the path of a file of the encoder ``name``; None if it has no such file."""
     source = resolve_pretrained(name)
     if Path(source).is_dir():
         file = Path(source) / relative
@@ -91,17 +89,11 @@ def file_of(name: str, relative: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except LOAD_ERRORS as error:
-        raise EncoderError(
-            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
-        ) from error
+        raise _cannot_load("an encoder", name, error) from error
 
 
 def json_of(name: str, relative: str) -> Any:
-    """Read a file of JSON of the encoder ``name``; None if it has no such file.
-
-    Raises:
-        EncoderError: there is no such encoder, or the file is no JSON.
-    """
+    """Read a file of JSON of the encoder ``name``; None if it has no such file."""
     file = file_of(name, relative)
     try:
         return None if file is None else json.loads(file.read_text(encoding="utf-8"))
@@ -110,11 +102,7 @@ def json_of(name: str, relative: str) -> Any:
 
 
 def content_of(name: str) -> str:
-    """Identify what is loaded for ``name``: the content of its folder, or the hub's commit.
-
-    Raises:
-        EncoderError: there is no such encoder.
-    """
+    """Identify what is loaded for ``name``: the content of its folder, or the hub's commit."""
     source = resolve_pretrained(name)
     folder = Path(source)
     if folder.is_dir():
@@ -124,9 +112,7 @@ def content_of(name: str) -> str:
     try:
         file = cached_file(source, "config.json")
     except LOAD_ERRORS as error:
-        raise EncoderError(
-            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
-        ) from error
+        raise _cannot_load("an encoder", name, error) from error
     return Path(str(file)).parent.name  # .../snapshots/COMMIT/config.json
 
 
@@ -143,18 +129,12 @@ def _find_spec(module: str) -> ModuleSpec | None:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """Load the transformers configuration of ``name`` (see :func:`resolve_pretrained`).
-
-    Raises:
-        EncoderError: there is none, or it is that of an encoder with a decoder, or of no texts.
-    """
+    """Load the transformers configuration of ``name``, which must be of an encoder of texts."""
     source = resolve_pretrained(name)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except LOAD_ERRORS as error:
-        raise EncoderError(
-            f"cannot load an encoder from {name!r}: {first_line_of(error)}"
-        ) from error
+        raise _cannot_load("an encoder", name, error) from error
     kind = config.model_type
     if config.is_encoder_decoder or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise EncoderError(
@@ -176,36 +156,24 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
 
 
 def check_length(name: str, max_length: int, flag: str) -> None:
-    """Check that the transformer ``name`` has a position for each of ``max_length`` tokens.
-
-    Raises:
-        EncoderError: it has fewer; names the ``flag``.
-    """
+    """Check that the transformer ``name`` has positions for the ``max_length`` of a ``flag``."""
     limit = most_tokens(load_config(name))
     if limit is not None and max_length > limit:
         raise EncoderError(f"{flag} {max_length} is more than the {limit} positions of {name!r}")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Load the fast tokenizer of ``name`` (see :func:`resolve_pretrained`).
-
-    It cuts and pads at the right, and pads with another special token if it has none for this, so
-    that others who load it from where it is saved get the same tokens.
-
-    Raises:
-        EncoderError: there is no tokenizer, or it is not a fast one.
-    """
+    """Load the fast tokenizer of ``name``."""
     source = resolve_pretrained(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain exceptions
-        raise EncoderError(
-            f"cannot load a tokenizer from {name!r}: {first_line_of(error)}"
-        ) from error
+        raise _cannot_load("a tokenizer", name, error) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
+    # It is saved with the model: whoever loads it from there must get the same tokens.
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
         special = (getattr(tokenizer, kind) for kind in SPECIAL_TOKENS)
@@ -214,12 +182,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a transformer ``name``; as :func:`load_tokenizer`.
-
-    Raises:
-        EncoderError: also if it has no special token to pad with, or sentence-transformers would
-            write texts in lower case before it.
-    """
+    """Load the tokenizer of a transformer ``name``, which must be able to pad."""
     tokenizer = load_tokenizer(name)
     if tokenizer.pad_token is None:
         raise EncoderError(
@@ -227,6 +190,7 @@ def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:
         )
     settings = json_of(name, "sentence_bert_config.json") or {}
     normalizer = tokenizer.backend_tokenizer.normalizer
+    # sentence-transformers would write texts in lower case before it
     keeps_case = normalizer is None or normalizer.normalize_str("A") != "a"
     if settings.get("do_lower_case") and keeps_case:
         raise EncoderError(

@@ -1,15 +1,17 @@
-"""What a sentence-transformers folder does to the states of its first module.
+"""Sentence-transformers folders: what one does to the states of its first module, and writing one.
 
 Training goes on with its pooling, its projection (one Dense) and its normalisation. Whatever else
 would change its vectors is refused by name.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from safetensors import SafetensorError, safe_open
 
+from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
 
 Kind = Literal["transformer", "bag"]
@@ -25,10 +27,8 @@ OLD_POOLING = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-ACTIVATIONS = {
-    "torch.nn.modules.activation.Tanh": True,
-    "torch.nn.modules.linear.Identity": False,
-}
+ACTIVATIONS = ("torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity")
+OWN_FOLDERS = {"Transformer": "", "Pooling": "1_Pooling", "StaticEmbedding": "0_StaticEmbedding"}
 SENTENCE = "sentence_embedding"
 
 
@@ -38,10 +38,9 @@ class SentenceFolder:
 
     Attributes:
         kind: what the first module is.
-        table: file of a bag's token embeddings, ``embedding.weight``; None for a transformer.
+        table: file of a bag's token embeddings; None for a transformer.
         pooling: how token states become one, in the words of sentence-transformers.
-        dense: folder of the projection, for :meth:`~ramen_ray.method.model.heads.Head.load`.
-        dense_dim: width of the projection.
+        dense: folder of the projection, which is ``dense_dim`` wide; None without one.
         notes: what training does otherwise than its authors, for the user.
     """
 
@@ -60,21 +59,12 @@ class _Module:
 
 
 def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
-    """Read what is around the pretrained encoder ``name``.
-
-    Args:
-        name: see :func:`~ramen_ray.method.model.pretrained.resolve_pretrained`.
-        kind: the encoder to be made of it; None for that which it is. A bag can be made of a
-            transformer too, of whose folder it takes the token embeddings only.
-
-    Raises:
-        EncoderError: it is no such encoder, or does what training would leave out.
-    """
+    """Read what is around the encoder ``name``, to be trained as it is or as ``kind``."""
     modules = _modules(name)
     if not modules:
         return SentenceFolder()
     first = FIRST_MODULES.get(modules[0].kind)
-    if kind == "bag" and first == "transformer":
+    if kind == "bag" and first == "transformer":  # a bag takes its token embeddings only
         return SentenceFolder()
     if kind == "transformer" and first == "bag":
         raise EncoderError(
@@ -101,11 +91,7 @@ def pooled_width(name: str, folder: SentenceFolder) -> int:
 
 
 def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) -> Pooling:
-    """Return the pooling that was ``chosen``, or else the folder's.
-
-    Raises:
-        EncoderError: none was chosen, and the folder's is not offered.
-    """
+    """Return the pooling that was ``chosen``, or else the folder's, if it is offered."""
     if chosen is None and folder.pooling not in ("mean", "cls"):
         raise EncoderError(
             f"{name!r} pools by {folder.pooling}, which is not offered: set --encoder.pooling mean "
@@ -153,7 +139,7 @@ def _pooling(config: Any) -> str:
 def _dense(name: str, path: str) -> tuple[Path, int]:
     """Return the folder of a Dense and its width."""
     config = _required_json(name, f"{path}/config.json")
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = config.get("activation_function", ACTIVATIONS[0])
     refused = [] if activation in ACTIVATIONS else [f"activation_function {activation}"]
     if config.get("use_residual"):
         refused.append("use_residual")
@@ -213,3 +199,30 @@ def _shape(file: Path, weights: str) -> list[int]:
             return shape
     except (OSError, SafetensorError) as error:
         raise EncoderError(f"cannot read {weights} in {file}: {error}") from error
+
+
+def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_length: int) -> None:
+    """Write how the states, of that width, of a saved transformer are pooled, and its length."""
+    offered = ("pooling_mode_mean_tokens", "pooling_mode_cls_token")
+    modes = {key: OLD_POOLING[key] == pooling for key in offered}
+    (folder / OWN_FOLDERS["Pooling"]).mkdir(exist_ok=True)
+    config = {"word_embedding_dimension": width, **modes}
+    _write_json(folder / OWN_FOLDERS["Pooling"] / "config.json", config)
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
+
+
+def write_modules(folder: Path, kinds: list[str], projection: Head | None) -> None:
+    """Write the list of a folder's modules: ``kinds``, a projection if there is one, Normalize."""
+    modules = []
+    for row, kind in enumerate([*kinds, *(["Dense"] if projection else []), "Normalize"]):
+        path = OWN_FOLDERS.get(kind, f"{row}_{kind}")
+        (folder / path).mkdir(exist_ok=True)
+        if projection is not None and kind == "Dense":
+            projection.save(folder / path)
+        of_class = f"sentence_transformers.models.{kind}"
+        modules.append({"idx": row, "name": str(row), "path": path, "type": of_class})
+    _write_json(folder / "modules.json", modules)
+
+
+def _write_json(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Prepare texts for the encoder: tokenise, gather and sort."""
+"""Texts as tokens: what a tokenizer makes of many at once, and the batch that an encoder takes."""
 
 import json
 from collections.abc import Sequence
@@ -30,9 +30,7 @@ class TextTokenizer:
     Attributes:
         definition: the tokenizer as JSON of the library ``tokenizers``.
         max_length: longer texts are cut to this many tokens, special ones included.
-        add_special_tokens: whether texts get the special tokens that a transformer expects.
         placeholder: token id that stands for a text without tokens.
-        vocab_size: number of token ids.
         unknown: token id for what the vocabulary does not have; None if it has everything.
     """
 
@@ -56,6 +54,7 @@ class TextTokenizer:
     def __call__(self, texts: pa.StringArray | Sequence[str]) -> Tokens:
         """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
         texts = pa.array(texts, pa.string())
+        # Words repeat far more than texts: a tokenizer that goes by words sees each word once.
         if not _is_by_words(self.definition):
             backend = _build_tokenizer(self.definition, self.max_length)
             return _encode(backend, texts, [self.placeholder], self.add_special_tokens)
@@ -84,7 +83,7 @@ class TextTokenizer:
 def _encode(
     tokenizer: Tokenizer, texts: pa.StringArray, if_none: list[int], add_special_tokens: bool
 ) -> Tokens:
-    """Tokenise the distinct ones of some texts; ``if_none`` stands for no tokens."""
+    """Tokenise texts, each distinct one once; ``if_none`` stands for no tokens."""
     coded = texts.dictionary_encode()
     distinct, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
     encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=add_special_tokens)

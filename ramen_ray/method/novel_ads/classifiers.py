@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.method.distributed import world
 from ramen_ray.method.novel_ads.clicks import SeenClicks, StepSampler, seeded_dropout
 from ramen_ray.method.novel_ads.neighbours import SeenAds
 from ramen_ray.method.objectives.losses import TripletLoss
@@ -75,7 +74,7 @@ def train_classifiers(
         pool = training.rows(step.pool)
         losses = loss(queries @ pool.T, step.positives, step.is_positive)
         value = losses.sum() / sampler.batch_size
-        (value * world()[1]).backward()
+        value.backward()
         assert pool.grad is not None
         training.update(step.pool, pool.grad)
         yield value.detach()

@@ -108,8 +108,7 @@ class StepSampler:
         epoch, position = divmod(step, self.steps_per_epoch)
         queries = self.data.clicked_rows[self._order_of(epoch)[position]]
         ids = self.data.query_ids[queries]
-        ads = draw_ads(self.data.clicks, queries, ids, (self.seed, epoch))
-        drawn = ads[:, None]
+        ads = drawn = draw_ads(self.data.clicks, queries, ids, (self.seed, epoch))
         if shortlists is not None:
             drawn = np.concatenate([drawn, shortlists[queries]], axis=1)
         ids_of_pool = np.unique(gather_rows(drawn, self.device))
@@ -118,7 +117,7 @@ class StepSampler:
         return Step(
             queries,
             pool.ids,
-            to_device(pool.find(ads)[:, None], self.device),
+            to_device(pool.find(ads), self.device),
             to_device(mask, self.device),
         )
 

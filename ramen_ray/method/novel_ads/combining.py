@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import gather_embeddings, sum_over_workers, world
+from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers
 from ramen_ray.method.novel_ads.clicks import Step, StepSampler, seeded_dropout
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
@@ -119,7 +119,7 @@ class CombinerTraining:
                 value = self._backward(step)
             for parameter in self.combiner.parameters():
                 if parameter.grad is not None:
-                    parameter.grad = sum_over_workers(parameter.grad) / world()[1]
+                    parameter.grad = sum_over_workers(parameter.grad)
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             self._schedule.step()
@@ -141,7 +141,7 @@ class CombinerTraining:
             hinge = TripletLoss(self.rates.classifier_margin, NUM_NEGATIVES)
             losses = losses + hinge(queries @ own.T, step.positives, step.is_positive)
         value = losses.sum() / self.sampler.batch_size
-        (value * world()[1]).backward()
+        value.backward()
         if trained is not None:
             assert vectors.grad is not None
             trained.update(needed, vectors.grad)
@@ -162,18 +162,14 @@ class CombinerTraining:
         self, pool: Int64s, neighbours: Int64s, needed: Int64s, vectors: Tensor
     ) -> Tensor:
         """Return the combined vectors (L, D) of the pool; each worker computes a share."""
-        rank, num_workers = world()
-        mine = slice(rank, None, num_workers)
-        device = self.embeddings.device
+        mine, device = dealt_rows(), self.embeddings.device
         places = np.searchsorted(needed, neighbours[mine].clip(min=needed[0]))
         own = self.combiner(
             self.embeddings[to_device(pool[mine], device)],
             vectors[to_device(places, device)],
             to_device(neighbours[mine] >= 0, device),
         )
-        share = -(-len(pool) // num_workers)
-        padded = nn.functional.pad(own, (0, 0, 0, share - len(own)))
-        return gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[: len(pool)]
+        return gather_dealt(own, len(pool))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps besides the classifiers."""

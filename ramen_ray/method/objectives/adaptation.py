@@ -1,51 +1,46 @@
 """Regulariser weights that are adapted during training, by how well each one serves the task.
 
-RAMEN says that reliance on the graph is adjusted during training by the confidence in its links
-(section 1.1), and gives each "bandit" a learning rate of 0.01 (appendix A); it says no more. Our
-reading:
+RAMEN adjusts its reliance on the graph during training by "bandits" of learning rate 0.01 (section
+1.1, appendix A); it says no more. Our reading:
 
-- One weight per (side, anchor set), because a graph can be right for queries and wrong for ads.
-- The task ranks a query's own ad above its rival: the nearest ad of the step without a click from
-  the query. Seen from the ad, it ranks the ad's own query above the nearest query without a click
-  on it. A regulariser pulls a query (or ad) towards its anchor. Its *gain* on a row says how much
-  this pull widens the lead: (own - rival) · (anchor - mean anchor of the step). The second factor
-  is projected off the query (or ad), as unit vectors cannot move along themselves. Shuffled anchors
-  are the mean anchor on average, so a random graph gains nothing, whatever all texts share.
-- Only the nearest rival counts, not every negative of the loss: a pull towards the query's own
-  topic helps against most ads, but it can hurt against the few that outrank the right one.
-- Each row is one pull of its bandits: a step adds the learning rate times the sum of its rows'
-  gains to the logarithm of a weight. So the pace depends on the evidence and not on the number of
-  steps. In runs of minutes 0.01 is too slow; we use 0.02.
-- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. The weight of
-  a graph that serves the task reaches the highest value within the first epochs; that of a graph
-  that does not never grows enough to do harm. A weight never falls below a hundredth of the highest
-  value, so it can recover.
+- One weight per (side, anchor set): a graph can be right for queries and wrong for ads.
+- The task ranks a query's own ad above its rival, the nearest ad of the step without a click from
+  the query; seen from the ad, its own query above the nearest query without a click on it. A
+  regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
+  (own - rival) · (anchor - mean anchor of the step), the second factor projected off the row, as
+  unit vectors cannot move along themselves. A random graph's anchors are the mean on average: it
+  gains nothing, whatever all texts share.
+- Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but it
+  can hurt against the few that outrank the right one.
+- A step adds the learning rate times the sum of its rows' gains to the logarithm of a weight, so
+  the pace depends on the evidence, not on the number of steps. 0.01 is too slow in runs of minutes;
+  we use 0.02.
+- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. That of a
+  graph that serves the task is at the highest within the first epochs. None falls below a
+  hundredth, so it can recover.
 
-Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding, K
-regularisers.
+Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.distributed import sum_over_workers, world
+from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.step_inputs import Pool
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
 START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
 
-class AdaptiveWeights(Part):
+class AdaptiveWeights(StepPart):
     """The weights of a run's terms, the same on every worker.
 
     Attributes:
@@ -58,44 +53,32 @@ class AdaptiveWeights(Part):
     def __init__(
         self, objective: Objective, max_weight: float, step_size: float, device: torch.device
     ) -> None:
-        """Start all regularisers of the objective alike.
+        """Start all regularisers of the objective alike, whatever weights it gives them.
 
-        Args:
-            objective: its terms; the weights that it gives regularisers are ignored.
-            max_weight: highest weight of a regulariser.
-            step_size: how far a gain of 1 moves the logarithm of a weight.
-            device: where the weights are.
+        None gets more than ``max_weight``; a gain of 1 moves a weight's logarithm by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
         self._max_weight = max_weight
         is_moved = [term.regularizer is not None for term in objective.terms]
         self._is_moved = torch.tensor(is_moved, device=device)
+        self._times = torch.tensor(objective.times, device=device)
         own = torch.tensor(objective.weights, device=device)
         self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
         """Move the weights by the gains of a step, which has the new ones, and return them."""
-        self.observe(encoded)
+        if encoded.batch.anchors:
+            gains = regularizer_gains(encoded)
+            nothing = self.weights.new_zeros(())
+            terms = self.objective.terms
+            self.move(torch.stack([gains.get(term.regularizer, nothing) for term in terms]))
         return self.weights
-
-    def observe(self, encoded: EncodedBatch) -> None:
-        """Move the weights by the gains of a step; steps without anchors move nothing."""
-        if not encoded.batch.anchors:
-            return
-        gains = regularizer_gains(encoded)
-        nothing = self.weights.new_zeros(())
-        gains_of_terms = torch.stack(
-            [
-                term.every_steps * gains[term.regularizer] if term.regularizer in gains else nothing
-                for term in self.objective.terms
-            ]
-        )
-        self.move(gains_of_terms)
 
     def move(self, gains: Tensor) -> None:
         """Move the weights by the gains (terms,) of this worker's rows in a step."""
-        factors = torch.exp(self.step_size * sum_over_workers(gains))
+        # Seen in every N-th step only, they stand for N steps, as the term's loss does.
+        factors = torch.exp(self.step_size * sum_over_workers(self._times * gains))
         highest = self._max_weight
         moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
         self.weights = torch.where(self._is_moved, moved, self.weights)
@@ -104,11 +87,11 @@ class AdaptiveWeights(Part):
         """Return the weights by the terms' names."""
         return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
 
-    def restore(self, folder: Path, content: dict[str, float], sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: dict[str, float], draws: DrawState) -> DrawState:
         """Restore the weights."""
         weights = [content[name] for name in self.objective.names]
         self.weights = torch.tensor(weights, device=self.weights.device)
-        return sources
+        return draws
 
 
 def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
@@ -118,15 +101,9 @@ def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
 
 
 def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
-    """Return the direction in which each row moves to rank its own candidate above the rival.
+    """Return the directions (b, D) in which rows rank their own candidate above the rival.
 
-    Args:
-        own_bD: (b, D) embeddings of the ads, or queries, that the rows are paired with.
-        candidates_LD: (L, D) embeddings of all candidates that are ranked.
-        rivals_b: (b,) int64, each row's rival among them; -1 for none.
-
-    Returns:
-        (b, D) own embedding minus that of the rival; zero where a row has none.
+    ``rivals_b`` (b,) are places among the candidates; -1 for none, which gives zero.
     """
     return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
@@ -138,17 +115,15 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
-    """Return each drawn regulariser's gain, a scalar, on this worker's rows.
-
-    The rows are the batch's queries, or the ads drawn for them, which need not be the regulariser's
-    nodes: each row is pulled to the mean of those of its anchors that the batch has.
-    """
+def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]:
+    """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
+    # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
+    # is pulled to the mean of those of its anchors that the batch has.
     queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
     rows_of, leads_of = {QUERIES: queries, ADS: ads}, {QUERIES: _query_leads, ADS: _ad_leads}
     drawn = {regularizer: node_table(regularizer) for regularizer in encoded.batch.anchors}
     ahead = {table: leads_of[table](encoded, queries, ads) for table in set(drawn.values())}
-    gains = {}
+    gains: dict[Regularizer | None, Tensor] = {}
     for regularizer, table in drawn.items():
         rows = rows_of[table]
         pulls_bD = _pulls(encoded, regularizer, rows)
@@ -158,14 +133,12 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer, Tensor]:
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
-    batch = encoded.batch
     if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
         return encoded.embeddings_UD.new_zeros((len(rows), encoded.embeddings_UD.shape[1]))
-    of_batch = {QUERIES: batch.queries, ADS: batch.ads[:, 0]}[node_table(regularizer)]
-    means_BD, is_linked_B1 = encoded.mean_anchors(regularizer, of_batch)
-    pulls_BD = means_BD - is_linked_B1 * (means_BD.sum(dim=0) / is_linked_B1.sum().clamp(min=1))
-    rank, num_rows = world()[0], len(rows)
-    return pulls_BD[rank * num_rows : (rank + 1) * num_rows]
+    means_bD, is_linked_b1 = encoded.mean_anchors(regularizer, rows)
+    # The mean anchor is that of the global batch; a last column counts the rows that have any.
+    total_D1 = sum_over_workers(torch.cat([means_bD, is_linked_b1], dim=1).sum(dim=0))
+    return means_bD - is_linked_b1 * (total_D1[:-1] / total_D1[-1].clamp(min=1))
 
 
 def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
@@ -180,13 +153,10 @@ def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
 def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
     """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
     others_BD = encoded.vectors(QUERIES, encoded.batch.queries)
+    places_b = encoded.places(encoded.ad_pool, ads)
     if len(queries) == len(others_BD):
-        pool, clicked_BL = encoded.ad_pool, encoded.own_clicked_in_pool
-        similarity_BL = encoded.own_similarity
+        similarity_Bb = encoded.own_similarity[:, places_b]
     else:
-        pool = Pool(ADS, np.unique(ads))
-        clicked_BL = encoded.positive_ads(pool, encoded.batch.queries)
-        similarity_BL = others_BD @ encoded.vectors(ADS, pool.ids).T
-    rivals_L = rivals(similarity_BL.T, clicked_BL.T)
-    own_bD = encoded.vectors(QUERIES, queries)
-    return leads(own_bD, others_BD, rivals_L[encoded.places(pool, ads)])
+        similarity_Bb = others_BD @ encoded.vectors(ADS, ads).T
+    rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, places_b].T)
+    return leads(encoded.vectors(QUERIES, queries), others_BD, rivals_b)

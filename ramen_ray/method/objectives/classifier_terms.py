@@ -38,10 +38,7 @@ def reverse_term(loss: Loss, weight: float) -> Term:
 def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
     """Build the term that ranks the classifiers of a query's ads above all others of the pool.
 
-    Args:
-        loss: the loss of the similarities of a query to the classifiers.
-        weight: the term's weight.
-        by_cosine: compare by cosines instead of inner products, for losses with a margin.
+    ``by_cosine`` compares by cosines instead of inner products, for losses with a margin.
     """
 
     def share(encoded: EncodedBatch) -> Tensor:

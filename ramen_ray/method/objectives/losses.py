@@ -1,10 +1,12 @@
 """Losses: how far rows are from ranking their positives above everything else in a pool.
 
-Each is called as ``loss(similarity_BL, positives_BP, is_positive_BL)`` and returns (B,) floats, so
-they are interchangeable.
+All have one signature, and return (B,) floats, 0 for a row without a positive or a negative:
 
-Shapes: B rows (queries or nodes), L candidates in the pool (ads or anchors), P positives that a row
-drew, K hardest negatives.
+- similarity_BL: (B, L) float, of every row to every candidate;
+- positives_BP: (B, P) int64, the places of the positives that a row drew; -1 for none;
+- is_positive_BL: (B, L) bool, all known positives, which are never negatives.
+
+Shapes: B rows (queries or nodes), L candidates in the pool (ads or anchors), K hardest negatives.
 """
 
 from collections.abc import Callable
@@ -22,13 +24,12 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class TripletLoss:
-    """Hinge of each row's positive against its hardest in-batch negatives.
+    """Hinge of each row's positives against its K hardest in-batch negatives.
 
-    RAMEN section 3.1: [s(row, negative) - s(row, positive) + margin]_+, over the
-    ``num_negatives`` most similar candidates that are not known positives of the row.
+    RAMEN section 3.1: the mean of [s(row, negative) - s(row, positive) + γ]_+.
 
     Attributes:
-        margin: the hinge's margin γ.
+        margin: γ.
         num_negatives: K; rows with fewer negatives use all they have.
         softmax_weighting: weight a row's violations by softmax(similarity / 0.1), as NGAME does.
     """
@@ -40,17 +41,7 @@ class TripletLoss:
     def __call__(
         self, similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor
     ) -> Tensor:
-        """Return each row's loss.
-
-        Args:
-            similarity_BL: (B, L) float, similarity of every row to every candidate.
-            positives_BP: (B, P) int64, each row's positives among the candidates; -1 for none.
-            is_positive_BL: (B, L) bool, all known positives, never used as negatives.
-
-        Returns:
-            (B,) float, the mean over a row's positives and its negatives, K or as many as it has; 0
-            for rows without a positive or without a negative.
-        """
+        """Return each row's loss (B,)."""
         has_positive_BP = positives_BP >= 0
         negatives_BL = similarity_BL.detach().masked_fill(is_positive_BL, -torch.inf)
         num_negatives = min(self.num_negatives, negatives_BL.shape[1])
@@ -73,15 +64,11 @@ class TripletLoss:
 
 @dataclass(frozen=True)
 class SoftmaxLoss:
-    """Softmax over the pool, averaged over all known positives of a row that are in it.
+    """Softmax over the pool, averaged over all known positives of a row, drawn by it or not.
 
     UniDEC's multi-class loss with several positives (PSL, section 3): log Σ exp(s) - s_positive,
     with s the similarity over the temperature. Decoupled, the sum leaves the other positives of the
     row out, so that they do not compete (DEXML); otherwise it has all of the pool (SupCon).
-
-    Attributes:
-        temperature: similarities are divided by it.
-        is_decoupled: whether the other positives are left out.
     """
 
     temperature: float
@@ -90,17 +77,7 @@ class SoftmaxLoss:
     def __call__(
         self, similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor
     ) -> Tensor:
-        """Return each row's loss.
-
-        Args:
-            similarity_BL: (B, L) float, similarity of every row to every candidate.
-            positives_BP: (B, P) int64, not used: positives that other rows drew count as well.
-            is_positive_BL: (B, L) bool, all known positives.
-
-        Returns:
-            (B,) float, the mean over a row's positives; 0 for rows without a positive, and, if
-            decoupled, for rows without a negative.
-        """
+        """Return each row's loss (B,)."""
         logits_BL = similarity_BL / self.temperature
         if self.is_decoupled:
             others_B = logits_BL.masked_fill(is_positive_BL, LEFT_OUT).logsumexp(dim=1)

@@ -1,4 +1,7 @@
-"""What a run minimises: a weighted sum of named terms, each a function of the encoded batch."""
+"""What a run minimises: a weighted sum of named terms, each a function of the encoded batch.
+
+Shapes: b rows of this worker, L candidates of a pool, n nodes of a regulariser, P ads of a query.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +24,6 @@ class Term:
     """One part of the objective.
 
     Attributes:
-        name: its name in logs, checkpoints and adaptive weights.
-        weight: its weight in the sum.
         loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
             this worker's rows, divided by the number of rows of the global batch.
         regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
@@ -58,6 +59,11 @@ class Objective:
         return [term.weight for term in self.terms]
 
     @property
+    def times(self) -> list[float]:
+        """How many times each term counts in a step that computes it."""
+        return [float(term.every_steps) for term in self.terms]
+
+    @property
     def regularizers(self) -> list[Regularizer]:
         """The regularisers among the terms."""
         return [term.regularizer for term in self.terms if term.regularizer is not None]
@@ -70,15 +76,12 @@ class Objective:
     def losses(self, encoded: EncodedBatch, step: int) -> Tensor:
         """Return this worker's part (terms,) of the losses of a step.
 
-        Summed over the workers, however many, this is each term's mean over the global batch times
-        the term's ``every_steps``; 0 for terms that are not due.
+        Summed over the workers, however many, this is each term's mean over the global batch; 0 for
+        terms that are not due.
         """
         nothing = encoded.embeddings_UD.new_zeros(())
         return torch.stack(
-            [
-                term.every_steps * term.loss(encoded) if term.is_due(step) else nothing
-                for term in self.terms
-            ]
+            [term.loss(encoded) if term.is_due(step) else nothing for term in self.terms]
         )
 
 
@@ -90,11 +93,7 @@ def task_term(
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
-    Args:
-        loss: of the similarities of a query to the ads.
-        weight: the term's weight.
-        name: the term's name.
-        similarity_of: returns the similarities (b, L) of this worker's queries to the ads.
+    ``similarity_of`` returns the similarities (b, L) of this worker's queries to the ads.
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
@@ -137,23 +136,20 @@ def ramen_objective(
 ) -> Objective:
     """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
 
-    A regulariser of weight 0 is left out: its anchors are neither drawn nor encoded.
+    A regulariser of weight 0 is none: its anchors are neither drawn nor encoded.
 
     Args:
-        loss: the loss of the regularisers, and of the task if ``task`` has no terms.
-        lambda_x: λ_x, the weights of R_x by anchor set; an absent set has weight 0.
-        lambda_z: λ_z, the weights of R_z, likewise.
-        every_steps: of the regularisers; see :class:`Term`.
+        loss: of the regularisers, and of the task if ``task`` has no terms.
+        lambda_x: λ_x, the weights of R_x by anchor set.
+        lambda_z: λ_z, the weights of R_z by anchor set.
+        every_steps: of the regularisers.
         task: the terms of the task.
     """
-    terms = list(task or [task_term(loss)])
-    for anchor_set in sorted({*lambda_x, *lambda_z}):
-        sides = (
-            (Regularizer(anchor_set, "query"), lambda_x),
-            (Regularizer(anchor_set, "ad"), lambda_z),
-        )
-        for regularizer, weights in sides:
-            weight = weights.get(anchor_set, 0.0)
-            if weight:
-                terms.append(regularizer_term(regularizer, weight, loss, every_steps))
-    return Objective(tuple(terms))
+    weights = {Regularizer(name, "query"): weight for name, weight in lambda_x.items()}
+    weights |= {Regularizer(name, "ad"): weight for name, weight in lambda_z.items()}
+    # by set, and R_x before R_z: draws depend on the order
+    in_order = sorted(weights, key=lambda one: (one.anchor_set, one.side == "ad"))
+    regularizers = [
+        regularizer_term(one, weights[one], loss, every_steps) for one in in_order if weights[one]
+    ]
+    return Objective((*(task or [task_term(loss)]), *regularizers))

@@ -22,7 +22,6 @@ from ramen_ray.method.sampling.draws import (
     draw_anchors,
     draw_hard_negatives,
     draw_nodes,
-    draw_several_ads,
 )
 from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
@@ -36,7 +35,7 @@ from ramen_ray.method.sampling.training_data import (
 
 
 class NodeAnchors(NamedTuple):
-    """Nodes (n,) of a regulariser, and the anchor (n,) that each drew: int64, -1 for none."""
+    """Nodes (n,) of a regulariser, and the anchor (n,) that each drew."""
 
     nodes: Int64s
     anchors: Int64s
@@ -50,8 +49,7 @@ class Batch:
         queries: (b,) rows of train queries.
         ads: (b, P) ads that were clicked for each query.
         hard_negatives: (b, H) ads that were never clicked for each query.
-        anchors: per regulariser that the step draws, its nodes and their anchors. The nodes need
-            not be queries or ads of the batch.
+        anchors: per regulariser, its nodes, which need not be of the batch, and their anchors.
     """
 
     queries: Int64s
@@ -68,10 +66,7 @@ class Batch:
         return parts
 
     def gathered(self, device: torch.device, group: ProcessGroup | None = None) -> "Batch":
-        """Return the global batch: every worker's rows in rank order, by one collective.
-
-        The arguments are those of :func:`~ramen_ray.method.distributed.gather_rows`.
-        """
+        """Return the global batch by one collective; arguments as for ``gather_rows``."""
         num_workers = world()[1]
         if num_workers == 1:
             return self
@@ -88,8 +83,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What batches are currently drawn from; replaced as the run goes on.
+class DrawState:
+    """The state of the draws: what batches are drawn from now; replaced as the run goes on.
 
     Attributes:
         graphs: one graph per regulariser.
@@ -107,18 +102,14 @@ class Sampler:
     """Draws this worker's share of each batch.
 
     Attributes:
-        data: what the run trains on.
         batch_size: B, queries of a global batch.
-        seed: seeds all draws.
-        clicks: the graph that a query's ads are drawn from, by its weights; None for
-            ``data.clicks``.
-        num_positives: P; more than one for losses over several of a query's ads.
+        clicks: what a query's ads are drawn from, by its weights; None for ``data.clicks``.
         num_hard_negatives: H; batches have as many columns before there are shortlists.
-        nodes: ``all`` draws B nodes for each R_z, and for each R_x if some queries have no clicks,
-            uniformly among the nodes with edges: the paper's sums run over all ads (section 3.1).
-            ``rare`` draws them in proportion to 1 / (1 + train clicks). ``clicked`` takes the
-            batch's queries and ads, as the paper's training does (section 3.2); ads without clicks
-            are then never drawn.
+        nodes: ``all`` draws B nodes for each regulariser, uniformly among those with edges: the
+            paper's sums run over all ads (section 3.1). ``rare`` draws them in proportion to
+            1 / (1 + train clicks). ``clicked`` takes the batch's queries and ads, as the paper's
+            training does (section 3.2); ads without clicks are then never drawn.
+        num_positives: P; more than one for losses over several of a query's ads.
     """
 
     data: TrainingData
@@ -143,15 +134,16 @@ class Sampler:
         share = self.batch_size // num_workers
         return range(rank * share, (rank + 1) * share)
 
-    def draw(self, step: int, sources: Sources, regularizers: Collection[Regularizer]) -> Batch:
+    def draw(self, step: int, draws: DrawState, regularizers: Collection[Regularizer]) -> Batch:
         """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        rows = self._order_of(epoch, sources.clusters)[position]
+        rows = self._order_of(epoch, draws.clusters)[position]
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
-        ads = self._draw_ads(rows, ids, key)
+        clicks = self.data.clicks if self.clicks is None else self.clicks
+        ads = draw_ads(clicks, rows, ids, key, self.num_positives)
         anchors = {}
         # numbered before any is left out, so that draws do not depend on which others are due
-        for number, (regularizer, edges) in enumerate(sources.graphs.items()):
+        for number, (regularizer, edges) in enumerate(draws.graphs.items()):
             if regularizer not in regularizers:
                 continue
             if self._draws_nodes(regularizer):
@@ -164,31 +156,22 @@ class Sampler:
                 drawn = draw_anchors(edges, own, ids, key, number)
                 anchors[regularizer] = NodeAnchors(own, drawn)
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
-        if sources.shortlists is not None:
+        if draws.shortlists is not None:
             hard_negatives = draw_hard_negatives(
-                sources.shortlists, rows, ids, self.num_hard_negatives, key
+                draws.shortlists, rows, ids, self.num_hard_negatives, key
             )
         return Batch(rows, ads, hard_negatives, anchors)
 
-    def _draw_ads(self, rows: Int64s, ids: Int64s, key: tuple[int, int]) -> Int64s:
-        """Draw the ads (b, P) of queries; every query with clicks has at least the first."""
-        clicks = self.data.clicks if self.clicks is None else self.clicks
-        if self.num_positives == 1:
-            return draw_ads(clicks, rows, ids, key)[:, None]
-        return draw_several_ads(clicks, rows, ids, self.num_positives, key)
-
     def _draws_nodes(self, regularizer: Regularizer) -> bool:
-        """Whether a regulariser draws its own nodes instead of taking the batch's.
-
-        If all queries have clicks, an epoch passes through all of them anyway.
-        """
+        """Whether a regulariser draws its own nodes instead of taking the batch's."""
         if self.nodes == "clicked":
             return False
+        # if all queries have clicks, an epoch passes through all of them anyway
         has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
         return regularizer.side == "ad" or not has_all
 
     def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Csr:
-        """Return a row of the nodes that have edges; kept until the graph changes."""
+        """Return a single row: the nodes that have edges; kept until the graph changes."""
         if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
             linked, weights = edges.filled_rows, None
             if self.nodes == "rare":

@@ -1,8 +1,7 @@
 """NGAME's curriculum: random batches at first, then batches of ever larger clusters of queries.
 
 In the epoch before new clusters are made, the first worker keeps the query embeddings that the
-steps compute anyway: (train queries, D) float16 on its device. Queries that were not in any batch
-of the epoch are put into clusters at random. The first worker sends the clusters to the others.
+steps compute anyway: (train queries, D) float16 on its device. It sends the clusters to the others.
 """
 
 from collections.abc import Sequence
@@ -17,23 +16,23 @@ from torch import Tensor
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.sampling.batches import Sampler, Sources
-from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_levels
+from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_clusters
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import QUERIES
 
 
 @dataclass(frozen=True)
 class ClusterSchedule:
-    """When clusters are made, and how large they are.
+    """When clusters are made (every so many epochs), and how large they are.
 
     Attributes:
-        first_epoch: the first epoch with clustered batches, at least 1.
-        refresh_every: number of epochs after which clusters are made again.
-        cluster_size: how many queries a cluster has at most, before any doubling.
+        first_epoch: the first with clustered batches, at least 1.
+        cluster_size: the most queries of a cluster, before any doubling; clusters of as many as a
+            batch fill one each.
         double_at: epochs from which on new clusters are twice as large.
-        num_epochs: epochs of the whole run.
+        num_epochs: of the whole run.
     """
 
     first_epoch: int
@@ -52,14 +51,13 @@ class ClusterSchedule:
         return self.cluster_size * 2 ** sum(epoch >= doubled for doubled in self.double_at)
 
 
-class Curriculum(Part):
+class Curriculum(StepPart):
     """Makes the clusters that a run's batches are cut from.
 
     Attributes:
         clusters: the current ones; None while the order is random.
-        seen: (train queries with clicks, D) float16, the embeddings of the queries that this epoch
-            has seen so far. Only on the first worker, and only in an epoch before clusters are
-            made; else None.
+        seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
+            far, zeros for others; None on other workers, and if no clusters are due next.
     """
 
     name = "curriculum"
@@ -67,20 +65,12 @@ class Curriculum(Part):
     def __init__(
         self, schedule: ClusterSchedule, sampler: Sampler, dim: int, device: torch.device
     ) -> None:
-        """Begin in random order.
-
-        Args:
-            schedule: when to make clusters.
-            sampler: the run's.
-            dim: D, width of an embedding.
-            device: where embeddings are kept and clustered.
-        """
+        """Begin in random order; embeddings, of width ``dim``, are kept on ``device``."""
         self.schedule = schedule
         self.clusters: Clusters | None = None
         self.seen: Tensor | None = None
+        self._sampler = sampler
         self._rows = sampler.data.clicked_rows
-        self._num_queries = len(self._rows)
-        self._steps_per_epoch, self._seed = sampler.steps_per_epoch, sampler.seed
         self._dim, self._device = dim, device
 
     def after(self, encoded: EncodedBatch) -> None:
@@ -91,30 +81,27 @@ class Curriculum(Part):
         kept = encoded.vectors(QUERIES, queries).detach().to(self.seen.dtype)
         self.seen[to_device(np.searchsorted(self._rows, queries), self._device)] = kept
 
-    def advance(self, step: int, sources: Sources) -> Sources:
-        """Make new clusters if they are due at ``step``, and start collecting embeddings.
-
-        The embeddings come from earlier steps of the epoch, and so from a slightly older encoder,
-        as in NGAME.
-        """
-        epoch, position = divmod(step, self._steps_per_epoch)
+    def advance(self, step: int, draws: DrawState) -> DrawState:
+        """Make new clusters if they are due at ``step``, and start collecting embeddings."""
+        epoch, position = divmod(step, self._sampler.steps_per_epoch)
         if position == 0 and self.schedule.is_due(epoch):
             self.clusters = self._make_clusters(epoch)
             self.seen = None
         collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
         if collects and self.seen is None:
-            shape = (self._num_queries, self._dim)
+            shape = (len(self._rows), self._dim)
             self.seen = torch.zeros(shape, dtype=torch.float16, device=self._device)
-        return replace(sources, clusters=self.clusters)
+        return replace(draws, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
-        size = self.schedule.size_at(epoch)
-        rows = np.empty(self._num_queries, dtype=np.int64)
+        size, num_clusters = self.schedule.size_at(epoch), self._sampler.steps_per_epoch
+        if size != self._sampler.batch_size:
+            num_clusters = count_clusters(len(self._rows), size)
+        rows = np.empty(len(self._rows), dtype=np.int64)
         if self.seen is not None:
-            seed = int(keyed_hash((self._seed,), np.array([epoch]))[0] >> np.uint64(1))
-            rows = balanced_clusters(self.seen, size, seed).rows
-        rows = array_from_first_worker(rows, self._device)
-        return Clusters(rows, 2 ** count_levels(self._num_queries, size))
+            seed = int(keyed_hash((self._sampler.seed,), np.array([epoch]))[0] >> np.uint64(1))
+            rows = balanced_clusters(self.seen, num_clusters, seed).rows
+        return Clusters(array_from_first_worker(rows, self._device), num_clusters)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Return the clusters, and the embeddings seen so far."""
@@ -124,10 +111,10 @@ class Curriculum(Part):
             content["num_clusters"] = self.clusters.num_clusters
         return content
 
-    def restore(self, folder: Path, content: dict[str, Any], sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: dict[str, Any], draws: DrawState) -> DrawState:
         """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if content["seen"] is not None and world()[0] == 0:
             self.seen = content["seen"].to(self._device)
-        return replace(sources, clusters=self.clusters)
+        return replace(draws, clusters=self.clusters)

@@ -1,4 +1,8 @@
-"""Random draws for queries and nodes: pure functions of (seed, epoch, query)."""
+"""Random draws for queries and nodes: pure functions of (seed, epoch, query).
+
+Shapes: b queries, P ads and H hard negatives of each. A key is (seed, epoch), or (seed, step) for
+nodes; where a row has too few to draw from, -1 comes after them.
+"""
 
 from enum import IntEnum
 from typing import Any
@@ -22,44 +26,16 @@ class Stream(IntEnum):
     NODE = 5
     NODE_ANCHOR = 6
     FURTHER_ADS = 7
+    # 8 is taken by the links of OAK
+    IN_CLUSTER = 9
 
 
 def draw_ads(
-    clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int]
+    clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int], num_ads: int = 1
 ) -> Int64s:
-    """Draw one ad for each query, by the weights of ``clicks`` if it has any.
-
-    Args:
-        clicks: query rows x ads.
-        query_rows: (b,) rows of the queries.
-        query_ids: (b,) the queries' ids, which seed the draws.
-        key: (seed, epoch).
-
-    Returns:
-        (b,) int64; -1 for a query without clicks.
-    """
-    return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))
-
-
-def draw_several_ads(
-    clicks: Csr,
-    query_rows: Int64s,
-    query_ids: NDArray[Any],
-    num_ads: int,
-    key: tuple[int, int],
-) -> Int64s:
-    """Draw distinct ads for each query, by the weights of ``clicks`` if it has any.
-
-    Args:
-        clicks: query rows x ads.
-        query_rows: (b,) rows of the queries.
-        query_ids: (b,) the queries' ids, which seed the draws.
-        num_ads: P, ads to draw for a query.
-        key: (seed, epoch).
-
-    Returns:
-        (b, P) int64; a query with fewer than P clicks has all of them, then -1.
-    """
+    """Draw distinct ads (b, P) of queries (b,), which their ids (b,) seed, by their weights."""
+    if num_ads == 1:
+        return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))[:, None]
     own_keys = keyed_hash((*key, Stream.AD), query_ids)
     return draw_several(clicks, query_rows, own_keys, num_ads, (*key, Stream.FURTHER_ADS))
 
@@ -89,17 +65,9 @@ def draw_several(
 def draw_anchors(
     edges: Csr, nodes: Int64s, query_ids: NDArray[Any], key: tuple[int, int], number: int
 ) -> Int64s:
-    """Draw one anchor for each node, by the edges' weights.
+    """Draw an anchor (b,) of each of the ``nodes`` (b,) by its edges' weights.
 
-    Args:
-        edges: nodes x anchors.
-        nodes: (b,) rows of ``edges``.
-        query_ids: (b,) ids that seed the draws.
-        key: (seed, epoch).
-        number: tells the run's regularisers apart.
-
-    Returns:
-        (b,) int64; -1 for a node without edges.
+    The ids (b,) seed the draws; ``number`` tells the run's regularisers apart.
     """
     return edges.draw(nodes, uniforms((*key, Stream.ANCHOR, number), query_ids))
 
@@ -107,17 +75,10 @@ def draw_anchors(
 def draw_nodes(
     edges: Csr, linked: Csr, slots: range, key: tuple[int, int], number: int
 ) -> tuple[Int64s, Int64s]:
-    """Draw a node with edges for each slot of a batch, and an anchor of it.
+    """Draw for each slot of the global batch a node and an anchor of it, (slots,) int64 each.
 
-    Args:
-        edges: nodes x anchors.
-        linked: a single row: the nodes with edges, by the weights that they are drawn with.
-        slots: places in the global batch, which seed the draws: workers draw their own.
-        key: (seed, step).
-        number: tells the run's regularisers apart.
-
-    Returns:
-        Nodes and anchors, (slots,) int64 each; if no node has edges, the anchors are -1.
+    ``linked`` is a single row: the nodes with edges, by the weights that they are drawn with. If
+    there are none, the anchors are -1.
     """
     places = np.arange(slots.start, slots.stop)
     if not len(linked.indices):
@@ -133,22 +94,11 @@ def draw_hard_negatives(
     num_negatives: int,
     key: tuple[int, int],
 ) -> Int64s:
-    """Draw distinct ads from each query's shortlist, uniformly.
-
-    Args:
-        shortlists: (queries, size) ads, -1 after the last of a query.
-        query_rows: (b,) rows of the queries.
-        query_ids: (b,) the queries' ids, which seed the draws.
-        num_negatives: n.
-        key: (seed, epoch).
-
-    Returns:
-        (b, n) int64 ads; -1 where a shortlist has fewer than n.
-    """
+    """Draw distinct ads (b, H) from the ``shortlists`` (queries, size) of ``query_rows`` (b,)."""
     ads = shortlists[query_rows].astype(np.int64)
     size = ads.shape[1]
     places = query_ids[:, None] * size + np.arange(size)
     keys = keyed_hash((*key, Stream.HARD_NEGATIVES), places)
-    keys[ads < 0] = np.iinfo(np.uint64).max
+    keys[ads < 0] = np.iinfo(np.uint64).max  # what is no ad comes last
     chosen = np.argsort(keys, axis=1)[:, :num_negatives]
     return np.take_along_axis(ads, chosen, axis=1)

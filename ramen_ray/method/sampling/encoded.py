@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import gather_embeddings, world
+from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
@@ -28,7 +28,6 @@ class EncodedBatch:
     """A batch and the embeddings of its texts.
 
     Attributes:
-        inputs: what was encoded, the pools and the positives.
         embeddings_UD: (U, D) float32, the embeddings of the distinct texts.
         added: what the parts of the step have added for the losses, by name.
     """
@@ -58,7 +57,7 @@ class EncodedBatch:
 
     def vectors(self, table: str, ids: Int64s) -> Tensor:
         """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
-        # not by indexing, whose gradients take several times as long
+        # The gradients of indexing take several times as long.
         return functional.embedding(self.positions(table, ids), self.embeddings_UD)
 
     def positions(self, table: str, ids: Int64s) -> Tensor:
@@ -72,7 +71,7 @@ class EncodedBatch:
         return to_device(pool.find(drawn), self.embeddings_UD.device)
 
     @cached_property
-    @torch.enable_grad()  # whoever asks first
+    @torch.enable_grad()  # whoever asks first, adaptive λ among them
     def own_similarity(self) -> Tensor:
         """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``."""
         queries_bD = self.vectors(QUERIES, self.local.queries)
@@ -81,9 +80,7 @@ class EncodedBatch:
     @cached_property
     def clicked_in_pool(self) -> Tensor:
         """(B, L) bool, which ads of the ``ad_pool`` the batch's queries clicked: P_i ∩ L_B."""
-        if len(self.local.queries) == len(self.batch.queries):
-            return self.own_clicked_in_pool
-        return self.positive_ads(self.ad_pool, self.batch.queries)
+        return gather_tensors(self.own_clicked_in_pool)
 
     @cached_property
     def own_clicked_in_pool(self) -> Tensor:
@@ -94,18 +91,14 @@ class EncodedBatch:
         """Return (n, L) bool, which anchors of the pool this worker's nodes are linked to."""
         return self.inputs.linked[regularizer].to(self.embeddings_UD.device, non_blocking=True)
 
-    def positive_ads(self, pool: Pool, queries: Int64s) -> Tensor:
-        """Mark the ads of ``pool`` that were clicked for ``queries`` (b,); returns (b, L) bool."""
-        mask = pool.is_positive([self.inputs.data.clicks], queries)
-        return to_device(mask, self.embeddings_UD.device)
-
     def mean_anchors(self, regularizer: Regularizer, nodes: Int64s) -> tuple[Tensor, Tensor]:
         """Return the mean (n, D) of the pool's anchors that each node (n,) is linked to, or 0.
 
         The second tensor (n, 1) says which nodes are linked to any. The pool must not be empty.
         """
         pool = self.anchor_pool(regularizer.anchor_set)
-        links = pool.links(self.inputs.data.known_edges[regularizer], nodes)
+        known = [pool.links(edges, nodes) for edges in self.inputs.data.known_edges[regularizer]]
+        links = known[0] if len(known) == 1 else np.unique(np.concatenate(known))
         starts = np.searchsorted(links, np.arange(len(nodes) + 1) * len(pool.ids))
         device = self.embeddings_UD.device
         anchors = self.positions(pool.table, pool.ids[links % len(pool.ids)])
@@ -118,17 +111,14 @@ class EncodedBatch:
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:
     """Encode each distinct text of the global batch once, split over the workers.
 
-    Args:
-        model: maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings.
-        inputs: the batch.
-        use_bf16: encode under bfloat16 autocast.
+    ``model`` maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings. Its gradients
+    are then those of the sum of the workers' losses.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
         embeddings = model(inputs.tokens)
-    num_texts = len(inputs.texts.rows)
-    share = -(-num_texts // world()[1])
-    padded = functional.pad(embeddings, (0, 0, 0, share - len(embeddings)))
-    # the transpose puts the workers' texts back into order
-    in_order = gather_embeddings(padded).transpose(0, 1).flatten(0, 1)[:num_texts]
-    return EncodedBatch(inputs, in_order)
+    num_workers = world()[1]
+    if num_workers > 1:
+        # DDP averages the workers' gradients, which here are parts of one sum.
+        embeddings.register_hook(lambda gradient: num_workers * gradient)
+    return EncodedBatch(inputs, gather_dealt(embeddings, len(inputs.texts.rows)))

@@ -21,11 +21,7 @@ def num_steps(num_queries: int, batch_size: int) -> int:
 
 
 def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:
-    """Order one epoch's queries at random within their slots.
-
-    Returns:
-        (steps, slots) int64, the query rows that each step takes from the given slots.
-    """
+    """Return the query rows (steps, slots) that an epoch's steps take from the given slots."""
     bounds = np.arange(slots.start, slots.stop + 1, dtype=np.int64) * num_queries // batch_size
     starts, lengths = bounds[:-1], np.diff(bounds)
     offsets = np.arange(lengths.max())
@@ -39,15 +35,21 @@ def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epo
 def clustered_order(
     clusters: Clusters, batch_size: int, slots: range, seed: int, epoch: int
 ) -> Int64s:
-    """Order one epoch's queries so that the clusters follow one another in random order.
+    """Return query rows (steps, slots) as :func:`random_order`, with the clusters in random order.
 
-    Returns:
-        (steps, slots) int64, as in :func:`random_order`; a batch may span several clusters.
+    A batch may span several clusters. If there are as many clusters as steps, each fills a batch.
     """
     num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
-    bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
-    shuffled = np.argsort(keyed_hash((seed, epoch, Stream.CLUSTERS), np.arange(num_clusters)))
-    places = ragged_positions(bounds[shuffled], np.diff(bounds)[shuffled])
     steps = num_steps(num_queries, batch_size)
-    batches = clusters.rows[places[: steps * batch_size]].reshape(steps, batch_size)
+    bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
+    sizes = np.diff(bounds)
+    shuffled = np.argsort(keyed_hash((seed, epoch, Stream.CLUSTERS), np.arange(num_clusters)))
+    rows = clusters.rows
+    if num_clusters == steps:
+        # A cluster has a few queries more than a batch: leave others out in each epoch.
+        keys = keyed_hash((seed, epoch, Stream.IN_CLUSTER), rows)
+        rows = rows[np.lexsort((keys, np.repeat(np.arange(num_clusters), sizes)))]
+        sizes = np.full(num_clusters, batch_size)
+    places = ragged_positions(bounds[shuffled], sizes[shuffled])
+    batches = rows[places[: steps * batch_size]].reshape(steps, batch_size)
     return batches[:, slots.start : slots.stop]

@@ -1,9 +1,7 @@
 """What a step computes on: all that is known of a batch before its texts are encoded.
 
-None of it needs the model, so a thread can make it while a GPU computes the step before.
-
-Shapes: b rows of this worker and B of the global batch, U distinct texts, L candidates of a pool,
-n nodes of a regulariser.
+None of it needs the model, so a thread can make it while a GPU computes the step before. Shapes: b
+rows of this worker, U distinct texts of the batch, L candidates of a pool, n nodes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +17,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import dealt_rows
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
@@ -27,7 +25,7 @@ from ramen_ray.method.sampling.training_data import ADS, TrainingData, anchor_ta
 
 
 @dataclass(frozen=True)
-class DistinctTexts:
+class BatchTexts:
     """The distinct texts of a global batch, shortest first.
 
     Attributes:
@@ -45,7 +43,7 @@ class DistinctTexts:
     positions: Mapping[str, Int64s]
 
     @classmethod
-    def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "DistinctTexts":
+    def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "BatchTexts":
         """Find the distinct texts of all that was drawn from ``tables``."""
         drawn: dict[str, list[Int64s]] = {name: [] for name in tables}
         for name, some in batch.drawn():
@@ -101,20 +99,33 @@ class Pool:
         """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
-        """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
-        found = [np.empty(0, dtype=np.int64)]
-        for edges in known if len(self.ids) else ():
-            row, candidate = edges.gather(rows)
-            place = np.minimum(np.searchsorted(self.ids, candidate), len(self.ids) - 1)
-            found.append((row * len(self.ids) + place)[self.ids[place] == candidate])
-        return np.unique(np.concatenate(found))
+    def links(self, edges: Csr, rows: Int64s) -> Int64s:
+        """Return the pairs that are linked, as row of ``rows`` * L + place, ascending."""
+        row, candidate = edges.gather(rows)
+        place = np.searchsorted(self.ids, candidate)
+        is_candidate = np.append(self.ids, -1)[place] == candidate
+        return (row * len(self.ids) + place)[is_candidate]
 
     def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
         """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
         mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        mask.reshape(-1)[self.links(known, rows)] = True
+        for edges in known:
+            mask.reshape(-1)[self.links(edges, rows)] = True
         return mask
+
+
+def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
+    """Return what a softmax loss sees of the pool of a global batch.
+
+    The last is the share of its ads that were clicked for none of the batch.
+    """
+    pool = Pool.of_ads(batch)
+    clicked_BL = pool.is_positive([clicks], batch.queries)
+    return {
+        "ads": float(len(pool.ids)),
+        "clicked_per_query": float(clicked_BL.sum(axis=1).mean()),
+        "share_unclicked": float(np.mean(~clicked_BL.any(axis=0))),
+    }
 
 
 @dataclass(frozen=True)
@@ -124,13 +135,10 @@ class StepInputs:
     The masks are CPU tensors from which copies to the step's device need no waiting.
 
     Attributes:
-        data: what the batch was drawn from.
         batch: the global batch.
         local: this worker's share of it.
-        texts: the distinct texts of the global batch.
         tokens: this worker's share of the texts.
-        ad_pool: the candidates of all queries: drawn ads and hard negatives.
-        anchor_pools: by set, the anchors that nodes of either side drew.
+        anchor_pools: by set.
         clicked: (b, L) bool, the ads of the pool that were clicked for this worker's queries.
         linked: per drawn regulariser (n, L) bool, the anchors that this worker's nodes have.
     """
@@ -138,7 +146,7 @@ class StepInputs:
     data: TrainingData
     batch: Batch
     local: Batch
-    texts: DistinctTexts
+    texts: BatchTexts
     tokens: TokenBatch
     ad_pool: Pool
     anchor_pools: Mapping[str, Pool]
@@ -155,18 +163,11 @@ class StepInputs:
     ) -> "StepInputs":
         """Find out all about the batch that ``local`` is this worker's share of.
 
-        With several workers this is a collective.
-
-        Args:
-            data: what ``local`` was drawn from.
-            local: this worker's share of the batch.
-            device: where the step will be computed.
-            group: see :meth:`~ramen_ray.method.sampling.batches.Batch.gathered`.
+        With several workers this is a collective, by ``group`` if there is one.
         """
         batch = local.gathered(device, group)
-        texts = DistinctTexts.from_batch(batch, data.tables)
-        rank, num_workers = world()
-        mine = slice(rank, None, num_workers)  # every n-th, so that all workers get equal lengths
+        texts = BatchTexts.from_batch(batch, data.tables)
+        mine = dealt_rows()
         tokens = gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values()))
         ads = Pool.of_ads(batch)
         sets = dict.fromkeys(one.anchor_set for one in batch.anchors)

@@ -29,12 +29,10 @@ def node_table(regularizer: Regularizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Texts, clicks and edges of a run.
+    """Texts, clicks (query rows x ads) and edges of a run.
 
     Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows. Queries without clicks take
-            part in R_x only.
-        clicks: query rows x ads.
+        query_ids: (train queries,) int64, the ids of the query rows.
         graphs: what the regularisers draw from at first; pruning replaces them as training goes.
         known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
         tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
@@ -57,11 +55,8 @@ class TrainingData:
     ) -> "TrainingData":
         """Map the arrays of a prepared dataset.
 
-        Args:
-            data: the dataset.
-            regularizers: the run's.
-            edges: a folder of graphs to draw from instead of the dataset's own, which still count
-                as known edges.
+        ``edges`` is a folder of graphs to draw from instead of the dataset's own, which still count
+        as known edges.
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)

@@ -19,12 +19,11 @@ class CheckpointError(UserError):
 def save_checkpoint(
     folder: Path, model: DualEncoder, state: TrainState, max_length: int, progress: dict[str, Any]
 ) -> None:
-    """Write model, training state and ``progress`` (plain values) into ``folder``.
+    """Write, on the first worker, model, training state and ``progress`` (plain values).
 
-    The first worker writes it; what others hold they write by :func:`save_shares`.
-    All draws are functions of the seed and the step, so no state of random generators is needed.
     Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
+    # All draws are functions of the seed and the step: random generators have no state to keep.
     model.save(folder, max_length)
     content = {
         "optimizer": state.optimizer.state_dict(),
@@ -44,26 +43,15 @@ def save_shares(folder: Path, state: TrainState) -> None:
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Restore optimiser, schedule, step and parts; the model is loaded before.
-
-    Returns:
-        The ``progress`` that was given to :func:`save_checkpoint`.
-
-    Raises:
-        CheckpointError: the folder has no training state.
-    """
-    content = _read(folder / STATE_FILE)
+    """Restore optimiser, schedule, step and parts, the model being loaded; returns ``progress``."""
+    file = folder / STATE_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {STATE_FILE}")
+    content = torch.load(file, weights_only=True, map_location="cpu")
     state.optimizer.load_state_dict(content["optimizer"])
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
     for part in state.parts:
-        state.sources = part.restore(folder, content["parts"][part.name], state.sources)
+        state.draws = part.restore(folder, content["parts"][part.name], state.draws)
     progress: dict[str, Any] = content["progress"]
     return progress
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise CheckpointError(f"{file.parent} is not a checkpoint: it has no {file.name}")
-    content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-    return content

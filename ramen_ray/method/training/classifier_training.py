@@ -1,11 +1,12 @@
-"""Row-wise Adam for classifiers: a step reads and moves only the rows of its pool.
+"""Training of classifiers: row-wise Adam, which reads and moves only the rows of a step's pool.
 
-The table takes no part in DDP. Each worker has the gradients of its own queries for all rows of the
-pool; they are summed over the workers, and whoever holds a row moves it. Memory is three times the
-vectors: themselves and two moments.
+Each worker has the gradients of its own queries for all rows of the pool; they are summed over the
+workers, and whoever holds a row moves it. Memory is three times the vectors: themselves and two
+moments.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import sum_over_workers, world
+from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.model.classifiers import Classifiers, read_rows, write_rows
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
+from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS, OF_CLASSIFIERS
+from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.step_part import StepPart
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS_FOLDER = "classifier_moments"
 
 
 class ClassifierTraining:
-    """Classifiers, their optimiser and its schedule.
-
-    Attributes:
-        classifiers: what is trained, in place.
-        optimizer: SparseAdam over the held rows.
-        schedule: the schedule of its learning rate.
-    """
+    """Classifiers, trained in place, and their optimiser: SparseAdam over the held rows."""
 
     def __init__(
         self,
@@ -58,11 +59,8 @@ class ClassifierTraining:
         return sum_over_workers(rows).requires_grad_()
 
     def update(self, ads: Int64s, gradient: Tensor) -> None:
-        """Move the held rows among ``ads`` (n,) by this worker's ``gradient`` (n, d).
-
-        The gradient is of the loss times the number of workers, as for DDP.
-        """
-        gradient = sum_over_workers(gradient) / world()[1]
+        """Move the held rows among ``ads`` (n,) by the sum of the workers' gradients (n, d)."""
+        gradient = sum_over_workers(gradient)
         held = np.flatnonzero(self.classifiers.holds(ads))
         places = to_device(ads[held] - self.classifiers.first, gradient.device)
         self._vectors.grad = torch.sparse_coo_tensor(
@@ -99,7 +97,46 @@ class ClassifierTraining:
     @property
     def _state(self) -> dict[str, Any]:
         state = self.optimizer.state[self._vectors]
-        if not state:
+        if not state:  # before the first step
             zeros = (torch.zeros_like(self._vectors) for _ in MOMENTS)
             state.update({"step": 0, **dict(zip(MOMENTS, zeros, strict=True))})
         return state
+
+
+class ClassifierPart(StepPart):
+    """Gives the losses the classifiers of a pool, and moves these.
+
+    The model's vectors have two parts: a text's embedding, and what classifiers are compared with.
+    """
+
+    name = "classifiers"
+
+    def __init__(self, training: ClassifierTraining) -> None:
+        """Train the classifiers of ``training``."""
+        self.training = training
+        self.is_shared = training.classifiers.is_share
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        """Return the batch with the classifiers of its pool."""
+        classifiers_Ld = self.training.rows(encoded.ad_pool.ids)
+        dim = encoded.embeddings_UD.shape[1] - classifiers_Ld.shape[1]
+        both = encoded.embeddings_UD
+        added = {CLASSIFIERS: classifiers_Ld, OF_CLASSIFIERS: both[:, dim:]}
+        return replace(encoded, embeddings_UD=both[:, :dim], added={**encoded.added, **added})
+
+    def after(self, encoded: EncodedBatch) -> None:
+        """Move the classifiers of the pool by their gradients."""
+        gradient = encoded.added[CLASSIFIERS].grad
+        assert gradient is not None, "no term compares classifiers"
+        self.training.update(encoded.ad_pool.ids, gradient)
+
+    def save(self, folder: Path) -> Any:
+        """Write the classifiers that this worker holds, and their moments."""
+        self.training.classifiers.save(folder / CLASSIFIER_FOLDER)
+        self.training.save(folder / MOMENTS_FOLDER)
+        return self.training.state_dict()
+
+    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+        """Restore the moments; the model has the classifiers."""
+        self.training.restore(folder / MOMENTS_FOLDER, content)
+        return draws

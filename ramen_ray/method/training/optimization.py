@@ -23,15 +23,9 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """Build AdamW (eps 1e-6, as in NGAME); vectors, which are biases and norms, are not decayed.
 
-    Args:
-        encoder: the encoder to train.
-        lr: peak learning rate.
-        weight_decay: weight decay of the matrices.
-        embedding_lr: peak learning rate of the token embeddings; None for ``lr``. A token's
-            embedding is updated only in steps with the token, so rare words need a larger rate.
-        heads: heads of the encoder, and beside it.
-        head_lr: peak learning rate of the heads; None for ``lr``.
+    Rates are peaks; None takes ``lr``. ``heads`` are those of the encoder, and beside it.
     """
+    # Token embeddings apart: a rare word is updated in few steps, and may need a larger rate.
     tokens = encoder.token_embeddings
     of_heads = (parameter for head in heads for parameter in head.parameters())
     apart = {id(parameter) for parameter in (tokens, *of_heads)}

@@ -9,7 +9,7 @@ import torch
 
 from ramen_ray.method.distributed import group_of_cpus
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 
 T = TypeVar("T")
@@ -18,8 +18,7 @@ T = TypeVar("T")
 def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
     """Yield ``items`` in order; a thread makes the next one while the caller has the last.
 
-    An error in ``items`` is raised where the item would have come. The thread ends with the
-    iteration; close the iterator if it may be left early.
+    The thread ends with the iteration; close the iterator if it may be left early.
     """
     source, end = iter(items), object()
     with ThreadPoolExecutor(1, "prefetched") as thread:
@@ -31,27 +30,21 @@ def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
 
 def step_inputs(
     sampler: Sampler,
-    sources: Sources,
+    draws: DrawState,
     objective: Objective,
     steps: range,
     device: torch.device,
     prefetch: bool | None = None,
 ) -> Generator[StepInputs, None, None]:
-    """Yield what each of ``steps`` computes on; close it if it may be left early.
+    """Yield what each of ``steps`` computes on ``device``; close it if it may be left early.
 
-    Args:
-        sampler: draws this worker's share of the batches.
-        sources: what it draws from.
-        objective: says which regularisers take part in a step.
-        steps: the steps.
-        device: where they will be computed.
-        prefetch: make the next one on a thread, which changes none of them; None to do so for a
-            GPU only, as a CPU is busy with the step itself. Workers then exchange what they drew
-            apart from the collectives of a step.
+    ``prefetch`` makes the next one on a thread, which changes none of them; None to do so for a GPU
+    only, as a CPU is busy with the step itself.
     """
     ahead = device.type == "cuda" if prefetch is None else prefetch
+    # On a thread, workers exchange what they drew apart from the collectives of the step.
     with group_of_cpus() if ahead else nullcontext() as group:
-        drawn = (sampler.draw(step, sources, objective.regularizers_at(step)) for step in steps)
+        drawn = (sampler.draw(step, draws, objective.regularizers_at(step)) for step in steps)
         inputs = (StepInputs.from_local(sampler.data, local, device, group) for local in drawn)
         if ahead:
             with closing(prefetched(inputs)) as made:

@@ -4,16 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import encode
-from ramen_ray.method.sampling.parts import Part
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.training.prefetching import step_inputs
 
 
@@ -23,9 +20,7 @@ class TrainState:
 
     Attributes:
         model: the model that is trained, or its wrapper for several workers.
-        optimizer: the optimiser of its parameters.
-        schedule: the schedule of the learning rate.
-        sources: what batches are drawn from at present.
+        draws: what batches are drawn from now.
         step: number of steps done; all random draws depend on it.
         parts: what extends the steps, in their order.
         weights: (terms,) the weights of the last step's losses.
@@ -34,15 +29,15 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    sources: Sources
+    draws: DrawState
     step: int = 0
-    parts: Sequence[Part] = ()
+    parts: Sequence[StepPart] = ()
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def advance(self) -> None:
         """Let the parts prepare for the next steps."""
         for part in self.parts:
-            self.sources = part.advance(self.step, self.sources)
+            self.draws = part.advance(self.step, self.draws)
 
 
 def train_steps(
@@ -57,12 +52,13 @@ def train_steps(
     """Train from ``state.step`` up to step ``stop``; yields this worker's losses (terms,) of each.
 
     The yielded losses stay on the device, so that no step waits for them. All batches are drawn
-    from the sources that ``state`` has at the beginning.
+    from what ``state.draws`` is at the beginning.
     """
-    device, num_workers = next(state.model.parameters()).device, world()[1]
+    device = next(state.model.parameters()).device
     weights = torch.tensor(objective.weights, device=device)
+    times = torch.tensor(objective.times, device=device)
     steps = range(state.step, stop)
-    with closing(step_inputs(sampler, state.sources, objective, steps, device)) as batches:
+    with closing(step_inputs(sampler, state.draws, objective, steps, device)) as batches:
         for inputs in batches:
             encoded = encode(state.model, inputs, use_bf16)
             for part in state.parts:
@@ -71,10 +67,8 @@ def train_steps(
             state.weights = weights
             for part in state.parts:
                 state.weights = part.weigh(state.weights, encoded)
-            # DDP averages gradients over the workers
-            loss = (losses * state.weights).sum() * num_workers
             state.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            (losses * state.weights * times).sum().backward()
             if max_gradient_norm is not None:
                 nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
             state.optimizer.step()
@@ -83,8 +77,3 @@ def train_steps(
                 part.after(encoded)
             state.step += 1
             yield losses.detach()
-
-
-def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
-    """Sum the workers' parts of several steps' losses into global values (steps, terms)."""
-    return sum_over_workers(torch.stack(steps)).float().cpu().numpy()

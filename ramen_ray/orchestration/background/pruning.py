@@ -10,7 +10,7 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.embedding import embed_distinct
@@ -51,9 +51,9 @@ class GraphPruning:
         (folder / EMBEDDINGS_FILE).unlink()
         return report
 
-    def take(self, folder: Path, sources: Sources) -> Sources:
+    def take(self, folder: Path, draws: DrawState) -> DrawState:
         """Draw from the graphs that a call wrote into ``folder``."""
-        return replace(sources, graphs=open_graphs(folder, self.regularizers))
+        return replace(draws, graphs=open_graphs(folder, self.regularizers))
 
     def _embed(
         self, model: Path, file: Path

@@ -12,9 +12,10 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from ramen_ray.config import RunConfig
+from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
 from ramen_ray.method.retrieval.search import costs_too_much, share_found
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import (
@@ -24,11 +25,10 @@ from ramen_ray.method.retrieval.shortlists import (
     sampled_queries,
     write_shortlists,
 )
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.runs.components import embedding_dim
 from ramen_ray.orchestration.search import (
     ShardResources,
     query_blocks,
@@ -74,9 +74,9 @@ class ShortlistMining:
             self.use_bf16 and has_gpu,
         )
 
-    def take(self, folder: Path, sources: Sources) -> Sources:
+    def take(self, folder: Path, draws: DrawState) -> DrawState:
         """Draw from the shortlists that a call wrote into ``folder``."""
-        return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
+        return replace(draws, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
         data, file, attempts = Prepared(self.data), folder / EMBEDDINGS_FILE, folder / ATTEMPTS
@@ -154,3 +154,10 @@ def _needs_shards(config: RunConfig, data: Path) -> bool:
     num_ads = len(Prepared(data).candidates("validation"))
     num_bytes = embedding_dim(config.encoder) * BYTES_PER_NUMBER
     return len(shard_ranges(num_ads, num_bytes, config.workers.gb_per_shard)) > 1
+
+
+def embedding_dim(config: EncoderConfig) -> int:
+    """Return the width of an encoder's embeddings, without loading its weights."""
+    folder = read_sentence_folder(config.pretrained, config.kind)
+    dim = config.projection_dim or folder.dense_dim
+    return dim or pooled_width(config.pretrained, folder)

@@ -30,10 +30,10 @@ from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.runs.local_folder import LocalFolder
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class BackgroundTask:
         folder: folder of the results.
         compute: computes a result from a saved model (its folder) into another folder, and returns
             figures for the report; run as a Ray task, on a GPU if one is free.
-        take: returns the sources of batches, changed to use a result (its folder).
+        take: returns the state of the draws, changed to use a result (its folder).
         schedule: when to compute.
         device: this worker's.
         has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
@@ -123,7 +123,7 @@ class BackgroundTask:
     name: str
     folder: Path
     compute: Compute
-    take: Callable[[Path, Sources], Sources]
+    take: Callable[[Path, DrawState], DrawState]
     schedule: Schedule
     device: torch.device
     has_own_tasks: bool = False
@@ -137,8 +137,8 @@ class BackgroundTask:
         return self.folder / STEP_FOLDER.format(step)
 
     def advance(
-        self, step: int, checkpoint: Path, sources: Sources
-    ) -> tuple[Sources, dict[str, float]]:
+        self, step: int, checkpoint: Path, draws: DrawState
+    ) -> tuple[DrawState, dict[str, float]]:
         """At the start of an epoch, start what is due and take the newest result.
 
         Every worker calls this after the same steps. If the schedule says to wait, it returns when
@@ -147,36 +147,36 @@ class BackgroundTask:
         Args:
             step: number of steps done.
             checkpoint: folder with the model after these steps.
-            sources: what batches are drawn from.
+            draws: what batches are drawn from.
 
         Returns:
-            The sources from now on, and figures: ``waited_s``; if a result was taken, also its
+            The new state of the draws, and figures: ``waited_s``; if a result was taken, also its
             ``step`` and the figures of its report.
         """
         started = time.monotonic()
         newest = self._start_and_check(step, checkpoint)
         figures: dict[str, float] = {}
         if newest is not None and newest != self.taken:
-            sources = self._take(newest, sources)
+            draws = self._take(newest, draws)
             figures = {"step": newest, **read_report(self.result(newest))}
         self.waited_s += time.monotonic() - started
-        return sources, {**figures, "waited_s": self.waited_s}
+        return draws, {**figures, "waited_s": self.waited_s}
 
     @property
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of this task."""
         return {"taken": self.taken, "waited_s": self.waited_s}
 
-    def restore(self, progress: dict[str, Any], sources: Sources) -> Sources:
+    def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
         """Restore what :attr:`progress` returned, and take the result that was in use then.
 
         Every worker calls this. If the result is damaged, an older one is taken, or none.
         """
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
-            return sources
+            return draws
         step = self._newest_intact(progress["taken"])
-        return sources if step is None else self._take(step, sources)
+        return draws if step is None else self._take(step, draws)
 
     def forget_after(self, step: int) -> None:
         """Remove what was computed from later checkpoints than that of ``step``.
@@ -191,12 +191,12 @@ class BackgroundTask:
             if later > step:
                 shutil.rmtree(self.result(later))
 
-    def _take(self, step: int, sources: Sources) -> Sources:
+    def _take(self, step: int, draws: DrawState) -> DrawState:
         before, self.taken = self.taken, step
-        sources = self.take(self.local.copy_of(self.result(step)), sources)
+        draws = self.take(self.local.copy_of(self.result(step)), draws)
         if before is not None:
             self.local.forget(self.result(before))
-        return sources
+        return draws
 
     def _start_and_check(self, step: int, checkpoint: Path) -> int | None:
         """Start what is due after ``step``, and return the step of the newest result."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.whole_files import whole_file

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     RUN_FILE,
     RunDirectory,

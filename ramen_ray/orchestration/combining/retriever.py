@@ -8,7 +8,7 @@ from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER
 from ramen_ray.method.novel_ads.retriever import use_combiner
 from ramen_ray.orchestration.combining.inputs import FinishedRun
-from ramen_ray.orchestration.training.results import SINCE_IT_BEGAN
+from ramen_ray.orchestration.run.results import SINCE_IT_BEGAN
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run

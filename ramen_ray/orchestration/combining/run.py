@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray.train import CheckpointConfig
-
 from ramen_ray.config import flatten
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
@@ -29,10 +27,10 @@ from ramen_ray.orchestration.combining.task import (
     combine_loop_per_worker,
 )
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
-from ramen_ray.orchestration.runs.identity import software
-from ramen_ray.orchestration.runs.run_directory import RunDirectory, RunError
-from ramen_ray.orchestration.training.trainer import run_in_workers
+from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.identity import software
+from ramen_ray.orchestration.run.workers import train_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -99,9 +97,8 @@ def combine(settings: CombineSettings) -> CombineResult:
                 build_propensity(config),
                 run,
             )
-            last = CheckpointConfig(num_to_keep=1)
-            evaluation: Evaluation = run_in_workers(
-                combine_loop_per_worker, task, settings.workers, directory, last
+            evaluation: Evaluation = train_in_workers(
+                combine_loop_per_worker, task, settings.workers, directory.path
             )
             embedded, _ = open_embedded(model, data, sibling, embeddings)
             model_id = log_combined_retriever(registry, finished, embedded, directory.path, run)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.method.metrics.comparison import Difference
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.orchestration.combining.settings import CombineSettings

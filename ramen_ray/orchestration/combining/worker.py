@@ -1,16 +1,13 @@
 """What every worker runs: train classifiers and combiner, checkpoint, resume, evaluate."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import ray.train
-import ray.train.torch
 import torch
-from ray.train import Checkpoint, CheckpointConsistencyMode
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.method.distributed import sum_over_workers, world
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
@@ -33,27 +30,28 @@ from ramen_ray.method.novel_ads.stages import Stages
 from ramen_ray.orchestration.combining.embeddings import open_embedded
 from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.orchestration.combining.task import CombineTask, Evaluation
+from ramen_ray.orchestration.run.checkpoints import SCORE, Checkpoints
+from ramen_ray.orchestration.run.setup import ray_train_worker
 from ramen_ray.tracking.step_logger import StepLogger
 
 NUM_CHECKPOINTS = 10
-CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")
 
 
 def run_worker(task: CombineTask) -> Evaluation | None:
     """Train to the end; the first worker then writes the combiner and evaluates it."""
     torch.set_num_threads(task.settings.workers.cpus_per_worker)
-    device = ray.train.torch.get_device()
+    process = ray_train_worker()
+    checkpoints = Checkpoints(Path(task.folder), process.device)
     data = Prepared(Path(task.prepared))
     sibling = None if task.sibling is None else Prepared(Path(task.sibling))
     model = load_model(Path(task.model), part=task.part)
     embedded, of_sibling = open_embedded(model, data, sibling, Path(task.embeddings))
-    stages = build_stages(task, model, embedded, device)
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            stages.restore(Path(folder))
-    train(stages, StepLogger(task.run, Path(task.folder)) if world()[0] == 0 else None)
+    stages = build_stages(task, model, embedded, process.device)
+    if (last := checkpoints.last()) is not None:
+        check_intact(last.folder)
+        stages.restore(last.folder)
+    train(stages, checkpoints, StepLogger(task.run, Path(task.folder)) if world()[0] == 0 else None)
     if world()[0] != 0:
         return None
     stages.combined_ads().save(Path(task.folder) / COMBINER_FOLDER)
@@ -81,7 +79,7 @@ def build_stages(
     return Stages(settings.stages(has_classifiers=task.part != "encoder"), clicks, seen, device)
 
 
-def train(stages: Stages, log: StepLogger | None) -> None:
+def train(stages: Stages, checkpoints: Checkpoints, log: StepLogger | None) -> None:
     """Train from the current step to the last, with checkpoints on the way."""
     for stop in _stops(stages):
         first, losses = stages.step, list(stages.run(stop))
@@ -92,7 +90,10 @@ def train(stages: Stages, log: StepLogger | None) -> None:
             names = ["loss/classifiers", "loss/combiner"]
             known = np.concatenate([is_first, ~is_first], axis=1)
             log.log_losses(names, np.repeat(values, 2, axis=1), known, stop)
-        _report(stages)
+        report = {"step": stages.step, SCORE: stages.step}  # the last alone is kept
+        with checkpoints.written(report, is_shared=False) as folder:
+            if world()[0] == 0:
+                stages.save(folder)
 
 
 def _stops(stages: Stages) -> Iterator[int]:
@@ -101,21 +102,6 @@ def _stops(stages: Stages) -> Iterator[int]:
     every = max(num_epochs // NUM_CHECKPOINTS, 1) * stages.steps_per_epoch
     stops = {*range(every, stages.total_steps, every), stages.first_steps, stages.total_steps}
     yield from sorted(stop for stop in stops if stop > stages.step)
-
-
-def _report(stages: Stages) -> None:
-    """Write a checkpoint, and wait until Ray Train can resume from it."""
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = None
-        if world()[0] == 0:
-            stages.save(Path(folder))
-            checkpoint = Checkpoint.from_directory(folder)
-        ray.train.report(
-            {"step": stages.step},
-            checkpoint=checkpoint,
-            checkpoint_dir_name=CHECKPOINT_FOLDER.format(stages.step),
-        )
-    ray.train.get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
 
 
 def evaluate(

@@ -1,7 +1,6 @@
 """Choose the retriever to deploy: a new one must be measurably better on the same test split."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ramen_ray.data.store.dataset import DatasetError
@@ -9,7 +8,7 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.orchestration.evaluation.retrievers import open_test_queries, retrieve
-from ramen_ray.orchestration.runs.run_directory import RUN_FILE, RunDirectory
+from ramen_ray.orchestration.run.finished import mlflow_run_id
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
@@ -94,7 +93,7 @@ def promote(
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
     registry.check_name(name, alias)
-    run_id = _mlflow_run_id(run)
+    run_id = mlflow_run_id(run)
     source, model_id = registry.find_logged(run_id, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
@@ -126,15 +125,6 @@ def promote(
     if promotion.promoted:
         registry.choose(version, alias)
     return promotion
-
-
-def _mlflow_run_id(run: str) -> str:
-    if not (Path(run) / RUN_FILE).is_file():
-        return run
-    found = RunDirectory(Path(run)).notes.get("mlflow_run_id")
-    if found is None:
-        raise RegistryError(f"the run {run} has not started yet")
-    return str(found)
 
 
 def _compare(

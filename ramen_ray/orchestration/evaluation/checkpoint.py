@@ -11,7 +11,7 @@ import numpy as np
 import ray
 import ray.data
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
 from ramen_ray.data.names.matching import NameList
 from ramen_ray.data.names.tables import read_names
@@ -33,8 +33,8 @@ from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray, user_errors
 from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import build_propensity, trained_tokenizer
-from ramen_ray.orchestration.runs.run_directory import (
+from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     RUN_FILE,

@@ -22,15 +22,14 @@ from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
     nodes_without_edges,
     put_in_place,
 )
-from ramen_ray.data.tables.graphs.text_edges import DistinctTexts, Neighbours, write_text_edges
+from ramen_ray.data.tables.graphs.text_edges import BatchTexts, Neighbours, write_text_edges
 from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
     FOUND,
@@ -101,7 +100,7 @@ def add_similar(
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
     ):
         with engine(folder) as connection:
-            texts = DistinctTexts.of_nodes(connection, dataset, Path(staging))
+            texts = BatchTexts.of_nodes(connection, dataset, Path(staging))
         neighbours = Neighbours.none_yet(len(texts), settings.top_k, texts.folder)
         counts = Counter[str]()
         neighbours.put_all(_similar(texts, settings, gb_per_shard, run, counts))
@@ -116,7 +115,7 @@ def add_similar(
 
 
 def _similar(
-    texts: DistinctTexts,
+    texts: BatchTexts,
     settings: SimilarSettings,
     gb_per_shard: float,
     run: RunTasks,
@@ -138,14 +137,14 @@ def _similar(
         counts[FOUND] = round(100 * sampled.recall(exact))
 
 
-def _plain_hashes(texts: DistinctTexts) -> UInt64s:
+def _plain_hashes(texts: BatchTexts) -> UInt64s:
     """Hash all texts, in their order, into a file, which it maps."""
     file = texts.folder / "plain.npy"
     np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.batches()]))
     return map_array(file)
 
 
-def _embed(texts: DistinctTexts, encoder: str, max_length: int, run: RunTasks) -> Path:
+def _embed(texts: BatchTexts, encoder: str, max_length: int, run: RunTasks) -> Path:
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(load_similarity_encoder(encoder))
     model.save(texts.folder / "model", max_length)
@@ -160,7 +159,7 @@ def _embed(texts: DistinctTexts, encoder: str, max_length: int, run: RunTasks) -
     return texts.folder / "embeddings.npy"
 
 
-def _tokenize(texts: DistinctTexts, number: int, tokenize: TextTokenizer) -> TableRows:
+def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableRows:
     """Write the tokens of a batch of the texts."""
     batch = texts.batch(number)
     folder = texts.folder / f"tokens-{number}"

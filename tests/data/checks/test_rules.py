@@ -85,35 +85,6 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(tmp_path: Path
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
 
 
-def _with_ads(dataset_path: Path, folder: Path, texts: list[str]) -> list[Finding]:
-    """Validate a copy of the dataset with other ads."""
-    shutil.copytree(dataset_path, folder)
-    pq.write_table(text_table("ad_id", texts), folder / "ads.parquet")
-    return [found for found in validate(Dataset(folder)) if found.column == "text"]
-
-
-def test_texts_without_a_visible_character_are_found(dataset_path: Path, tmp_path: Path) -> None:
-    texts = ["a", "\u200b", " \u200d\ufeff ", "\u200bb", "\u00ad\u2060", " "]
-    found = _with_ads(dataset_path, tmp_path / "set", texts)
-    (finding,) = [one for one in found if "visible" in one.message]
-    assert (finding.severity, finding.row) == ("warning", 1)
-    assert "text without a visible character (3 of 6" in finding.message
-    assert "(row 2)" in finding.message
-    assert "(row 4)" in finding.message
-
-
-def test_ads_that_differ_in_case_are_found_and_equal_ones_are_not(
-    dataset_path: Path, tmp_path: Path
-) -> None:
-    texts = ["Red shoes", "boots", "red shoes", "boots", "RED  SHOES", "red shoes", "Boots\u00a0"]
-    found = _with_ads(dataset_path, tmp_path / "set", texts)
-    (finding,) = [one for one in found if "up to case" in one.message and one.file == "ads.parquet"]
-    assert finding.row == 2
-    assert "(3 of 7" in finding.message
-    found = _with_ads(dataset_path, tmp_path / "other", ["a", "b", "a"])
-    assert not [one for one in found if "up to case" in one.message and one.file == "ads.parquet"]
-
-
 def test_ids_of_users_that_are_not_utf8_are_found(dataset_path: Path, tmp_path: Path) -> None:
     path = shutil.copytree(dataset_path, tmp_path / "mine")
     rows = pq.read_table(path / "anchors" / "links.parquet")

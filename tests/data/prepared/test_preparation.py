@@ -31,7 +31,7 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.orchestration.training.checks import check_clicks, check_vocabulary
+from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
 
 SETS = ("links", "topics")

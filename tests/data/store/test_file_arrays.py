@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ramen_ray.data.store.file_arrays import FileArray, map_array
+from ramen_ray.data.store.mapped_files import FileArray, map_array
 
 
 @pytest.fixture

@@ -4,25 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store.utf8 import BadBytes, decoded, without_marks
+from ramen_ray.data.store.utf8 import decoded, without_marks
 
-WESTERN = [
-    "Größe",
-    "Straßenbahn Überführung",
-    "crème brûlée",
-    "déçu…",
-    "café – “à la carte”",
-    "“noir” – l’œuvre à 5 €",
-    "«Âgé»",
-    "ÅÄÖ",
-    "¿Qué pasó? ¡Señor!",
-    "ação coração",
-    "smørrebrød på øen",
-    "façade—naïveté ™ ®",
-    "£££ sale °°°",
-    "“…”",
-    "Ünïcödé",
-]
+WESTERN = """Größe|Straßenbahn Überführung|crème brûlée|déçu…|café – “à la carte”|«Âgé»|ÅÄÖ|“…”
+“noir” – l’œuvre à 5 €|¿Qué pasó? ¡Señor!|ação coração|smørrebrød på øen|façade—naïveté ™ ®
+£££ sale °°°|Ünïcödé""".replace("\n", "|").split("|")
 OTHERS = [
     ("cp1251", ["туфли", "красные туфли", "купить дом в Москве", "Nike кроссовки"]),
     ("koi8-r", ["туфли", "красные туфли", "Nike кроссовки"]),
@@ -46,23 +32,14 @@ def test_windows_1252_is_read_as_itself(text: str) -> None:
     found = decoded(f"a\n{text}\nb\n".encode("cp1252"))
     assert found.data.decode() == f"a\n{text}\nb\n"
     assert found.damaged_lines == [1]
-    assert found.bad_bytes.are_windows_1252
-    assert found.bad_bytes.all == sum(ord(letter) > 127 for letter in text)
+    assert found.are_windows_1252
 
 
 @pytest.mark.parametrize(
     ("encoding", "text"), [(encoding, text) for encoding, texts in OTHERS for text in texts]
 )
 def test_other_encodings_are_told_from_windows_1252(encoding: str, text: str) -> None:
-    assert not decoded(f"shoes\n{text}\n".encode(encoding)).bad_bytes.are_windows_1252
-
-
-def test_a_file_is_judged_by_all_of_its_blocks() -> None:
-    blocks = [text.encode("cp1252") for text in [*WESTERN, "ŽÄÖÜ"]]
-    assert not decoded(blocks[-1]).bad_bytes.are_windows_1252
-    total = sum((decoded(block).bad_bytes for block in blocks), BadBytes())
-    assert total == decoded(b"\n".join(blocks)).bad_bytes
-    assert total.are_windows_1252
+    assert not decoded(f"shoes\n{text}\n".encode(encoding)).are_windows_1252
 
 
 def test_only_bytes_that_are_not_utf8_are_read_in_another_way() -> None:
@@ -70,17 +47,17 @@ def test_only_bytes_that_are_not_utf8_are_read_in_another_way() -> None:
     found = decoded(line + b"\n" + "éé".encode())
     assert found.data.decode() == "日本 привет café café “x”\néé"
     assert found.damaged_lines == [0]
-    assert found.bad_bytes == BadBytes(all=3)
+    assert found.are_windows_1252
     for text in ("日本", "привет", "größe", "παπούτσι"):  # cut in the middle of a letter
         cut = decoded(text.encode()[:-1] + b"\n")
         assert cut.data.decode().startswith(text[:-1])
-        assert cut.bad_bytes.are_windows_1252
+        assert cut.are_windows_1252
 
 
 def test_bytes_that_windows_1252_lacks_are_refused() -> None:
     found = decoded(b"one \x81 byte")
     assert found.data.decode() == "one \x81 byte"
-    assert not found.bad_bytes.are_windows_1252
+    assert not found.are_windows_1252
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))

@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import os
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,14 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.limits import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
 from ramen_ray.data.tables.reading import lines
-from ramen_ray.data.tables.reading.batches import Rows, read_file
+from ramen_ray.data.tables.reading.batches import read_file
 from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.tables.reading.columns import Column
-from ramen_ray.data.tables.reading.faults import Faults
 from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.loading import UserTable
 
 CELLS = st.text(
@@ -41,12 +44,12 @@ def _read(source: str | Path, *columns: str) -> pd.DataFrame:
 
 
 def _findings(source: str | Path, *columns: str) -> list[Finding]:
-    faults = Faults()
+    faults = Tallies()
     for file in find_files(str(source), columns):
         for rows in read_file(file):
             for kind, numbers, cells in rows.faults:
                 faults.add(kind, file.path, numbers, cells)
-    return faults.findings()
+    return [tally.finding() for tally in faults.values()]
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
@@ -207,7 +210,15 @@ def test_other_encodings_are_errors(encoding: str, words: str, tmp_path: Path) -
     assert "9 lines are neither UTF-8 nor Windows-1252" in str(finding)
 
 
-BROKEN: dict[str, tuple[str, bytes, str]] = {
+GOOD = b'{"query": "a"}\n' * 40
+DEEP = 50_000
+
+
+def _nested(opening: str, closing: str, depth: int) -> bytes:
+    return f'{{"query": "a", "x": {opening * depth}1{closing * depth}}}\n'.encode()
+
+
+UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "no such column": ("a.csv", b"q,ad\n1,2\n", "has no column 'query'; it has q, ad"),
     "empty file": ("a.csv", b"", "its first line, which should name the columns, is empty"),
     "unknown suffix": ("a.xlsx", b"PK", "unknown suffix; known are .csv, .tsv"),
@@ -235,28 +246,124 @@ BROKEN: dict[str, tuple[str, bytes, str]] = {
         gzip.compress(b"query\n" + bytes(range(48, 90)) * 900)[:80],
         "cannot be read",
     ),
+    "gzip": ("a.csv", gzip.compress(b"query,ad\n"), "is compressed by gzip; add .gz to its name"),
+    "Excel": ("a.csv", b"PK\x03\x04rest", "is a zip archive or an Excel workbook"),
+    "parquet": ("a.csv", b"PAR1rest", "is parquet; name it .parquet"),
+    "UTF-16 without a mark": (
+        "a.csv",
+        "query,ad\n".encode("utf-16-le"),
+        "has NUL bytes in its first line",
+    ),
+    "UTF-32": ("a.csv", "query,ad\n".encode("utf-32"), "is UTF-32"),
+    "old Mac": ("a.csv", b"query,ad\ra,b\rc,d\r", "its lines end with carriage returns alone"),
+    "open header": ("a.csv", b'"query,ad\na,b\n', "has an open quote"),
+    "header in two lines": (
+        "a.csv",
+        b'"my\nquery",ad\na,b\n',
+        r"has no column 'query'; it has 'my\\nquery'",
+    ),
+    # what would kill a reader
+    "lists": ("a.jsonl", GOOD + _nested("[", "]", DEEP), "row 41: is nested more than 100 deep"),
+    "objects": ("a.jsonl", _nested('{"a":', "}", DEEP) + GOOD, "row 1: is nested more than"),
+    "open lists": ("a.jsonl", GOOD + b'{"query":' + b"[" * DEEP, "row 41: is nested more than"),
+    "compressed": (
+        "a.jsonl.gz",
+        gzip.compress(GOOD + _nested("[", "]", DEEP)),
+        "row 41: is nested more than",
+    ),
+    "a bomb": (
+        "a.csv.gz",
+        gzip.compress(b"query\na\n" + b"x" * (MAX_LINE_BYTES + (32 << 20)), 1),
+        "a.csv.gz, row 3: has more than 64 MiB without a line break",
+    ),
+    "many columns": (
+        "a.csv",
+        b"query" + b",x" * (1 << 20) + b"\n",
+        "an open quote, or over 1048576 bytes",
+    ),
+    "a key twice": ("a.jsonl", GOOD + b'\n{"query": "a", "query": "b"}\n', "row 42: .*twice"),
+    "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41: .*surrogate"),
+    "pretty-printed": (
+        "a.json",
+        json.dumps([{"query": "a"}], indent=1).encode(),
+        "row 1: .*per line",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_cannot_be_read_is_reported(case: str, tmp_path: Path) -> None:
-    name, content, message = BROKEN[case]
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_cannot_be_read_is_an_error_with_file_and_row(case: str, tmp_path: Path) -> None:
+    name, content, message = UNREADABLE[case]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(DatasetError, match=message) as error:
         _read(tmp_path / name, "query")
-    assert message in str(error.value)
-    assert name in str(error.value)
+    assert str(tmp_path / name) in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
-def test_missing_sources(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="there is no file or folder"):
-        find_files(str(tmp_path / "none.csv"), ["query"])
-    with pytest.raises(DatasetError, match="holds no files"):
-        find_files(str(tmp_path), ["query"])
-    with pytest.raises(DatasetError, match="holds no files"):
-        find_files(str(tmp_path / "*.csv"), ["query"])
-    with pytest.raises(DatasetError, match="cannot open gopher"):
-        find_files("gopher://host/a.csv", ["query"])
+def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Path) -> None:
+    texts = ["[{" * DEEP, '\\"' + "[" * DEEP, "a"]
+    lines = [json.dumps({"query": text, "x": [[]] * 1000}) for text in texts]
+    lines.append(json.dumps({"query": "b"})[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}")
+    assert MAX_NESTING == 100
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    rows = _rows(tmp_path / "a.jsonl", "query")
+    assert [text for r in rows for text in r.cells["query"].to_pylist()] == [*texts, "b"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "dictionary.parquet"])
+def test_a_huge_cell_is_left_out_and_named(name: str, tmp_path: Path) -> None:
+    cells = ["a", "b" * (MAX_CELL_BYTES + 1), "c" * MAX_CELL_BYTES, "d"]
+    file, texts = tmp_path / name, pa.array(cells)
+    if name.endswith(".csv"):
+        file.write_text("\n".join(["query", *cells]))
+    elif name.endswith(".jsonl"):
+        file.write_text("\n".join(json.dumps({"query": cell}) for cell in cells))
+    else:
+        texts = texts.dictionary_encode() if "dictionary" in name else texts
+        pq.write_table(pa.table({"query": texts}), file)
+    rows = pa.concat_tables(batch.cells for batch in _rows(file, "query"))
+    assert rows["query"].to_pylist() == [cells[0], *cells[2:]]
+    (finding,) = _findings(file, "query")
+    row = {".csv": 3, ".jsonl": 2, ".parquet": 1}[file.suffix]
+    assert (finding.severity, finding.row, finding.column) == ("error", row, "query")
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "a.csv")
+    return str(folder / "a.csv")
+
+
+def _linked_device(folder: Path) -> str:
+    (folder / "a.csv").symlink_to("/dev/zero")
+    return str(folder / "a.csv")
+
+
+def _undecodable_in(folder: Path) -> str:
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.csv")).write_text("query\na\n")
+    return str(folder)
+
+
+NO_FILES: dict[str, tuple[Callable[[Path], str], str]] = {
+    "no file": (lambda folder: f"{folder}/none.csv", "there is no file or folder"),
+    "an empty folder": (lambda folder: f"{folder}/.", "holds no files"),
+    "a glob of nothing": (lambda folder: f"{folder}/*.csv", "holds no files"),
+    "an unknown store": (lambda _: "gopher://host/a.csv", "cannot open gopher"),
+    "a pipe": (_pipe, "is a pipe or a device; save its content to a file"),
+    "a device": (lambda _: "/dev/null", "is a pipe or a device"),
+    "a link to a device": (_linked_device, "is a pipe or a device"),
+    "a name of 300 letters": (lambda folder: f"{folder}/{'x' * 300}.csv", "File name too long"),
+    "a name with a zero": (lambda folder: f"{folder}/\0.csv", "NUL"),
+    "a name that is not UTF-8": (lambda folder: f"{folder}/\udcff.csv", "name is not UTF-8"),
+    "a file whose name is not UTF-8": (_undecodable_in, "name is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", NO_FILES)
+def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
+    source, message = NO_FILES[case]
+    with pytest.raises(DatasetError, match=message):
+        find_files(source(tmp_path), ["query"])
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -276,7 +383,7 @@ def test_random_bytes_are_cells_or_a_clear_error(content: bytes, name: str, tmp_
 
 
 def test_json_keeps_texts_that_look_like_times(tmp_path: Path) -> None:
-    lines = [{"query": "2026-01-01", "n": 1}, {"query": None, "n": 2}]
+    lines = [{"query": "2026-01-01", "n": 1, "x": 1}, {"query": None, "n": 2, "x": "other"}]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     found = _read(tmp_path / "a.jsonl", "query", "n")
     assert found["query"].tolist()[0] == "2026-01-01"
@@ -337,6 +444,8 @@ ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
     "ids that lost digits": (pa.array([2.0**63]), "write these ids as text"),
     "ids as float32": (pa.array([np.float32(16_777_218)]), "above 2\\*\\*24 have lost digits"),
     "ids as float16": (pa.array([np.float16(4096)]), "above 2\\*\\*11 have lost digits"),
+    "structs": (pa.array([{"a": 1}]), "cannot be read"),
+    "maps": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "cannot be read"),
 }
 
 
@@ -352,6 +461,7 @@ def test_columns_that_hold_no_texts_are_named(case: str, tmp_path: Path) -> None
 ID_COLUMNS: dict[str, tuple[pa.Array, str]] = {
     "whole floats": (pa.array([1.5e15]), "1500000000000000"),
     "a float32": (pa.array([7.0], pa.float32()), "7"),
+    "a float16": (pa.array(np.array([7], np.float16)), "7"),
     "large texts": (pa.array(["a"], pa.large_string()), "a"),
     "views": (pa.array(["a"], pa.string_view()), "a"),
     "a dictionary": (pa.array(["a"]).dictionary_encode(), "a"),

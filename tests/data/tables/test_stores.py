@@ -12,13 +12,15 @@ import fsspec
 import pandas as pd
 import pytest
 from conftest import RunHere, free_port
+from fsspec.implementations.memory import MemoryFileSystem
 from support import answers, running, the_error, wait_until
 
 from jobs import ingest
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.settings import Splits, UserTables
+from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.reading import files
 from ramen_ray.data.tables.reading.columns import text_column
 from ramen_ray.data.tables.reading.files import find_files
@@ -131,3 +133,36 @@ def test_other_stores_are_opened_by_fsspec() -> None:
     (file,) = find_files("memory://shop", ["query", "ad", "day"])
     assert file.partitions == {"day": "1"}
     assert file.header == ("query", "ad")
+
+
+class PartOfAStore(MemoryFileSystem):
+    """A store that lists what is below one folder only, and has errors of its own."""
+
+    protocol = "part"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("part://", "memory://"))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        if not self._strip_protocol(path).startswith("/shop/clicks"):
+            raise RuntimeError("HTTP 403: Access Denied")
+        return super().info(path, **options)
+
+    def find(self, path: str, **options: Any) -> Any:
+        self.info(path)
+        return super().find(path, **options)
+
+
+def test_a_store_that_may_not_be_listed_is_read_or_refused_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fsspec.register_implementation("part", PartOfAStore)
+    with fsspec.open("part://shop/clicks/a.csv", "wt") as file:
+        file.write("query,ad\nhat,1\n")
+    assert [file.header for file in find_files("part://shop/clicks", ["query"])] == [
+        ("query", "ad")
+    ]
+    assert "cannot see whether it has a log of which files are alive (HTTP 403" in caplog.text
+    with pytest.raises(DatasetError, match=r"^cannot open part://shop/other: HTTP 403"):
+        find_files("part://shop/other", ["query"])

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from conftest import RunHere
+from duckdb.func import ARROW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import (
@@ -25,10 +27,12 @@ from support import (
 )
 
 from jobs import ingest
+from ramen_ray.data.engine import engine, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.settings import Splits, UserTables
+from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.preparation.pipeline import prepare
@@ -232,6 +236,26 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "validation after test": (
         {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
         "is not before splits.test_from",
+    ),
+    "clicks from a day as a number": (
+        {"clicks_from": "20260405"},
+        "'20260405', outside the years 1990 to 2100",
+    ),
+    "a split by a day as a number": (
+        {"splits": Splits(test_from="20260405")},
+        "'20260405', outside the years 1990 to 2100",
+    ),
+    "a column of splits without its table": (
+        {"columns": Columns(query_split="part"), "queries": None},
+        "columns.query_split needs the table that has it",
+    ),
+    "splits by a table and a column": (
+        {"columns": Columns(query_split="part"), "query_splits": "s.csv"},
+        "columns.query_split and query_splits both say",
+    ),
+    "splits by a table and a time": (
+        {"query_splits": "s.csv", "splits": Splits(test_from="2026-03-01")},
+        "query_splits and splits.test_from both say",
     ),
 }
 
@@ -503,23 +527,52 @@ def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:
         import_tables(tables, tmp_path / "out")
 
 
-def test_a_killed_import_leaves_no_dataset_directory(run_here: RunHere, tmp_path: Path) -> None:
-    """Kill the process in the middle, then import again with the same command."""
-    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(100_000)]})
-    rows["ad"] = [f"ad {n % 3_000}" for n in range(100_000)]
-    rows.to_parquet(tmp_path / "clicks.parquet", row_group_size=10_000)
-    words = ["tables", "--clicks", str(tmp_path / "clicks.parquet")]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_import_that_is_ended_leaves_no_dataset_directory(
+    number: signal.Signals, run_here: RunHere, tmp_path: Path
+) -> None:
+    """End the process in the middle; after SIGKILL, import again with the same command."""
+    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(600_000)]})
+    rows["ad"] = [f"ad {n % 3_000}" for n in range(600_000)]
+    rows.to_csv(tmp_path / "clicks.csv", index=False)
+    words = ["tables", "--clicks", str(tmp_path / "clicks.csv")]
     words += ["--output", str(tmp_path / "out")]
     command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), *words]
-    importing = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    importing = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ".out-*/.engine-*"
     wait_until(lambda: list(tmp_path.glob(begun)) or importing.poll() is not None, begun)
     assert importing.poll() is None
-    importing.send_signal(signal.SIGKILL)
-    importing.wait(timeout=PATIENCE_S)
+    importing.send_signal(number)
+    _, said = importing.communicate(timeout=PATIENCE_S)
+    if number != signal.SIGKILL:
+        assert (importing.returncode, said) == (128 + number, "interrupted\n")
+        assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]
+        return
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
     code, printed = run_here(ingest, *words)
     assert code == 0, printed
     assert f"wrote out to {tmp_path / 'out'}" in printed
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000
+
+
+@pytest.mark.parametrize("where", ["stream", "function"])
+def test_ctrl_c_passes_through_the_engine(where: str, tmp_path: Path) -> None:
+    """DuckDB turns what a signal raises into errors of its own, in what it calls too."""
+
+    def interrupt(batches: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return batches
+
+    rows = pa.RecordBatchReader.from_batches(
+        pa.schema([("n", pa.int64())]),
+        (interrupt(pa.record_batch({"n": [n]})) for n in range(9)),
+    )
+    with pytest.raises(KeyboardInterrupt), engine(tmp_path) as connection:
+        if where == "stream":
+            connection.register("rows", rows)
+            run(connection, "reading", "CREATE TABLE read AS FROM rows")
+        of_batch = lambda column: interrupt(column.combine_chunks())  # noqa: E731
+        connection.create_function("end_it", of_batch, ["BIGINT"], "BIGINT", type=ARROW)
+        run(connection, "ending", "SELECT end_it(range) FROM range(9)")
+    assert not list(tmp_path.iterdir())

@@ -20,7 +20,8 @@ from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.clicks.settings import Splits, UserTables
+from ramen_ray.data.tables.column_names import Columns
 
 PAGE = (ROOT / "docs" / "from_a_warehouse.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "from_a_warehouse.sql").read_text(encoding="utf-8")

@@ -43,9 +43,10 @@ from ramen_ray.method.model.pretrained import (
     text_tokenizer,
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.orchestration.background.shortlists import embedding_dim
 from ramen_ray.orchestration.preparation.similar import add_similar
-from ramen_ray.orchestration.runs.components import build_model, embedding_dim
-from ramen_ray.orchestration.training.checks import check_config
+from ramen_ray.orchestration.run.build import build_model
+from ramen_ray.orchestration.run.checks import check_config
 
 WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]
 TEXTS = ["robin", "heron sloop ketch", "tango zeppelin", "maple alder " * 12, "waltz waltz robin"]
@@ -60,7 +61,6 @@ SIZES = {
 }
 MODELS = ["Bert", "Roberta", "MPNet", "GPT2"]
 CLOSE = 1e-5
-Change = Callable[[Any], None]
 
 
 def _tokenizer(**special: str) -> PreTrainedTokenizerFast:
@@ -173,12 +173,6 @@ def test_modules_that_training_would_leave_out_are_refused(case: str, tmp_path: 
     build_bag(str(tmp_path / "theirs"))  # has only the token embeddings
 
 
-def _edit(file: Path, change: Change) -> None:
-    content = json.loads(file.read_text()) if file.is_file() else {}
-    change(content)
-    file.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("file", "change", "fragment"),
     [
@@ -198,32 +192,30 @@ def _edit(file: Path, change: Change) -> None:
             lambda it: it.update(do_lower_case=True),
             "has do_lower_case, which its tokenizer does not do",
         ),
+        ("modules.json", "{", "modules.json"),
+        ("2_Dense/config.json", "{", "config.json"),
+        ("2_Dense/model.safetensors", "{", "model.safetensors"),
+        ("2_Dense/config.json", None, "no 2_Dense/config.json, which its modules.json needs"),
+        ("2_Dense/model.safetensors", None, "no 2_Dense/model.safetensors, which its modules.j"),
     ],
 )
-def test_settings_that_training_would_leave_out_are_refused(
-    file: str, change: Change, fragment: str, tmp_path: Path
+def test_files_that_are_damaged_or_ask_for_more_are_named(
+    file: str, change: Callable[[Any], None] | str | None, fragment: str, tmp_path: Path
 ):
     modules = ["mean", Dense(16, 8), Normalize()]
     _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
-    _edit(tmp_path / "theirs" / file, change)
+    path = tmp_path / "theirs" / file
+    if change is None:
+        path.unlink()
+    elif isinstance(change, str):
+        path.write_text(change)
+    else:
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        change(content)
+        path.write_text(json.dumps(content))
     with pytest.raises(EncoderError) as error:
         build_transformer(str(tmp_path / "theirs"))
     assert fragment in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "file", ["modules.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
-)
-def test_damaged_files_are_named(file: str, tmp_path: Path):
-    modules = ["mean", Dense(16, 8), Normalize()]
-    _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
-    (tmp_path / "theirs" / file).write_text("{")
-    with pytest.raises(EncoderError, match=file.rpartition("/")[2]):
-        build_transformer(str(tmp_path / "theirs"))
-    if file != "modules.json":
-        (tmp_path / "theirs" / file).unlink()
-        with pytest.raises(EncoderError, match=f"has no {file}, which its modules.json needs"):
-            build_transformer(str(tmp_path / "theirs"))
 
 
 def test_a_prompt_before_every_text_is_refused_and_others_are_noted(tmp_path: Path):

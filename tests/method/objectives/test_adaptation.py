@@ -1,6 +1,5 @@
 """Adaptive weights: the rule against loops, good and random graphs, workers, checkpoints."""
 
-import gc
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,25 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import csr_of, rows_of, run_in_two_processes
-from torch import Tensor, distributed, nn
+from short_runs import Run, build_sampler, run_two_workers
+from support import csr_of, rows_of
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights, gain, leads, rivals
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.encoder import Encoder, build_bag
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, train_steps
 
 LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}
@@ -35,31 +32,14 @@ STEP_SIZE = 0.01
 HIGHEST = 0.3
 
 
-def _sampler(data: Prepared, objective: Objective = OBJECTIVE) -> Sampler:
-    return Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
-
-
-def _state(
-    model: DualEncoder,
+def _begin(
+    encoder: Encoder,
     sampler: Sampler,
     objective: Objective = OBJECTIVE,
     step_size: float = STEP_SIZE,
-) -> TrainState:
-    optimizer = build_optimizer(model.encoder, 1e-2, weight_decay=0.01)
-    schedule, sources = build_schedule(optimizer, 4, 60), Sources(sampler.data.graphs)
+) -> Run:
     adaptive = AdaptiveWeights(objective, HIGHEST, step_size, torch.device("cpu"))
-    return TrainState(model, optimizer, schedule, sources, parts=[adaptive])
-
-
-def _bag(encoder_path: Path) -> DualEncoder:
-    return DualEncoder(build_bag(str(encoder_path)))
-
-
-def _weights(
-    state: TrainState, sampler: Sampler, stop: int, objective: Objective = OBJECTIVE
-) -> list[list[float]]:
-    """Train up to ``stop``; returns each step's weights (steps, terms)."""
-    return [state.weights.tolist() for _ in train_steps(state, sampler, objective, stop)]
+    return Run(encoder, sampler, objective, [adaptive], (1e-2, 0.01, None), (4, 60))
 
 
 def _loop_lead(
@@ -73,7 +53,7 @@ def _loop_lead(
 
 def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
     """Return each regulariser's gains in a step, row by row."""
-    batch = sampler.draw(step, Sources(sampler.data.graphs), list(sampler.data.graphs))
+    batch = sampler.draw(step, DrawState(sampler.data.graphs), list(sampler.data.graphs))
 
     def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
         texts = sampler.data.tables[table]
@@ -115,32 +95,16 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
 
 
 def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_path: Path) -> None:
-    model, sampler = _bag(encoder_path), _sampler(prepared_bag)
-    state = _state(model, sampler)
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    run = _begin(build_bag(str(encoder_path)), sampler)
     expected, moves = np.full(len(OBJECTIVE.terms) - 1, HIGHEST / 10), []
     for step in range(8):
-        gains = np.array(_loop_gains(model, sampler, step))
+        gains = np.array(_loop_gains(run.model, sampler, step))
         expected = np.clip(expected * np.exp(STEP_SIZE * gains), 0.01 * HIGHEST, HIGHEST)
-        (found,) = _weights(state, sampler, step + 1)
+        (found,) = run.weights(step + 1)
         assert found == pytest.approx([1.0, *expected], rel=1e-4)
         moves.append(gains)
     assert np.min(moves) < 0 < np.max(moves)
-
-
-def test_a_row_moves_ahead_of_its_nearest_rival() -> None:
-    corners = torch.eye(4)
-    candidates = torch.stack([corners[1], functional.normalize(corners[0] + corners[2], dim=0)])
-    free, taken = torch.tensor([[False, False]]), torch.tensor([[False, True]])
-    ahead = [
-        leads(corners[3:], candidates, rivals(corners[:1] @ candidates.T, positive))
-        for positive in (free, taken, torch.tensor([[True, True]]))
-    ]
-    torch.testing.assert_close(ahead[0], corners[3:] - candidates[1])
-    torch.testing.assert_close(ahead[1], corners[3:] - candidates[0])
-    assert not ahead[2].any(), "without a rival a row says nothing"
-    towards_own = gain(ahead[1], corners[:1], corners[3:])
-    towards_rival = gain(ahead[1], corners[:1], candidates[:1])
-    assert (towards_own.item(), towards_rival.item()) == (1, -1)
 
 
 def test_a_weight_stays_between_its_bounds_and_comes_back(tmp_path: Path) -> None:
@@ -151,9 +115,11 @@ def test_a_weight_stays_between_its_bounds_and_comes_back(tmp_path: Path) -> Non
     assert adaptive.weights.tolist() == pytest.approx([1.0, 0.004, 0.4])
     adaptive.move(torch.tensor([5.0, 100 * math.log(10), 0.0]))
     assert adaptive.weights.tolist() == pytest.approx([1.0, 0.04, 0.4])
-    assert adaptive.save(tmp_path) == pytest.approx(
-        {"task": 1.0, "R_x/links": 0.04, "R_z/links": 0.4}
-    )
+    kept = adaptive.save(tmp_path)
+    assert kept == pytest.approx({"task": 1.0, "R_x/links": 0.04, "R_z/links": 0.4})
+    again = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
+    again.restore(tmp_path, kept, DrawState({}))
+    assert again.weights.tolist() == adaptive.weights.tolist()
 
 
 def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
@@ -193,13 +159,9 @@ def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) ->
             graphs = {one: _shuffled(edges, draw) for one, edges in data.graphs.items()}
             known = {one: [edges] for one, edges in graphs.items()}
             data = replace(data, graphs=graphs, known_edges=known)
-        sampler = Sampler(data, 16, seed=3)
-        model = _bag(encoder_path)
-        model.encoder.embedding = nn.EmbeddingBag.from_pretrained(
-            embeddings, freeze=False, mode="mean"
-        )
-        state = _state(model, sampler, objective, step_size=0.05)
-        return _weights(state, sampler, 60, objective)[-1][1:]
+        encoder = build_bag(str(encoder_path))
+        encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, freeze=False, mode="mean")
+        return _begin(encoder, Sampler(data, 16, seed=3), objective, 0.05).weights(60)[-1][1:]
 
     random = [last_weights(np.random.default_rng(seed)) for seed in range(3)]
     assert np.max(random) < HIGHEST / 4 < HIGHEST * 0.99 < min(last_weights())
@@ -208,29 +170,21 @@ def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) ->
 def test_a_graph_that_lost_all_its_edges_moves_nothing(
     prepared_bag: Prepared, encoder_path: Path
 ) -> None:
-    sampler = _sampler(prepared_bag)
-    state = _state(_bag(encoder_path), sampler)
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    run = _begin(build_bag(str(encoder_path)), sampler)
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
-    state.sources = Sources(bare)
-    before = state.parts[0].weights.tolist()
-    assert _weights(state, sampler, 3) == [before] * 3
-
-
-def test_a_side_without_weight_has_none(prepared_bag: Prepared, encoder_path: Path) -> None:
-    objective = ramen_objective(LOSS, {"links": 0.1, "topics": 0.0}, {"topics": 0.2})
-    sampler = _sampler(prepared_bag, objective)
-    state = _state(_bag(encoder_path), sampler, objective)
-    assert np.shape(_weights(state, sampler, 5, objective)) == (5, 3)
+    run.state.draws = DrawState(bare)
+    before = run.state.parts[0].weights.tolist()
+    assert run.weights(3) == [before] * 3
 
 
 def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
     prepared_bag: Prepared, encoder_path: Path
 ) -> None:
-    sampler = _sampler(prepared_bag)
-    first = _weights(_state(_bag(encoder_path), sampler), sampler, 1)[0]
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    first = _begin(build_bag(str(encoder_path)), sampler).weights(1)[0]
     seldom = ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3)
-    state = _state(_bag(encoder_path), sampler, seldom)
-    moved = np.array(_weights(state, sampler, 4, seldom))
+    moved = np.array(_begin(build_bag(str(encoder_path)), sampler, seldom).weights(4))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
     start = np.array([1.0, *[HIGHEST / 10] * (len(first) - 1)])
@@ -238,45 +192,16 @@ def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
-    model, sampler = _bag(encoder_path), _sampler(Prepared(prepared))
-    state = _state(model, sampler)
-    state.model = nn.parallel.DistributedDataParallel(model)
-    weights = _weights(state, sampler, 6)
-    torch.save(weights, folder / f"{rank}.pt")
-    del state
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
+    sampler = build_sampler(Prepared(prepared), OBJECTIVE)
+    torch.save(_begin(build_bag(str(encoder_path)), sampler).weights(6), folder / f"{rank}.pt")
 
 
 def test_two_workers_move_the_weights_as_one(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
-    sampler = _sampler(prepared_bag)
-    expected = _weights(_state(_bag(encoder_path), sampler), sampler, 6)
-    run_in_two_processes(_two_workers, tmp_path, encoder_path, prepared_bag.path)
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    expected = _begin(build_bag(str(encoder_path)), sampler).weights(6)
+    run_two_workers(_two_workers, tmp_path, encoder_path, prepared_bag.path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert found[0] == found[1]
     assert np.array(found[0]) == pytest.approx(np.array(expected), rel=1e-4)
-
-
-def _parameters(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters())
-
-
-def test_a_resumed_run_has_the_same_weights(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> None:
-    sampler, model = _sampler(prepared_bag), _bag(encoder_path)
-    whole = _state(_bag(encoder_path), sampler)
-    expected = _weights(whole, sampler, 9)
-    first = _state(model, sampler)
-    before = _weights(first, sampler, 4)
-    save_checkpoint(tmp_path, model, first, 16, {})
-    second = _state(load_model(tmp_path), sampler)
-    restore_checkpoint(tmp_path, second)
-    assert before + _weights(second, sampler, 9) == expected
-    assert torch.equal(_parameters(second.model), _parameters(whole.model))

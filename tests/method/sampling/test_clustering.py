@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from ramen_ray.method.sampling import clustering
-from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, halve
+from ramen_ray.method.sampling.clustering import (
+    Clusters,
+    balanced_clusters,
+    count_clusters,
+    cut_in_two,
+)
 from ramen_ray.method.sampling.orders import clustered_order, num_steps
-
-SIZES = [(7, 2), (64, 8), (100, 3), (129, 16), (5, 5), (5, 9), (9, 1)]
 
 
 def _random_embeddings(num_rows: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -38,35 +41,44 @@ def _mean_cosine_within(embeddings: torch.Tensor, clusters: Clusters) -> float:
     return float(np.mean(means))
 
 
-@pytest.mark.parametrize(("num_rows", "size"), SIZES)
-def test_clusters_are_a_balanced_partition(num_rows: int, size: int) -> None:
-    clusters = balanced_clusters(_random_embeddings(num_rows), size, seed=0)
+@given(st.integers(1, 120), st.data())
+def test_clusters_are_a_balanced_partition(num_rows: int, data: st.DataObject) -> None:
+    num_clusters = data.draw(st.integers(1, num_rows))
+    clusters = balanced_clusters(_random_embeddings(num_rows), num_clusters, seed=0)
     sizes = [len(rows) for rows in _members(clusters)]
     assert sorted(clusters.rows.tolist()) == list(range(num_rows))
-    assert max(sizes) <= size
+    assert len(sizes) == num_clusters
     assert max(sizes) - min(sizes) <= 1
-    assert clusters.num_clusters == 1 or num_rows / (clusters.num_clusters // 2) > size
 
 
-def test_clusters_find_planted_groups() -> None:
-    embeddings, groups = _planted(num_groups=32, group_size=16)
-    found = balanced_clusters(embeddings, 16, seed=0)
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_rows_are_halved_until_no_cluster_is_too_large(num_rows: int, size: int) -> None:
+    num_clusters = count_clusters(num_rows, size)
+    assert num_clusters.bit_count() == 1
+    assert num_rows <= num_clusters * size
+    assert num_clusters == 1 or num_rows > num_clusters // 2 * size
+
+
+@pytest.mark.parametrize("num_groups", [32, 11, 5])
+def test_clusters_find_planted_groups(num_groups: int) -> None:
+    embeddings, groups = _planted(num_groups, group_size=16)
+    found = balanced_clusters(embeddings, num_groups, seed=0)
     shuffled = Clusters(np.random.default_rng(0).permutation(len(groups)), found.num_clusters)
-    assert _mean_cosine_within(embeddings, found) > 0.7
-    assert _mean_cosine_within(embeddings, shuffled) < 0.2
+    assert _mean_cosine_within(embeddings, found) > 0.65
+    assert _mean_cosine_within(embeddings, shuffled) < 0.3
     purity = [np.bincount(groups[rows]).max() / len(rows) for rows in _members(found)]
     assert np.mean(purity) > 0.75
 
 
 def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch) -> None:
     embeddings = _random_embeddings(300)
-    first = balanced_clusters(embeddings, 8, seed=4)
-    assert balanced_clusters(embeddings, 8, seed=4).rows.tolist() == first.rows.tolist()
-    assert balanced_clusters(embeddings, 8, seed=5).rows.tolist() != first.rows.tolist()
+    first = balanced_clusters(embeddings, 50, seed=4)
+    assert balanced_clusters(embeddings, 50, seed=4).rows.tolist() == first.rows.tolist()
+    assert balanced_clusters(embeddings, 50, seed=5).rows.tolist() != first.rows.tolist()
     monkeypatch.setattr(clustering, "MAX_SAMPLE", 32)
-    sampled = balanced_clusters(_planted(8, 32)[0], 32, seed=4)
+    sampled = balanced_clusters(_planted(8, 32)[0], 8, seed=4)
     monkeypatch.setattr(clustering, "ROWS_AT_ONCE", 50)
-    in_pieces = balanced_clusters(_planted(8, 32)[0], 32, seed=4)
+    in_pieces = balanced_clusters(_planted(8, 32)[0], 8, seed=4)
     for clusters in (sampled, in_pieces):
         assert _mean_cosine_within(_planted(8, 32)[0], clusters) > 0.6
 
@@ -89,7 +101,7 @@ def test_a_level_equals_two_means_on_each_cluster_alone(monkeypatch) -> None:
     monkeypatch.setattr(clustering, "LEAST_GAIN", -1.0)
     embeddings, rows = _random_embeddings(96), torch.randperm(96)
     rows = rows.flip(0)
-    halved = halve(embeddings, rows, 8, torch.Generator())
+    halved = cut_in_two(embeddings, rows, torch.arange(17), torch.Generator())
     for start in range(0, 96, 12):
         found = halved[start : start + 12].tolist()
         sides = {frozenset(found[:6]), frozenset(found[6:])}
@@ -101,7 +113,8 @@ def _clustered(draw_value):
     """Clusters of a random permutation, and a batch size that four workers can share."""
     batch_size = 4 * draw_value(st.integers(1, 6))
     num_queries = batch_size + draw_value(st.integers(0, 100))
-    num_clusters = 2 ** draw_value(st.integers(0, int(np.log2(num_queries))))
+    steps = num_steps(num_queries, batch_size)
+    num_clusters = draw_value(st.sampled_from([1, 4, steps]) | st.integers(1, num_queries))
     seed = draw_value(st.integers(0, 99))
     return Clusters(np.random.default_rng(seed).permutation(num_queries), num_clusters), batch_size
 
@@ -128,3 +141,16 @@ def test_clusters_stay_together_and_their_order_changes_with_the_epoch() -> None
     for order in orders:
         assert {frozenset(four) for four in order.reshape(-1, 4).tolist()} == together
     assert len({order.tobytes() for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("num_queries", [40, 47, 8, 15])
+def test_as_many_clusters_as_batches_fill_one_each(num_queries: int) -> None:
+    steps = num_queries // 8
+    clusters = Clusters(np.random.default_rng(0).permutation(num_queries), steps)
+    members, taken = [set(rows) for rows in _members(clusters)], set()
+    for epoch in range(40):
+        batches = [set(rows) for rows in clustered_order(clusters, 8, range(8), 0, epoch).tolist()]
+        of_batches = [[batch <= own for own in members].index(True) for batch in batches]
+        assert sorted(of_batches) == list(range(steps)), "each batch is of a cluster of its own"
+        taken |= set().union(*batches)
+    assert taken == set(range(num_queries)), "no query is left out forever"

@@ -1,6 +1,6 @@
 """The draws: the same global batches for any number of workers, and the right distributions."""
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from support import csr_of, rows_of
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
-from ramen_ray.method.sampling.batches import Batch, Sampler, Sources
-from ramen_ray.method.sampling.draws import draw_several_ads
+from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
+from ramen_ray.method.sampling.draws import draw_ads
 from ramen_ray.method.sampling.orders import num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -38,41 +38,32 @@ def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
 
 
 @given(shapes(), st.sampled_from([2, 4]))
-def test_workers_together_order_the_queries_as_one_does(shape, num_workers):
+def test_an_epoch_takes_each_query_once_but_for_a_remainder_whatever_the_workers(
+    shape, num_workers
+):
+    num_queries, batch_size, _, _ = shape
     orders = _orders_of_workers(*shape, num_workers)
     (whole,) = _orders_of_workers(*shape, 1)
     assert np.concatenate(orders, axis=1).tolist() == whole.tolist()
     shares = [set(order.flatten().tolist()) for order in orders]
     for before, after in pairwise(shares):
         assert max(before) < min(after)
-
-
-@given(shapes())
-def test_an_epoch_takes_each_query_at_most_once_and_leaves_out_the_remainder(shape):
-    num_queries, batch_size, _, _ = shape
-    (order,) = _orders_of_workers(*shape, 1)
-    rows = order.flatten().tolist()
-    assert order.shape == (num_steps(num_queries, batch_size), batch_size)
-    assert len(rows) == num_queries - num_queries % batch_size
-    assert len(set(rows)) == len(rows)
+    rows = whole.flatten().tolist()
+    assert whole.shape == (num_steps(num_queries, batch_size), batch_size)
+    assert len(set(rows)) == len(rows) == num_queries - num_queries % batch_size
     assert set(rows) <= set(range(num_queries))
 
 
-def test_orders_differ_between_epochs_and_seeds_but_repeat_for_the_same_ones():
+def test_orders_change_with_epoch_and_seed_and_leave_no_query_out_forever():
     orders = {
-        (seed, epoch): random_order(101, 8, range(8), seed, epoch).tobytes()
-        for seed in range(3)
-        for epoch in range(3)
+        (seed, epoch): random_order(103, 8, range(8), seed, epoch)
+        for seed in range(2)
+        for epoch in range(40)
     }
-    assert len(set(orders.values())) == len(orders)
-    assert random_order(101, 8, range(8), 1, 2).tobytes() == orders[1, 2]
-
-
-def test_no_query_is_left_out_forever():
-    taken = set()
-    for epoch in range(40):
-        taken |= set(random_order(103, 8, range(8), 0, epoch).flatten().tolist())
-    assert taken == set(range(103))
+    assert len({order.tobytes() for order in orders.values()}) == len(orders)
+    assert random_order(103, 8, range(8), 1, 2).tolist() == orders[1, 2].tolist()
+    taken = np.concatenate([order for (seed, _), order in orders.items() if seed == 0])
+    assert set(taken.flatten().tolist()) == set(range(103))
 
 
 def _columns(batch: Batch) -> np.ndarray:
@@ -101,13 +92,13 @@ def test_global_batches_do_not_depend_on_the_workers(
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
     clusters = batches.Clusters(draw.permutation(num_queries), 8) if clustered else None
     shortlists = draw.integers(0, 40, size=(num_queries, 9), dtype=np.int32)
-    sources = Sources(data.graphs, clusters, shortlists)
+    draws = DrawState(data.graphs, clusters, shortlists)
 
     def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
         monkeypatch.setattr(batches, "world", lambda: (rank, world_size))
         sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in steps]
+        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in steps]
         return [np.column_stack([_columns(batch), _nodes(batch)]) for batch in drawn]
 
     whole = draws_of(0, 1)
@@ -120,7 +111,7 @@ def test_global_batches_do_not_depend_on_the_workers(
 def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
     """Draw a batch of all queries."""
     sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
-    return sampler.draw(step, Sources(data.graphs), list(data.graphs))
+    return sampler.draw(step, DrawState(data.graphs), list(data.graphs))
 
 
 def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
@@ -138,14 +129,17 @@ def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
         for node, anchor in zip(nodes.tolist(), anchors.tolist(), strict=True):
             assert anchor in (linked[node] or [-1])
         assert (anchors == -1).any()
+    for regularizer, (nodes, _) in _one_batch(data).anchors.items():
+        # where all queries have clicks, the batch has them all
+        assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
 
 
 def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     clusters = batches.Clusters(np.arange(len(data.query_ids))[::-1].copy(), 1)
     sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
-    sources = [Sources(data.graphs), Sources(data.graphs, clusters)]
-    one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in sources)
+    draws = [DrawState(data.graphs), DrawState(data.graphs, clusters)]
+    one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in draws)
     assert one.tolist() != other.tolist()
     assert sorted(one.tolist()) == sorted(other.tolist())
 
@@ -153,8 +147,8 @@ def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: 
 def test_only_requested_regularisers_are_drawn(prepared: Prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     sampler = Sampler(data, 16, seed=0)
-    full = sampler.draw(0, Sources(data.graphs), REGULARIZERS)
-    part = sampler.draw(0, Sources(data.graphs), REGULARIZERS[2:3])
+    full = sampler.draw(0, DrawState(data.graphs), REGULARIZERS)
+    part = sampler.draw(0, DrawState(data.graphs), REGULARIZERS[2:3])
     assert list(part.anchors) == REGULARIZERS[2:3]
     drawn = part.anchors[REGULARIZERS[2]].anchors
     assert drawn.tolist() == full.anchors[REGULARIZERS[2]].anchors.tolist()
@@ -164,8 +158,8 @@ def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     clicks = csr_of([[0, 1]] * 10)
     edges = csr_of([[7], [1, 3], [], [2], [4]])
     data = TrainingData(np.arange(10), clicks, {REGULARIZERS[1]: edges}, {}, {})
-    sampler, sources = Sampler(data, 10, seed=0), Sources(data.graphs)
-    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(NUM_EPOCHS)]
+    sampler, draws = Sampler(data, 10, seed=0), DrawState(data.graphs)
+    drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(NUM_EPOCHS)]
     nodes, anchors = np.concatenate([batch.anchors[REGULARIZERS[1]] for batch in drawn], axis=1)
     _assert_shares(nodes, {0: 1, 1: 1, 3: 1, 4: 1})
     _assert_shares(anchors[nodes == 1], {1: 1, 3: 1})
@@ -181,8 +175,8 @@ def test_rarely_clicked_nodes_are_drawn_more_often():
     of_queries = csr_of([[0], [1], [], [2]])
     graphs = {REGULARIZERS[0]: of_queries, REGULARIZERS[1]: edges}
     data = TrainingData(np.arange(4), clicks, graphs, {}, {})
-    sampler, sources = Sampler(data, 3, seed=0, nodes="rare"), Sources(graphs)
-    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
+    sampler, draws = Sampler(data, 3, seed=0, nodes="rare"), DrawState(graphs)
+    drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
     for regularizer, shares in (
         (REGULARIZERS[0], {0: 1 / 3, 1: 1 / 2, 3: 1}),
         (REGULARIZERS[1], {0: 1 / 2, 1: 1 / 4, 2: 1, 4: 1}),
@@ -197,18 +191,12 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
     clicks, edges = csr_of([[0], [1], [0], [], []]), csr_of([[0], [], [1], [2], [3]])
     data = TrainingData(np.arange(5), clicks, {REGULARIZERS[0]: edges}, {}, {})
     for nodes, expected in (("all", {0, 2, 3, 4}), ("clicked", {0, 1, 2})):
-        sampler, sources = Sampler(data, 3, seed=0, nodes=nodes), Sources(data.graphs)
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(30)]
+        sampler, draws = Sampler(data, 3, seed=0, nodes=nodes), DrawState(data.graphs)
+        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(30)]
         assert sampler.steps_per_epoch == 1
         assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
         found = np.concatenate([batch.anchors[REGULARIZERS[0]].nodes for batch in drawn])
         assert set(found.tolist()) == expected
-
-
-def test_where_all_queries_have_clicks_the_batch_has_all_nodes(prepared: Prepared):
-    batch = _one_batch(TrainingData.from_prepared(prepared, REGULARIZERS))
-    for regularizer, (nodes, _) in batch.anchors.items():
-        assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
 
 
 def test_nodes_follow_the_graph_that_they_are_drawn_from():
@@ -216,8 +204,8 @@ def test_nodes_follow_the_graph_that_they_are_drawn_from():
     data = TrainingData(np.arange(2), csr_of([[0], [1]]), {REGULARIZERS[1]: first}, {}, {})
     sampler = Sampler(data, 2, seed=0)
     for edges, expected in ((first, {0, 1, 2}), (pruned, {1}), (csr_of([[]] * 3), {-1})):
-        sources = Sources({REGULARIZERS[1]: edges})
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(20)]
+        draws = DrawState({REGULARIZERS[1]: edges})
+        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(20)]
         found = np.concatenate([batch.anchors[REGULARIZERS[1]].anchors for batch in drawn])
         assert set(found.tolist()) == expected
 
@@ -237,8 +225,8 @@ def _made(clicks: Csr, graphs: Graphs) -> TrainingData:
 def _epochs(data: TrainingData, seed: int = 0, **settings) -> np.ndarray:
     """Draws of all queries in many epochs."""
     sampler = Sampler(data, len(data.query_ids), seed=seed, **settings)
-    sources = Sources(data.graphs)
-    found = [sampler.draw(epoch, sources, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
+    draws = DrawState(data.graphs)
+    found = [sampler.draw(epoch, draws, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
     return np.concatenate([_columns(batch)[np.argsort(batch.queries)] for batch in found])
 
 
@@ -261,11 +249,10 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
 
 
 def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
-    data = _made(csr_of([[0, 1, 4]]), {})
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
-    _assert_shares(_epochs(data, clicks=weighted)[:, 1], {0: 1, 1: 6, 4: 3})
-    _assert_shares(_epochs(data)[:, 1], {0: 1, 1: 1, 4: 1})
+    drawn = _epochs(_made(csr_of([[0, 1, 4]]), {}), clicks=weighted)
+    _assert_shares(drawn[:, 1], {0: 1, 1: 6, 4: 3})
 
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
@@ -286,23 +273,10 @@ def test_draws_change_with_the_seed_and_the_epoch():
     assert (by_epoch[1:] != by_epoch[:-1]).mean() > 0.9
 
 
-def test_nodes_without_edges_draw_minus_one():
-    graphs = dict(zip(REGULARIZERS, (csr_of([[], [4]]), csr_of([[2], []])), strict=False))
-    drawn = _columns(_one_batch(_made(csr_of([[1], [0]]), graphs), nodes="clicked"))
-    assert sorted(drawn.tolist()) == [[0, 1, -1, -1], [1, 0, 4, 2]]
-
-
-def test_without_shortlists_the_columns_of_hard_negatives_are_empty(prepared: Prepared):
-    data = TrainingData.from_prepared(prepared, [])
-    batch = _one_batch(data, num_hard_negatives=3)
-    assert batch.hard_negatives.shape == (len(data.query_ids), 3)
-    assert (batch.hard_negatives == -1).all()
-
-
 def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:
     """Draw for every row in many epochs; returns (epochs, rows, ads)."""
     rows = np.arange(clicks.num_rows)
-    drawn = [draw_several_ads(clicks, rows, rows + 7, num_ads, (3, e)) for e in range(num_epochs)]
+    drawn = [draw_ads(clicks, rows, rows + 7, (3, e), num_ads) for e in range(num_epochs)]
     return np.stack(drawn)
 
 
@@ -326,7 +300,7 @@ def test_several_ads_are_drawn_uniformly_and_depend_on_the_query_only():
         assert stats.chisquare(counts).pvalue > 0.001
         firsts = [(drawn[:, row, 0] == ad).sum() for ad in clicked]
         assert stats.chisquare(firsts).pvalue > 0.001
-    alone = draw_several_ads(clicks, np.array([1]), np.array([8]), 2, (3, 5))
+    alone = draw_ads(clicks, np.array([1]), np.array([8]), (3, 5), 2)
     assert alone.tolist() == drawn[5, [1]].tolist()
 
 
@@ -339,7 +313,7 @@ def test_several_ads_do_not_depend_on_the_weights_of_other_queries():
     query = np.array([7])
     for epoch in range(100):
         drawn = [
-            draw_several_ads(clicks, np.array([row]), query, 2, (3, epoch)).tolist()
+            draw_ads(clicks, np.array([row]), query, (3, epoch), 2).tolist()
             for clicks, row in ((alone, 0), (beside, 0), (last, 1))
         ]
         assert drawn[0] == drawn[1] == drawn[2]
@@ -356,12 +330,8 @@ def test_several_ads_too_light_to_count_are_drawn_alike():
 def test_several_ads_follow_the_clicks_weights():
     rows, ads, weights = np.array([0, 0, 0]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0])
     drawn = _several(Csr.from_pairs(rows, ads, 1, weights), 2, num_epochs=4000)[:, 0]
-    expected = []
-    for first, second in ((4, 6), (4, 9), (6, 4), (6, 9), (9, 4), (9, 6)):
-        share = dict(zip(ads.tolist(), (weights / weights.sum()).tolist(), strict=True))
-        expected.append(share[first] * share[second] / (1 - share[first]))
-    found = [
-        (drawn == pair).all(axis=1).sum()
-        for pair in ((4, 6), (4, 9), (6, 4), (6, 9), (9, 4), (9, 6))
-    ]
+    share = dict(zip(ads.tolist(), (weights / weights.sum()).tolist(), strict=True))
+    pairs = list(permutations(ads.tolist(), 2))
+    expected = [share[first] * share[second] / (1 - share[first]) for first, second in pairs]
+    found = [(drawn == pair).all(axis=1).sum() for pair in pairs]
     assert stats.chisquare(found, np.array(expected) * 4000).pvalue > 0.001

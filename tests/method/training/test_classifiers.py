@@ -1,6 +1,5 @@
 """Classifiers: their terms against loops, what a step moves, workers, resuming, saving."""
 
-import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,20 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from support import run_in_two_processes
-from torch import Tensor, distributed
+from short_runs import run_two_workers
+from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.bases.combination import Part
+from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.sampling.batches import Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.checkpoints import (
@@ -29,10 +26,11 @@ from ramen_ray.method.training.checkpoints import (
     save_checkpoint,
     save_shares,
 )
-from ramen_ray.method.training.classifier_part import ClassifierPart
+from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import global_losses, train_steps
-from ramen_ray.orchestration.runs.components import (
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,
     build_objective,
@@ -79,7 +77,7 @@ class Run:
         size = (len(data.queries["train"]), 4)
         lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
         self.state = build_state(config, self.model, self.model, self.sampler)
-        self.state.sources = Sources(training_data.graphs, shortlists=lists)
+        self.state.draws = DrawState(training_data.graphs, shortlists=lists)
 
     @property
     def part(self) -> ClassifierPart:
@@ -97,7 +95,7 @@ class Run:
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
     steps, device = range(1, 2), run.model.device
-    (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
+    (inputs,) = step_inputs(run.sampler, run.state.draws, run.objective, steps, device)
     encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
@@ -156,7 +154,7 @@ def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepa
     vectors = run.model.classifiers.vectors
     run.losses(1)
     before, moments = vectors.clone(), _moments(run)
-    batch = run.sampler.draw(1, run.state.sources, [])
+    batch = run.sampler.draw(1, run.state.draws, [])
     pool = np.unique(np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()]))
     others = np.setdiff1d(np.arange(len(vectors)), pool)
     run.losses(2)
@@ -189,14 +187,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 
 def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> None:
     """Train three steps on one of two workers, save, evaluate; replicated, then shared out."""
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
     for sharded in (False, True):
         run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))
-        trained = torch.nn.parallel.DistributedDataParallel(run.model)
-        run.state.model = trained
+        run.state.model = torch.nn.parallel.DistributedDataParallel(run.model)
         found = {"losses": run.losses(3), "held": len(run.model.classifiers.held)}
         found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
         checkpoint = folder / f"sharded-{sharded}"
@@ -205,15 +198,12 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
         else:
             save_shares(checkpoint, run.state)
         torch.save(found, folder / f"{sharded}-{rank}.pt")
-        del trained, run
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
 
 
 def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
     config: RunConfig, prepared_bag: Prepared, tmp_path: Path
 ):
-    run_in_two_processes(_two_workers, tmp_path, config, prepared_bag.path)
+    run_two_workers(_two_workers, tmp_path, config, prepared_bag.path)
     alone = Run(config, prepared_bag)
     expected = alone.losses(3)
     metrics = evaluate(alone.model, prepared_bag, "validation", Propensity())[0]
@@ -303,18 +293,6 @@ def test_vectors_of_ads_follow_from_those_of_queries(
     by_classifier = model.with_classifiers(by_text, ads)
     np.testing.assert_allclose(by_classifier, model.embed_ads(prepared_bag.ads, ads), atol=1e-6)
     assert (by_classifier == by_text).all() == (part == "encoder")
-
-
-def test_sentence_transformers_loads_the_encoder_with_its_projection(
-    config: RunConfig, prepared_bag: Prepared, dataset_path: Path, tmp_path: Path
-):
-    run = Run(config, prepared_bag)
-    run.losses(2)
-    run.save(tmp_path)
-    texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
-    theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu").encode(texts)
-    ours = load_model(tmp_path, part="encoder").embed_ads(prepared_bag.ads, np.arange(len(texts)))
-    np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
 def test_a_folder_without_classifiers_cannot_answer_by_them(

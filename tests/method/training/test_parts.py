@@ -4,23 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from short_runs import Run, build_sampler
 from torch import Tensor
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.parts import Part
-from ramen_ray.method.sampling.training_data import QUERIES, TrainingData
-from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.training_data import QUERIES
+from ramen_ray.method.training.checkpoints import restore_checkpoint
 
 
-class Shift(Part):
+class Shift(StepPart):
     """A vector that is learnt beside the model and added to the queries for a term of its own."""
 
     name = "shift"
@@ -47,18 +45,9 @@ class Shift(Part):
     def save(self, folder: Path) -> Tensor:
         return self.vector.detach()
 
-    def restore(self, folder: Path, content: Tensor, sources: Sources) -> Sources:
+    def restore(self, folder: Path, content: Tensor, draws: DrawState) -> DrawState:
         self.vector = content.requires_grad_()
-        return sources
-
-
-class Counting(Part):
-    """Draws from other sources after each advance."""
-
-    name = "counting"
-
-    def advance(self, step: int, sources: Sources) -> Sources:
-        return replace(sources, graphs={}) if step else sources
+        return draws
 
 
 def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
@@ -69,44 +58,20 @@ def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
         Term("pull", 1.0, lambda encoded: (encoded.added["moved"] - 1).square().sum(dim=1).mean())
     ]
     objective = ramen_objective(TripletLoss(0.3, 4), {}, {}, 1, task)
-    sampler = Sampler(TrainingData.from_prepared(prepared_bag, []), 16, seed=3)
+    sampler = build_sampler(prepared_bag, objective)
 
-    def begin() -> tuple[TrainState, Shift]:
-        model = DualEncoder(build_bag(str(encoder_path)))
-        shift = Shift(model.dim)
-        optimizer = build_optimizer(model.encoder, 0.0, 0.0)
-        schedule = build_schedule(optimizer, 1, 100)
-        parts = [shift, Counting()]
-        return TrainState(model, optimizer, schedule, Sources({}), parts=parts), shift
+    def begin() -> tuple[Run, Shift]:
+        encoder = build_bag(str(encoder_path))
+        shift = Shift(encoder.dim)
+        return Run(encoder, sampler, objective, [shift], (0.0, 0.0, None)), shift
 
-    state, shift = begin()
-    losses = [float(one) for one in train_steps(state, sampler, objective, 20)]
+    run, shift = begin()
+    losses = run.train(20)
     assert shift.turns == ["before", "weigh", "after"] * 20
-    assert state.weights.tolist() == [2.0]
-    assert losses[-1] < losses[0] / 5
-    save_checkpoint(tmp_path, state.model, state, 16, {})
+    assert run.state.weights.tolist() == [2.0]
+    assert losses[-1][0] < losses[0][0] / 5
+    run.save(tmp_path)
     resumed, again = begin()
-    restore_checkpoint(tmp_path, resumed)
+    restore_checkpoint(tmp_path, resumed.state)
     assert torch.equal(again.vector, shift.vector)
-    assert list(train_steps(resumed, sampler, objective, 22)) == list(
-        train_steps(state, sampler, objective, 22)
-    )
-
-
-def test_parts_prepare_what_the_next_steps_are_drawn_from(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
-    model = DualEncoder(build_bag(str(encoder_path)))
-    optimizer = build_optimizer(model.encoder, 0.1, 0.0)
-    data = TrainingData.from_prepared(
-        prepared_bag, ramen_objective(TripletLoss(0.3, 4), {"links": 0.1}, {}).regularizers
-    )
-    sources = Sources(data.graphs)
-    state = TrainState(
-        model, optimizer, build_schedule(optimizer, 1, 9), sources, parts=[Counting()]
-    )
-    state.advance()
-    assert state.sources == sources
-    state.step = 3
-    state.advance()
-    assert state.sources.graphs == {}
+    assert resumed.train(22) == run.train(22)

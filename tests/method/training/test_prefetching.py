@@ -11,20 +11,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from support import run_in_two_processes
-from torch import Tensor, distributed
+from short_runs import Run, build_sampler, run_two_workers
+from torch import Tensor
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training import step as step_module
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import prefetched, step_inputs
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step import train_steps
 
 CPU = torch.device("cpu")
 WEIGHTS = {"links": 0.3, "topics": 0.2}
@@ -37,14 +35,13 @@ def _threads() -> list[threading.Thread]:
 
 
 def _sampler(data: Prepared) -> Sampler:
-    training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
-    return Sampler(training_data, 16, seed=3, num_hard_negatives=2)
+    return build_sampler(data, OBJECTIVE, num_hard_negatives=2)
 
 
-def _sources(sampler: Sampler) -> Sources:
+def _sources(sampler: Sampler) -> DrawState:
     num_queries = len(sampler.data.query_ids)
     ads = np.arange(num_queries * 4, dtype=np.int32).reshape(num_queries, 4) % 40
-    return Sources(sampler.data.graphs, shortlists=ads)
+    return DrawState(sampler.data.graphs, shortlists=ads)
 
 
 def _arrays(inputs: StepInputs) -> list[Any]:
@@ -105,11 +102,11 @@ def test_an_error_is_raised_in_the_place_of_its_item() -> None:
 def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
     sampler = _sampler(prepared_bag)
     steps = range(1, 3 * sampler.steps_per_epoch)
-    sources = _sources(sampler)
+    draws = _sources(sampler)
     plain, ahead = (
         [
             _arrays(inputs)
-            for inputs in step_inputs(_sampler(prepared_bag), sources, OBJECTIVE, steps, CPU, on)
+            for inputs in step_inputs(_sampler(prepared_bag), draws, OBJECTIVE, steps, CPU, on)
         ]
         for on in (False, True)
     )
@@ -119,9 +116,6 @@ def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
 
 
 def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
     sampler = _sampler(Prepared(prepared))
     plain, ahead = (
         [_arrays(i) for i in step_inputs(sampler, _sources(sampler), OBJECTIVE, range(5), CPU, on)]
@@ -132,24 +126,21 @@ def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
     losses = [_train(sampler, encoder, on) for on in (False, True)]
     assert losses[0] == losses[1]
     assert not _threads()
-    distributed.destroy_process_group()
 
 
 def _train(sampler: Sampler, encoder: Path, prefetch: bool) -> list[list[float]]:
     """Train five steps, which have collectives of their own; returns this worker's losses."""
-    model = build_bag(str(encoder))
-    optimizer = build_optimizer(model, 1e-3, 0.01)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    state = TrainState(wrapped, optimizer, build_schedule(optimizer, 1, 9), _sources(sampler))
+    run = Run(build_bag(str(encoder)), sampler, OBJECTIVE)
+    run.state.draws = _sources(sampler)
     with patch.object(step_module, "step_inputs", partial(step_inputs, prefetch=prefetch)):
-        return [losses.tolist() for losses in train_steps(state, sampler, OBJECTIVE, 5)]
+        return run.train(5)
 
 
 @pytest.mark.slow
 def test_two_workers_have_the_same_inputs_with_a_thread(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ) -> None:
-    run_in_two_processes(_worker, tmp_path, prepared_bag.path, encoder_path)
+    run_two_workers(_worker, tmp_path, prepared_bag.path, encoder_path)
 
 
 class _Fails(torch.nn.Module):
@@ -176,9 +167,9 @@ def test_the_thread_ends_with_the_training(
 
     monkeypatch.setattr("ramen_ray.method.training.step.step_inputs", on_a_thread)
     encoder, sampler = build_bag(str(encoder_path)), _sampler(prepared_bag)
-    optimizer = build_optimizer(encoder, 1e-3, 0.01)
-    model = _Fails(encoder) if ends == "by an error" else encoder
-    state = TrainState(model, optimizer, build_schedule(optimizer, 1, 9), _sources(sampler))
+    state = Run(encoder, sampler, OBJECTIVE).state
+    if ends == "by an error":
+        state.model = _Fails(encoder)
     steps = train_steps(state, sampler, OBJECTIVE, 5)
     next(steps)
     assert _threads()

@@ -7,7 +7,6 @@ change that is meant to change the numbers, record them again:
     pytest tests/method/training/test_record.py --record
 """
 
-import gc
 import hashlib
 import json
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import run_in_two_processes
-from torch import distributed, nn
+from short_runs import Run, build_encoder, run_two_workers
+from torch import distributed
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
@@ -27,19 +26,17 @@ from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 RECORD = Path(__file__).parent / "record.json"
 BATCH_SIZE = 16
@@ -82,31 +79,26 @@ class RecordedRun:
     def __init__(self, case: Case, encoder: Path, prepared: dict[str, Path], folder: Path) -> None:
         self.case, self.folder = case, folder
         self.data = Prepared(prepared[case.kind])
-        build = {"bag": build_bag, "transformer": build_transformer}[case.kind]
-        self.model = DualEncoder(build(str(encoder)))
         loss = TripletLoss(0.3, 4, case.softmax_weighting)
         task = [task_term(SoftmaxLoss(0.05))] if case.base == "depsl" else []
-        self.objective = ramen_objective(loss, *LAMBDAS, case.every_steps, task)
+        objective = ramen_objective(loss, *LAMBDAS, case.every_steps, task)
+        self.regularizers = objective.regularizers
         self.edges = self._walked() if case.walked else self.data.path / "edges"
-        regularizers = self.objective.regularizers
-        training_data = TrainingData.from_prepared(self.data, regularizers, self.edges)
+        training_data = TrainingData.from_prepared(self.data, self.regularizers, self.edges)
         num_hard_negatives = 2 if case.base in {"ance", "depsl"} else 0
         num_ads = 2 if case.base == "depsl" else 1
-        self.sampler = Sampler(
+        sampler = Sampler(
             training_data, BATCH_SIZE, 3, None, num_hard_negatives, case.nodes, num_ads
         )
-        optimizer = build_optimizer(self.model.encoder, 2e-2, 0.01, 5e-2)
-        schedule = build_schedule(optimizer, 2, STEPS_PER_EPOCH * EPOCHS)
-        trained: nn.Module = self.model
-        if distributed.is_initialized():
-            trained = nn.parallel.DistributedDataParallel(trained)
-        self.state = TrainState(trained, optimizer, schedule, Sources(training_data.graphs))
+        made, schedule = build_encoder(case.kind, encoder), (2, STEPS_PER_EPOCH * EPOCHS)
+        self.run = Run(made, sampler, objective, (), (2e-2, 0.01, 5e-2), schedule)
+        self.model, self.state = self.run.model, self.run.state
         if case.adaptive:
-            self.state.parts = [AdaptiveWeights(self.objective, 0.3, 0.5, self.model.device)]
+            self.state.parts = [AdaptiveWeights(objective, 0.3, 0.5, self.model.device)]
         if case.base in {"ngame", "depsl"}:
-            clusters = ClusterSchedule(1, 1, 4, (2,), EPOCHS)
-            made = Curriculum(clusters, self.sampler, self.model.dim, self.model.device)
-            self.state.parts = [made]
+            size, double_at = (4, (2,)) if case.base == "ngame" else (BATCH_SIZE, ())
+            clusters = ClusterSchedule(1, 1, size, double_at, EPOCHS)
+            self.state.parts = [Curriculum(clusters, sampler, self.model.dim, self.model.device)]
             self.state.advance()
 
     def __call__(self) -> dict[str, Any]:
@@ -115,7 +107,7 @@ class RecordedRun:
             self._renew(epoch)
             stop = STEPS_PER_EPOCH * (epoch + 1)
             for terms in train_steps(
-                self.state, self.sampler, self.objective, stop, max_gradient_norm=1.0
+                self.state, self.run.sampler, self.run.objective, stop, max_gradient_norm=1.0
             ):
                 losses.append(terms)
                 gradients.append(self._gradient())
@@ -144,16 +136,16 @@ class RecordedRun:
             self._prune(made / "edges")
         if distributed.is_initialized():
             distributed.barrier()
-        sources = self.state.sources
+        draws = self.state.draws
         if self.case.base in {"ance", "depsl"}:
-            sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
+            draws = replace(draws, shortlists=open_shortlists(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
-            pruned = open_graphs(made / "edges", self.objective.regularizers)
-            sources = replace(sources, graphs=pruned)
-        self.state.sources = sources
+            pruned = open_graphs(made / "edges", self.regularizers)
+            draws = replace(draws, graphs=pruned)
+        self.state.draws = draws
 
     def _prune(self, folder: Path) -> None:
-        for one in self.objective.regularizers:
+        for one in self.regularizers:
             nodes = self.data.queries["train"] if one.side == "query" else self.data.ads
             tables = [nodes, self.data.anchors(one.anchor_set)]
             rows, positions = number_distinct(tables)
@@ -166,7 +158,7 @@ class RecordedRun:
     def _walked(self) -> Path:
         walked = self.folder / "walked"
         if not distributed.is_initialized() or distributed.get_rank() == 0:
-            for one in self.objective.regularizers:
+            for one in self.regularizers:
                 edges = self.data.edges(one.anchor_set, one.side)
                 graph = WalkGraph.of(edges, WALK.max_anchor_degree)
                 visits = most_visited(graph, 0, edges.num_rows, WALK, seed=3)
@@ -186,22 +178,16 @@ def _run_all(
 
 
 def _worker(rank: int, folder: Path, encoder: Path, prepared: dict[str, Path]) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
     found = dict(_run_all(folder, encoder, prepared))
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
 
 
 def _found(folder: Path, encoder: Path, prepared: dict[str, Path]) -> dict[str, Any]:
     """Return the results of every run, by number of workers and case."""
     two = folder / "two"
     two.mkdir()
-    run_in_two_processes(_worker, two, encoder, prepared)
+    run_two_workers(_worker, two, encoder, prepared)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

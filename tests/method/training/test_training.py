@@ -1,6 +1,5 @@
 """The training step against loops, two workers against one, a resumed run against a whole one."""
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,32 +7,30 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support import csr_of, rows_of, run_in_two_processes
-from torch import Tensor, distributed, nn
+from short_runs import Run, build_encoder, build_sampler, run_two_workers
+from support import csr_of, rows_of
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
-from ramen_ray.method.sampling.batches import Sampler, Sources
+from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.regularizers import open_graphs
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.checkpoints import (
-    CheckpointError,
-    restore_checkpoint,
-    save_checkpoint,
-)
+from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import TrainState, global_losses, train_steps
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
@@ -45,24 +42,15 @@ KINDS = ["transformer", "bag"]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def _build(kind: str, folder: Path) -> Encoder:
-    return build_bag(str(folder)) if kind == "bag" else build_transformer(str(folder))
-
-
-def _sampler(data: Prepared, objective: Objective = OBJECTIVE, batch_size: int = 16) -> Sampler:
-    training_data = TrainingData.from_prepared(data, objective.regularizers)
-    return Sampler(training_data, batch_size, seed=3)
-
-
 def _inputs(
     sampler: Sampler,
     step: int,
     objective: Objective = OBJECTIVE,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> StepInputs:
     """Return what a step computes on."""
-    sources, steps = sources or Sources(sampler.data.graphs), range(step, step + 1)
-    (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
+    draws, steps = draws or DrawState(sampler.data.graphs), range(step, step + 1)
+    (inputs,) = step_inputs(sampler, draws, objective, steps, torch.device("cpu"))
     return inputs
 
 
@@ -71,23 +59,11 @@ def _step(
     sampler: Sampler,
     step: int,
     objective: Objective = OBJECTIVE,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> Tensor:
     """Return a step's losses (terms,)."""
-    encoded = encode(model, _inputs(sampler, step, objective, sources))
+    encoded = encode(model, _inputs(sampler, step, objective, draws))
     return objective.losses(encoded, step)
-
-
-def _state(
-    encoder: nn.Module, sampler: Sampler, lr: float = 5e-3, total_steps: int = 40
-) -> TrainState:
-    optimizer = build_optimizer(encoder, lr, weight_decay=0.01)
-    schedule = build_schedule(optimizer, 4, total_steps)
-    return TrainState(encoder, optimizer, schedule, Sources(sampler.data.graphs))
-
-
-def _losses(state: TrainState, sampler: Sampler, stop: int) -> list[list[float]]:
-    return global_losses(list(train_steps(state, sampler, OBJECTIVE, stop))).tolist()
 
 
 @pytest.fixture
@@ -115,10 +91,10 @@ class Recorder(nn.Module):
 Texts = dict[tuple[str, int], tuple[int, ...]]
 
 
-def _drawn_texts(sampler: Sampler, step: int, sources: Sources | None = None) -> Texts:
+def _drawn_texts(sampler: Sampler, step: int, draws: DrawState | None = None) -> Texts:
     """Return the tokens of all that a step draws, by table and id."""
-    sources = sources or Sources(sampler.data.graphs)
-    batch = sampler.draw(step, sources, list(sources.graphs))
+    draws = draws or DrawState(sampler.data.graphs)
+    batch = sampler.draw(step, draws, list(draws.graphs))
     return {
         (table, row): tuple(sampler.data.tables[table].gather(np.array([row])).tolist())
         for table, ids in batch.drawn()
@@ -128,13 +104,13 @@ def _drawn_texts(sampler: Sampler, step: int, sources: Sources | None = None) ->
 
 
 def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: Prepared):
-    sampler, recorder = _sampler(prepared), Recorder()
+    sampler, recorder = build_sampler(prepared, OBJECTIVE), Recorder()
     for step in range(sampler.steps_per_epoch):
         recorder.texts.clear()
         _step(recorder, sampler, step)
         drawn = list(_drawn_texts(sampler, step).values())
         assert sorted(recorder.texts) == sorted(set(drawn))
-        batch = sampler.draw(step, Sources(sampler.data.graphs), OBJECTIVE.regularizers)
+        batch = sampler.draw(step, DrawState(sampler.data.graphs), OBJECTIVE.regularizers)
         assert len(recorder.texts) < sum((ids >= 0).sum() for _, ids in batch.drawn())
         lengths = [len(text) for text in recorder.texts]
         assert lengths == sorted(lengths)
@@ -144,7 +120,7 @@ def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
     objective = ramen_objective(HARDEST_FOUR, {"links": 0.0, "topics": 0.0}, {"links": 0.1})
     assert objective.names == ["task", "R_z/links"]
     assert objective.weights == [1.0, 0.1]
-    sampler, recorder = _sampler(prepared, objective), Recorder()
+    sampler, recorder = build_sampler(prepared, objective), Recorder()
     _step(recorder, sampler, 0, objective)
     topics = prepared.anchors("topics")
     texts = {tuple(topics.gather(np.array([row])).tolist()) for row in range(len(topics))}
@@ -156,18 +132,29 @@ def test_an_anchor_set_without_weight_is_not_encoded(prepared: Prepared):
 def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
     kind: str, data: Prepared, encoder_path: Path
 ):
-    encoder, sampler, every = _build(kind, encoder_path), _sampler(data), 3
+    encoder, sampler, every = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
     without = ramen_objective(HARDEST_FOUR, {}, {})
     for step in range(2 * every):
         plain = _step(encoder, sampler, step)
         found = _step(encoder, sampler, step, seldom)
         torch.testing.assert_close(found[0], plain[0])
-        torch.testing.assert_close(found[1:], plain[1:] * (0 if step % every else every))
+        torch.testing.assert_close(found[1:], plain[1:] * (step % every == 0))
         seen, expected = Recorder(), Recorder()
         _step(seen, sampler, step, seldom)
         _step(expected, sampler, step, without if step % every else OBJECTIVE)
         assert seen.texts == expected.texts
+    tripled = [
+        {name: every * weight for name, weight in one.items()} for one in (LAMBDA_X, LAMBDA_Z)
+    ]
+    runs = [
+        Run(build_encoder(kind, encoder_path), sampler, objective, schedule=(0, 40))
+        for objective in (seldom, ramen_objective(HARDEST_FOUR, *tripled), OBJECTIVE)
+    ]
+    losses = [run.train(1) for run in runs]
+    assert losses[0] == losses[1] == losses[2], "of the first step, before any update"
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters)
+    assert not torch.allclose(runs[0].parameters, runs[2].parameters)
 
 
 def _naive_terms(
@@ -175,14 +162,14 @@ def _naive_terms(
     sampler: Sampler,
     step: int,
     loss: TripletLoss = HARDEST_FOUR,
-    sources: Sources | None = None,
+    draws: DrawState | None = None,
 ) -> dict[str, Tensor]:
     """Return the terms by name, from single texts and plain loops."""
-    sources = sources or Sources(sampler.data.graphs)
-    batch = sampler.draw(step, sources, list(sources.graphs))
+    draws = draws or DrawState(sampler.data.graphs)
+    batch = sampler.draw(step, draws, list(draws.graphs))
     vectors = {
         key: encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
-        for key, ids in _drawn_texts(sampler, step, sources).items()
+        for key, ids in _drawn_texts(sampler, step, draws).items()
     }
 
     def term(rows: list, drawn: list, pool: set, known: list[list[int]]) -> Tensor:
@@ -243,7 +230,7 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
     kind: str, data: Prepared, encoder_path: Path, loss: TripletLoss, lambda_x: dict, lambda_z: dict
 ):
     objective = ramen_objective(loss, lambda_x, lambda_z)
-    encoder, sampler = _build(kind, encoder_path), _sampler(data, objective)
+    encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, objective)
     weights = torch.tensor(objective.weights)
     for step in (0, sampler.steps_per_epoch + 1):
         found = _step(encoder, sampler, step, objective)
@@ -262,7 +249,7 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
 def test_edges_that_another_graph_leaves_out_are_no_negatives(
     prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
 ):
-    whole, draw = _sampler(prepared_bag), np.random.default_rng(0)
+    whole, draw = build_sampler(prepared_bag, OBJECTIVE), np.random.default_rng(0)
     for one, edges in whole.data.graphs.items():
         rows = rows_of(edges)
         num_anchors = len(prepared_bag.anchors(one.anchor_set))
@@ -270,18 +257,18 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(
         csr_of(kept).save(tmp_path / one.path)
     regularizers = OBJECTIVE.regularizers
     other = Sampler(TrainingData.from_prepared(prepared_bag, regularizers, tmp_path), 16, seed=3)
-    encoder = _build("bag", encoder_path)
+    encoder = build_encoder("bag", encoder_path)
     found = _step(encoder, other, 0)
     expected = torch.stack(list(_naive_terms(encoder, other, 0).values()))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     drawn_only = {one: [edges] for one, edges in other.data.graphs.items()}
     blind = Sampler(replace(other.data, known_edges=drawn_only), 16, seed=3)
     assert not torch.allclose(found, torch.stack(list(_naive_terms(encoder, blind, 0).values())))
-    pruned = Sources(open_graphs(tmp_path, regularizers))
-    torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
+    pruned = DrawState(open_graphs(tmp_path, regularizers))
+    torch.testing.assert_close(_step(encoder, other, 0, draws=pruned), found)
 
 
-def _with_shortlists(sampler: Sampler, num_ads: int) -> Sources:
+def _with_shortlists(sampler: Sampler, num_ads: int) -> DrawState:
     """Random shortlists without positives; some are empty."""
     draw = np.random.default_rng(0)
     ads = [
@@ -289,61 +276,42 @@ def _with_shortlists(sampler: Sampler, num_ads: int) -> Sources:
         for row, clicked in enumerate(rows_of(sampler.data.clicks))
     ]
     shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
-    return Sources(sampler.data.graphs, shortlists=shortlists)
+    return DrawState(sampler.data.graphs, shortlists=shortlists)
 
 
 @pytest.mark.parametrize("kind", ["bag"])
 def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, encoder_path: Path):
-    encoder, sampler = _build(kind, encoder_path), replace(_sampler(data), num_hard_negatives=2)
-    sources = _with_shortlists(sampler, len(data.ads))
-    batch = sampler.draw(0, sources, OBJECTIVE.regularizers)
+    encoder = build_encoder(kind, encoder_path)
+    sampler = build_sampler(data, OBJECTIVE, num_hard_negatives=2)
+    draws = _with_shortlists(sampler, len(data.ads))
+    batch = sampler.draw(0, draws, OBJECTIVE.regularizers)
     assert (batch.hard_negatives >= 0).any()
     assert (batch.hard_negatives == -1).any()
     clicked = rows_of(sampler.data.clicks)
     rows = zip(batch.queries.tolist(), batch.hard_negatives.tolist(), strict=True)
     assert not any(set(ads) & set(clicked[query]) for query, ads in rows)
-    found = _step(encoder, sampler, 0, sources=sources)
-    naive = _naive_terms(encoder, sampler, 0, sources=sources)
+    found = _step(encoder, sampler, 0, draws=draws)
+    naive = _naive_terms(encoder, sampler, 0, draws=draws)
     expected = torch.stack(list(naive.values()))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     torch.testing.assert_close(
         _gradients(encoder, found.sum()), _gradients(encoder, expected.sum()), **TOLERANCE
     )
-    plain = _step(encoder, _sampler(data), 0)
+    plain = _step(encoder, build_sampler(data, OBJECTIVE), 0)
     assert found[0] > plain[0]
     torch.testing.assert_close(found[1:], plain[1:], **TOLERANCE)
+    assert torch.equal(_step(encoder, sampler, 0), plain), "as long as there are no shortlists"
 
 
 @pytest.mark.parametrize("kind", ["bag"])
-def test_without_shortlists_yet_a_step_is_a_plain_one(
+def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(
     kind: str, data: Prepared, encoder_path: Path
 ):
-    encoder, sampler = _build(kind, encoder_path), replace(_sampler(data), num_hard_negatives=3)
-    plain = _step(encoder, _sampler(data), 0)
-    assert torch.equal(_step(encoder, sampler, 0), plain)
-
-
-@pytest.mark.parametrize("kind", ["bag"])
-def test_an_encoded_batch_knows_vectors_of_whatever_it_drew(
-    kind: str, data: Prepared, encoder_path: Path
-):
-    model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
-    encoded = encode(model, _inputs(sampler, 0))
-    for table, ids in encoded.local.drawn():
-        drawn = ids[ids >= 0]
-        expected = torch.from_numpy(model.embed_texts(sampler.data.tables[table], drawn))
-        torch.testing.assert_close(encoded.vectors(table, drawn), expected)
-
-
-@pytest.mark.parametrize("kind", ["bag"])
-def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
-    kind: str, data: Prepared, encoder_path: Path
-):
-    model, sampler = DualEncoder(_build(kind, encoder_path)), _sampler(data)
-    schedule = ClusterSchedule(1, 1, 4, (), 2)
+    model, sampler = DualEncoder(build_encoder(kind, encoder_path)), build_sampler(data, OBJECTIVE)
+    schedule = ClusterSchedule(1, 1, 4, (2,), 3)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
-    sources = curriculum.advance(0, Sources(sampler.data.graphs))
-    assert sources.clusters is None
+    draws = curriculum.advance(0, DrawState(sampler.data.graphs))
+    assert draws.clusters is None
     rows = []
     for step in range(sampler.steps_per_epoch):
         encoded = encode(model, _inputs(sampler, step))
@@ -355,10 +323,18 @@ def test_a_curriculum_keeps_the_embeddings_of_the_queries_it_observes(
     left_out = np.setdiff1d(np.arange(len(data.query_ids)), rows)
     assert len(left_out)
     assert not seen[left_out].any()
+    clusters = curriculum.advance(sampler.steps_per_epoch, draws).clusters
+    assert clusters.num_clusters == 16, "60 queries in clusters of at most 4"
+    of_batch = Curriculum(ClusterSchedule(1, 1, 16, (), 3), sampler, model.dim, seen.device)
+    of_batch.seen = seen
+    assert of_batch.advance(sampler.steps_per_epoch, draws).clusters.num_clusters == 3
 
 
 def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):
-    encoder, sampler = _build("transformer", encoder_path), _sampler(prepared)
+    encoder, sampler = (
+        build_encoder("transformer", encoder_path),
+        build_sampler(prepared, OBJECTIVE),
+    )
     inputs = _inputs(sampler, 0)
     full, half = (
         OBJECTIVE.losses(encode(encoder, inputs, use_bf16), step=0) for use_bf16 in (False, True)
@@ -367,20 +343,20 @@ def test_bf16_terms_are_close_to_fp32(prepared: Prepared, encoder_path: Path):
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.02)
 
 
-def _three_steps(encoder: Encoder, trained: nn.Module, data: Prepared) -> dict[str, object]:
+def _three_steps(kind: str, encoder_path: Path, data: Prepared) -> dict[str, object]:
     """Three steps of plain SGD, and an evaluation."""
-    sampler, optimizer = _sampler(data), torch.optim.SGD(encoder.parameters(), lr=0.05)
-    sources = Sources(sampler.data.graphs)
-    state = TrainState(trained, optimizer, build_schedule(optimizer, 0, 100), sources)
+    run = Run(build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), OBJECTIVE)
+    run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 100)
     losses, gradients = [], []
-    for terms in train_steps(state, sampler, OBJECTIVE, stop=3):
+    for terms in train_steps(run.state, run.sampler, OBJECTIVE, stop=3):
         losses.append(terms)
-        gradients.append([parameter.grad.clone() for parameter in encoder.parameters()])
-    metrics, topk = evaluate(DualEncoder(encoder), data, "test", Propensity())
+        gradients.append([parameter.grad.clone() for parameter in run.model.parameters()])
+    metrics, topk = evaluate(run.model, data, "test", Propensity())
     return {
         "losses": global_losses(losses).tolist(),
         "gradients": gradients,
-        "parameters": [parameter.detach().clone() for parameter in encoder.parameters()],
+        "parameters": run.parameters,
         "metrics": metrics,
         "ads": torch.from_numpy(topk[0]),
         "scores": _by_ad(*topk, len(data.ads)),
@@ -395,18 +371,8 @@ def _by_ad(ads: NDArray[np.int64], scores: NDArray[np.float32], num_ads: int) ->
 
 
 def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: dict[str, Path]) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
     for kind, path in prepared.items():
-        encoder = _build(kind, encoder_path)
-        trained = nn.parallel.DistributedDataParallel(encoder)
-        found = _three_steps(encoder, trained, Prepared(path))
-        torch.save(found, folder / f"{kind}-{rank}.pt")
-    del trained
-    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
-    distributed.destroy_process_group()
+        torch.save(_three_steps(kind, encoder_path, Prepared(path)), folder / f"{kind}-{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -419,7 +385,7 @@ def two_workers(
     """The folder where each of two processes wrote the results of its three steps."""
     folder = tmp_path_factory.mktemp("workers")
     paths = {"transformer": prepared.path, "bag": prepared_bag.path}
-    run_in_two_processes(_two_workers, folder, encoder_path, paths)
+    run_two_workers(_two_workers, folder, encoder_path, paths)
     return folder
 
 
@@ -427,8 +393,7 @@ def two_workers(
 def test_two_workers_train_and_evaluate_as_one(
     kind: str, data: Prepared, encoder_path: Path, two_workers: Path
 ):
-    encoder = _build(kind, encoder_path)
-    expected = _three_steps(encoder, encoder, data)
+    expected = _three_steps(kind, encoder_path, data)
     for rank in range(2):
         found = torch.load(two_workers / f"{kind}-{rank}.pt")
         for name in ("losses", "gradients", "parameters", "scores"):
@@ -439,8 +404,8 @@ def test_two_workers_train_and_evaluate_as_one(
 
 @pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
 def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, encoder_path: Path):
-    sampler = _sampler(data)
-    losses = np.array(_losses(_state(_build(kind, encoder_path), sampler, lr), sampler, 40))
+    encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE)
+    losses = np.array(Run(encoder, sampler, OBJECTIVE, (), (lr, 0.01, None)).train(40))
     assert losses[-6:, 0].mean() < 0.6 * losses[:3, 0].mean()
     assert np.isfinite(losses).all()
 
@@ -449,42 +414,28 @@ def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, enc
 def test_a_resumed_run_equals_an_uninterrupted_one(
     kind: str, data: Prepared, encoder_path: Path, tmp_path: Path
 ):
-    sampler = _sampler(data)
-    whole = _state(_build(kind, encoder_path), sampler)
-    expected = _losses(whole, sampler, 9)
+    sampler = build_sampler(data, OBJECTIVE)
+    whole, first = (Run(build_encoder(kind, encoder_path), sampler, OBJECTIVE) for _ in range(2))
+    expected, before = whole.train(9), first.train(4)
+    with pytest.raises(CheckpointError, match=r"not a checkpoint: it has no state\.pt"):
+        restore_checkpoint(tmp_path, first.state)
+    first.save(tmp_path, best=0.25, validations_since_best=2)
 
-    first = _state(_build(kind, encoder_path), sampler)
-    before = _losses(first, sampler, 4)
-    progress = {"best": 0.25, "validations_since_best": 2}
-    save_checkpoint(tmp_path, DualEncoder(first.model), first, 16, progress)
-
-    second = _state(load_model(tmp_path).encoder, sampler)
-    assert restore_checkpoint(tmp_path, second) == progress
-    assert second.step == 4
-    after = _losses(second, sampler, 9)
-
-    assert before + after == expected
-    for found, wanted in zip(second.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(found, wanted)
-
-
-def test_a_folder_without_training_state_is_no_checkpoint(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-):
-    state = _state(build_bag(str(encoder_path)), _sampler(prepared_bag))
-    with pytest.raises(CheckpointError, match=r"state\.pt"):
-        restore_checkpoint(tmp_path, state)
+    second = Run(load_model(tmp_path).encoder, sampler, OBJECTIVE)
+    progress = restore_checkpoint(tmp_path, second.state)
+    assert progress == {"best": 0.25, "validations_since_best": 2}
+    assert second.state.step == 4
+    assert before + second.train(9) == expected
+    assert torch.equal(second.parameters, whole.parameters)
 
 
 def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path: Path):
-    encoder = build_bag(str(encoder_path))
-    before = encoder.embedding.weight.detach().clone()
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
-    sampler, schedule = _sampler(prepared_bag), build_schedule(optimizer, 0, 1000)
-    state = TrainState(encoder, optimizer, schedule, Sources(sampler.data.graphs))
-    steps = train_steps(state, sampler, OBJECTIVE, 1, max_gradient_norm=0.01)
-    assert len(list(steps)) == 1
-    assert (encoder.embedding.weight - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+    run = Run(build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
+    before = run.parameters
+    run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=1.0)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 1000)
+    run.train(1, max_gradient_norm=0.01)
+    assert (run.parameters - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_learning_rate_rises_and_falls_linearly():
@@ -499,23 +450,17 @@ def test_the_learning_rate_rises_and_falls_linearly():
     assert rates == pytest.approx([0, 2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1, 0])
 
 
-def test_only_matrices_are_decayed(encoder_path: Path):
-    encoder = build_transformer(str(encoder_path))
-    optimizer = build_optimizer(encoder, lr=0.1, weight_decay=0.5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_decayed_and_token_embeddings_have_a_rate_of_their_own(
+    kind: str, encoder_path: Path
+):
+    encoder = build_encoder(kind, encoder_path)
+    optimizer = build_optimizer(encoder, lr=0.1, weight_decay=0.5, embedding_lr=0.3)
     before = {name: value.detach().clone() for name, value in encoder.named_parameters()}
     for parameter in encoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for name, value in encoder.named_parameters():
-        kept = 1.0 if value.ndim < 2 else 1 - 0.1 * 0.5
+        rate = 0.3 if value is encoder.token_embeddings else 0.1
+        kept = 1.0 if value.ndim < 2 else 1 - rate * 0.5
         torch.testing.assert_close(value.detach(), before[name] * kept)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_token_embeddings_have_a_learning_rate_of_their_own(kind: str, encoder_path: Path):
-    encoder = _build(kind, encoder_path)
-    optimizer = build_optimizer(encoder, lr=0.1, weight_decay=0.0, embedding_lr=0.3)
-    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    expected = {id(p): 0.1 for p in encoder.parameters()} | {id(encoder.token_embeddings): 0.3}
-    assert rates == expected
-    assert len(encoder.token_embeddings) == len(encoder.tokenizer)

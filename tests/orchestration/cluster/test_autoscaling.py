@@ -18,7 +18,7 @@ from ray.util.state import list_nodes
 from support import PATIENCE_S, ROOT, wait_until
 
 from ramen_ray.config import RunConfig, overlay
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 

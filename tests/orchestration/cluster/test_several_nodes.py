@@ -28,13 +28,12 @@ from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.embedding import FEW_TEXTS
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
-from ramen_ray.orchestration.training.results import TrainResult
-from ramen_ray.orchestration.training.run import fit
-from ramen_ray.orchestration.training.trainer import START_TIMEOUT
-from ramen_ray.orchestration.tuning.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
 

@@ -24,9 +24,9 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever import text_embedder
 from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.runs.components import encoder_tokenizer
-from ramen_ray.orchestration.runs.run_directory import RunDirectory
-from ramen_ray.orchestration.training.run import fit
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.registry import Registry
 
 QUICK = ["--combiner.batch-size", 8, "--combiner.epochs", 2, "--classifiers.epochs", 2]

@@ -64,8 +64,8 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     assert _champion(store, "shop") == good
     for metric in ("P@1", "tail/R@10"):
         code, printed = job(bad, "--name", "shop", "--metric", metric)
-        assert code == 2
-        assert printed.splitlines()[-1].startswith(f"error: version 1 is not promoted: {metric} -")
+        assert code == 3, "no error, and not promoted"
+        assert printed.splitlines()[-1].startswith(f"version 1 is not promoted: {metric} -")
     assert _champion(store, "shop") == good
     code, printed = job(good, "--name", "shop")
     assert (code, printed) == (2, "error: this retriever is the champion already: version 2\n")
@@ -114,7 +114,7 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert challenger.run_id == good
     store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
     code, printed = job(bad, "--name", "by-hand")
-    assert code == 2
+    assert code == 3
     assert "is not promoted" in printed
     code, printed = job("--restore", "--name", "by-hand")
     assert (code, printed) == (0, "by-hand@champion is version 1 again, no longer version 2\n")
@@ -243,6 +243,8 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     ("arguments", "message"),
     [
         (["--name", "shop"], "give the run to promote, or --restore"),
+        (["no/such/run", "--name", "shop"], "the folder no/such/run does not exist; give one such"),
+        (["/tmp", "--name", "shop"], "the folder /tmp is not that of a run; give one such as"),
         (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
         (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
         (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),

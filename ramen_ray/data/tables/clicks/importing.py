@@ -6,8 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import duckdb
-import numpy as np
-import pyarrow as pa
 
 from ramen_ray.data.engine import count, engine
 from ramen_ray.data.store.dataset import (
@@ -17,27 +15,26 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.clicks import given, numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks import filters, numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
 from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
-    Filter,
     id_column,
     text_column,
     time_column,
     weight_column,
+    within,
 )
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 MAX_SHOWN = 3
-KINDS: tuple[numbering.Kind, ...] = ("query", "ad")
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +113,7 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     if tables.given_splits:
         source, names = tables.given_splits
         query = _name_column(tables, "query", names["query"])
-        sources["splits"] = source, {"query": query, "split": given.split_column(names["split"])}
+        sources["splits"] = source, {"query": query, "split": splits.split_column(names["split"])}
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
@@ -142,14 +139,14 @@ class _Import:
         self._read()
         self._leave_out()
         self._split()
-        listed = {kind: kind in self.opened for kind in KINDS}
+        listed = {side: side in self.opened for side in SIDES}
         weighted = self.tables.columns.clicks_weight is not None
         writing.write_ads(self.connection, writer, with_ids=listed["ad"])
         writing.write_queries(
             self.connection, writer, with_ids=listed["query"], with_weights=weighted
         )
-        for kind in KINDS:
-            writing.write_aliases(self.connection, kind, writer)
+        for side in SIDES:
+            writing.write_aliases(self.connection, side, writer)
         if self.tables.filters or self.tables.drop_own_text:
             self._write_filters(writer)
 
@@ -157,22 +154,22 @@ class _Import:
         """Read the tables of queries, ads and clicks, and sum the clicks."""
         connection, table = self.connection, self.opened["clicks"]
         bounds = self.tables.period_bounds or ()
-        unlisted = [kind for kind in KINDS if kind not in self.opened]
-        for kind in KINDS:
-            if kind in self.opened:
-                numbering.load_nodes(connection, kind, self.opened[kind])
-                self._finish(kind)
+        unlisted = [side for side in SIDES if side not in self.opened]
+        for side in SIDES:
+            if side in self.opened:
+                numbering.load_nodes(connection, side, self.opened[side])
+                self._finish(side)
         if unlisted:
             table.load(connection, "click_rows", summing.rows_sql(table.columns, bounds))
             self._finish("clicks")
-        for kind in KINDS:
-            self._number(kind)
+        for side in SIDES:
+            self._number(side)
         if unlisted:
             summing.number_click_rows(connection)
         else:
             summing.number_clicks(connection, table, bounds)
             self._finish("clicks")
-        self._report_unknown("clicks", "clicks", KINDS)
+        self._report_unknown("clicks", "clicks", SIDES)
         summing.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
@@ -200,23 +197,22 @@ class _Import:
         )
         refuse_no_rows(table)
 
-    def _number(self, kind: numbering.Kind) -> None:
-        if kind not in self.opened:
-            numbering.rows_from_clicks(self.connection, kind)
-        listed = kind in self.opened
-        counts = numbering.number_nodes(self.connection, kind, listed=listed)
+    def _number(self, side: Side) -> None:
+        if side not in self.opened:
+            numbering.rows_from_clicks(self.connection, side)
+        listed = side in self.opened
+        counts = numbering.number_nodes(self.connection, side, listed=listed)
         if counts["rows repeat an id"]:
-            other = numbering.check_repeated_ids(self.connection, kind, self.opened[kind])
+            other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
             counts["of them with a different text, which is not used"] = other
-        _log(numbering.PLURAL[kind], counts)
-        self.connection.execute(f"DROP TABLE {kind}_rows")
+        _log(PLURAL[side], counts)
 
-    def _report_unknown(self, what: str, named: str, kinds: tuple[numbering.Kind, ...]) -> None:
+    def _report_unknown(self, what: str, named: str, sides: tuple[Side, ...]) -> None:
         table = self.opened[what]
         listed = {"query": self.tables.queries, "ad": self.tables.ads}
-        for kind in kinds:
+        for side in sides:
             numbering.report_unknown(
-                self.connection, kind, table, named, str(listed[kind] or self.tables.clicks)
+                self.connection, side, table, named, str(listed[side] or self.tables.clicks)
             )
         table.check()
 
@@ -239,7 +235,7 @@ class _Import:
         splits.keep_ads(connection, tables.min_queries_per_ad)
         counts: dict[str, int] = {}
         if tables.given_splits:
-            given.load_splits(connection, self.opened["splits"])
+            splits.load_splits(connection, self.opened["splits"])
             self._report_unknown("splits", "given", ("query",))
             counts = splits.split_as_given(connection, tables.splits)
             if any(counts.values()) and not tables.skip_bad_rows:
@@ -260,13 +256,13 @@ class _Import:
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            given.load_filters(self.connection, self.opened["filters"])
-            self._report_unknown("filters", "given_filters", KINDS)
-        counts = given.find_filters(
+            filters.load_filters(self.connection, self.opened["filters"])
+            self._report_unknown("filters", "given_filters", SIDES)
+        counts = filters.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text
         )
         _log("filters", counts)
-        writing.write_filters(self.connection, writer)
+        filters.write_filters(self.connection, writer)
 
 
 _SHOWN = {"query": "queries", "ad": "ads"}
@@ -281,49 +277,32 @@ def _log(what: str, counts: Mapping[str, int]) -> None:
 def _node_columns(tables: UserTables, name: str, text: tuple[str, ...]) -> dict[str, Column]:
     texts = _text_column(tables, text)
     same = (name,) == text  # texts are their own ids
-    return {"id": texts if same else _id_column(tables, name), "text": texts}
+    return {"id": texts if same else id_column(name, tables.null_words), "text": texts}
 
 
-def _name_column(tables: UserTables, kind: str, name: str) -> Column:
+def _name_column(tables: UserTables, side: str, name: str) -> Column:
     """Read a column that names queries or ads, by ids if they have a table, else by texts."""
-    has_table = (tables.queries if kind == "query" else tables.ads) is not None
-    return _id_column(tables, name) if has_table else _text_column(tables, name)
-
-
-def _id_column(tables: UserTables, name: str) -> Column:
-    return id_column(name, tables.null_words, skip_bad_rows=tables.skip_bad_rows)
+    has_table = (tables.queries if side == "query" else tables.ads) is not None
+    return id_column(name, tables.null_words) if has_table else _text_column(tables, name)
 
 
 def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
     """Read texts as they are, or normalised."""
-    skip, change = tables.skip_bad_rows, normalized if tables.normalize_texts else _as_it_is
-    return text_column(name, tables.null_words, skip_bad_rows=skip, change=change)
-
-
-def _as_it_is(texts: pa.Array) -> pa.Array:
-    return texts
+    change = normalized if tables.normalize_texts else lambda texts: texts
+    return text_column(name, tables.null_words, change)
 
 
 def _click_columns(tables: UserTables) -> dict[str, Column]:
     names = tables.click_columns
-    columns: dict[str, Column] = {kind: _name_column(tables, kind, names[kind]) for kind in KINDS}
+    columns: dict[str, Column] = {side: _name_column(tables, side, names[side]) for side in SIDES}
     if "weight" in names:
         columns["weight"] = weight_column(
             names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros="impressions, rows of 0 clicks"
         )
     if "time" in names:
-        columns["time"] = time_column(
-            names["time"],
-            tables.columns.clicks_time_unit,
-            "--columns.clicks-time-unit",
-            skip_bad_rows=tables.skip_bad_rows,
-            filters=_time_filters(*tables.click_bounds),
+        times = time_column(
+            names["time"], tables.columns.clicks_time_unit, "--columns.clicks-time-unit"
         )
+        reasons = "clicks before clicks_from", "clicks from clicks_until on"
+        columns["time"] = within(times, *tables.click_bounds, reasons)
     return columns
-
-
-def _time_filters(first: float, last: float) -> tuple[Filter, Filter]:
-    return (
-        Filter(lambda seconds: np.asarray(seconds) < first, "clicks before clicks_from"),
-        Filter(lambda seconds: np.asarray(seconds) >= last, "clicks from clicks_until on"),
-    )

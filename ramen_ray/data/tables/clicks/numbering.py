@@ -1,10 +1,11 @@
 """Number the queries and the ads of an import, in the order of their first appearance.
 
-Each kind has three tables in the engine, here for queries; those of ads begin with ``ad``.
+Each side has a table and two views in the engine, here for queries; those of ads begin with ``ad``.
+A number is the place where a node first appears: numbers ascend, with gaps.
 
 ``query_rows`` (place, id, text)
     the user's rows; without a table of queries, a row for each text in the clicks.
-``queries`` (number, id, text), and of queries ``folded`` and ``family``
+``queries`` (number, id, text), and of queries ``family``
     queries that differ; those of equal text are one, ads of equal text are several. A family is
     that of all queries of one folded text, which differ in case and white space only; it is named
     by its first number.
@@ -12,80 +13,61 @@ Each kind has three tables in the engine, here for queries; those of ads begin w
     the ids, or texts, by which clicks, splits and filters name them.
 """
 
-from typing import Literal
+from collections.abc import Sequence
 
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW
+from ramen_ray.data.findings import FEW
+from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.reading.loading import UserTable
 
-Kind = Literal["query", "ad"]
-PLURAL: dict[Kind, str] = {"query": "queries", "ad": "ads"}
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
 
 
-def load_nodes(connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable) -> None:
+def load_nodes(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> None:
     """Read the user's table of queries or ads into ``*_rows``."""
-    table.load(connection, f"{kind}_rows", "SELECT place, id, text FROM source")
+    table.load(connection, f"{side}_rows", "SELECT place, id, text FROM source")
 
 
-def rows_from_clicks(connection: duckdb.DuckDBPyConnection, kind: Kind) -> None:
+def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
     """Make ``*_rows`` of the texts in ``click_rows``."""
     run(
         connection,
-        f"finding the {PLURAL[kind]} of the clicks",
-        f"""CREATE TABLE {kind}_rows AS
-        SELECT min(place) AS place, {kind} AS id, {kind} AS text FROM click_rows GROUP BY {kind}""",
+        f"finding the {PLURAL[side]} of the clicks",
+        f"""CREATE TABLE {side}_rows AS
+        SELECT min(place) AS place, {side} AS id, {side} AS text FROM click_rows GROUP BY {side}""",
     )
 
 
 def number_nodes(
-    connection: duckdb.DuckDBPyConnection, kind: Kind, *, listed: bool
+    connection: duckdb.DuckDBPyConnection, side: Side, *, listed: bool
 ) -> dict[str, int]:
-    """Make the tables of numbered nodes and of names out of ``*_rows``.
+    """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
-    Args:
-        connection: the engine.
-        kind: queries or ads.
-        listed: whether the rows are of a user's table, so that ids may repeat; of queries, texts
-            may too, and those of equal text become one.
-
-    Returns:
-        how many ids there are, and how many rows repeat one or were merged, by what they are.
+    Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
+    text, which become one.
     """
-    nodes, merge = PLURAL[kind], listed and kind == "query"
-    run(
-        connection,
-        f"numbering {nodes}",
-        f"""CREATE {"TABLE" if listed else "VIEW"} {kind}_ids AS
-        {f"SELECT id, {_FIRST} FROM {kind}_rows GROUP BY id" if listed else f"FROM {kind}_rows"}""",
+    nodes, merge, rows = PLURAL[side], listed and side == "query", f"{side}_rows"
+    ids = _first_of_each(connection, rows, "id", f"{side}_ids", is_sure=not listed)
+    firsts = _first_of_each(connection, ids, "text", f"{side}_firsts", is_sure=not merge)
+    family, members = "", ""
+    if side == "query":
+        _find_families(connection, firsts)
+        family = ", coalesce(family, place) AS family"
+        members = "LEFT JOIN members ON number = place"
+    connection.execute(
+        f"""CREATE VIEW {nodes} AS
+        SELECT place AS number, id, text{family} FROM {firsts} {members}"""
     )
-    distinct = f"(SELECT text, {_FIRST_ID} FROM {kind}_ids GROUP BY text)"
-    folded = ", fold(text) AS folded" if kind == "query" else ""
-    run(
-        connection,
-        f"numbering {nodes}",
-        f"""CREATE TABLE {nodes} AS
-        SELECT row_number() OVER (ORDER BY place) - 1 AS number, id, text{folded}
-        FROM {distinct if merge else f"{kind}_ids"}""",
-    )
-    if kind == "query":
-        _find_families(connection)
-    names = f"{kind}_ids AS ids JOIN {nodes} AS nodes ON nodes.text = ids.text"
-    run(
-        connection,
-        f"naming {nodes}",
-        f"""CREATE {"TABLE" if merge else "VIEW"} {kind}_names AS
-        {
-            f"SELECT ids.id AS name, number FROM {names}"
-            if merge
-            else f"SELECT id AS name, number FROM {nodes}"
-        }""",
+    merged = f"LEFT JOIN {firsts}_repeated AS first ON value = text" if firsts != ids else ""
+    number = "coalesce(first.place, ids.place)" if merged else "place"
+    connection.execute(
+        f"""CREATE VIEW {side}_names AS
+        SELECT id AS name, {number} AS number FROM {ids} AS ids {merged}"""
     )
     num_rows, num_ids, num_nodes = (
-        count(connection, f"SELECT count(*) FROM {table}")
-        for table in (f"{kind}_rows", f"{kind}_ids", nodes)
+        count(connection, f"SELECT count(*) FROM {table}") for table in (rows, ids, firsts)
     )
     return {
         "different ids": num_ids,
@@ -94,98 +76,102 @@ def number_nodes(
     }
 
 
-def _find_families(connection: duckdb.DuckDBPyConnection) -> None:
-    run(
-        connection,
-        "comparing queries",
-        """CREATE TABLE families AS
-        SELECT folded, min(number) AS family FROM queries GROUP BY folded HAVING count(*) > 1""",
-    )
-    run(
-        connection,
-        "comparing queries",
-        """CREATE OR REPLACE TABLE queries AS
-        SELECT queries.*, coalesce(family, number) AS family
-        FROM queries LEFT JOIN families USING (folded)""",
-    )
+def _first_of_each(
+    connection: duckdb.DuckDBPyConnection, rows: str, column: str, name: str, *, is_sure: bool
+) -> str:
+    """Return what has the first row of each value of a column: ``rows`` if none repeats, or a view.
 
-
-_FIRST = "min(place) AS place, arg_min(text, place) AS text"
-_FIRST_ID = "min(place) AS place, arg_min(id, place) AS id"
-
-
-def check_repeated_ids(connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable) -> int:
-    """Count the rows that repeat an id with another text, which is not used.
-
-    Raises:
-        DatasetError: these are so many that the ids must be wrong, and bad rows are not skipped.
+    The view ``name`` leaves out the others by ``*_repeated``, which has the values that repeat.
     """
-    of_rows = f"FROM {kind}_rows AS r JOIN {kind}_ids AS i ON r.id = i.id WHERE r.text <> i.text"
-    number = count(connection, f"SELECT count(*) {of_rows}")
-    num_rows = count(connection, f"SELECT count(*) FROM {kind}_rows")
-    if number <= max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
-        return number
-    found = connection.sql(f"SELECT r.place, r.id {of_rows} ORDER BY r.place LIMIT {EXAMPLES}")
-    table.report(
-        "id",
-        f"of {num_rows} rows repeat an id with another text",
-        "have the ids lost digits? Give each row its own, or keep the first text of each with"
-        " --skip-bad-rows",
-        found.fetchall(),
-        number,
+    if is_sure:
+        return rows
+    _find_repeats(connection, rows, column, f"{name}_repeated")
+    if not count(connection, f"SELECT count(*) FROM {name}_repeated"):
+        return rows
+    connection.execute(
+        f"""CREATE VIEW {name} AS
+        SELECT rows.* FROM {rows} AS rows LEFT JOIN {name}_repeated AS first ON value = {column}
+        WHERE first.place IS NULL OR first.place = rows.place"""
     )
-    table.check()
+    return name
+
+
+def _find_families(connection: duckdb.DuckDBPyConnection, firsts: str) -> None:
+    """Make ``members`` (number, family) of the families of several queries."""
+    _find_repeats(connection, firsts, "fold(text)", "families")
+    run(
+        connection,
+        "comparing queries",
+        f"""CREATE TABLE members AS
+        SELECT firsts.place AS number, families.place AS family
+        FROM {firsts} AS firsts JOIN families ON families.value = fold(firsts.text)""",
+    )
+
+
+def _find_repeats(connection: duckdb.DuckDBPyConnection, rows: str, value: str, name: str) -> None:
+    """Make the table ``name`` (value, place) of the values that repeat, and where each begins."""
+    what = f"looking for repeats in {rows}"
+    # hashes take a fourth of the time of texts, which are then compared where hashes are equal
+    run(
+        connection,
+        what,
+        f"""CREATE OR REPLACE TEMP TABLE suspects AS
+        SELECT hash({value}) AS suspect FROM {rows} GROUP BY suspect HAVING count(*) > 1""",
+    )
+    source = rows if count(connection, "SELECT count(*) FROM suspects") else f"{rows} LIMIT 0"
+    run(
+        connection,
+        what,
+        f"""CREATE TABLE {name} AS SELECT value, min(place) AS place
+        FROM (SELECT {value} AS value, place FROM (FROM {source}))
+        WHERE hash(value) IN (FROM suspects) GROUP BY value HAVING count(*) > 1""",
+    )
+
+
+def check_repeated_ids(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> int:
+    """Count the rows that repeat an id with another text, which is not used; refuse very many."""
+    rows = f"""SELECT r.place, r.id FROM {side}_rows AS r JOIN {side}_ids AS i ON r.id = i.id
+        WHERE r.text <> i.text"""
+    number = count(connection, f"SELECT count(*) FROM ({rows})")
+    num_rows = count(connection, f"SELECT count(*) FROM {side}_rows")
+    if number > max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
+        message = f"of {num_rows} rows repeat an id with another text"
+        advice = (
+            "have the ids lost digits? Give each row its own, or keep the first text of each with"
+            " --skip-bad-rows"
+        )
+        table.report(connection, "id", message, rows, advice)
+        table.check()
     return number
 
 
 def report_unknown(
-    connection: duckdb.DuckDBPyConnection, kind: Kind, table: UserTable, named: str, listed: str
+    connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable, named: str, listed: str
 ) -> None:
-    """Note the rows that name no known query or ad.
+    """Note the rows of ``table`` that name no query or ad that is ``listed``.
 
-    Args:
-        connection: the engine.
-        kind: what is named.
-        table: where the rows come from.
-        named: an engine's table with ``place`` and, in ``unknown_query`` or ``unknown_ad``, the
-            names that are not known.
-        listed: what lists those that are.
+    ``named`` is what :func:`numbered` made of them.
     """
-    unknown = f"FROM {named} WHERE unknown_{kind} IS NOT NULL"
-    number = count(connection, f"SELECT count(*) {unknown}")
-    if number:
-        found = connection.sql(
-            f"SELECT place, unknown_{kind} {unknown} ORDER BY place LIMIT {EXAMPLES}"
-        )
-        what = "an ad" if kind == "ad" else "a query"
-        table.report(
-            kind,
-            f"rows name {what} that is not in {listed}",
-            "add what is missing, or leave these rows out with --skip-bad-rows",
-            found.fetchall(),
-            number,
-        )
+    what = "an ad" if side == "ad" else "a query"
+    table.report(
+        connection,
+        side,
+        f"rows name {what} that is not in {listed}",
+        f"SELECT place, unknown_{side} FROM {named} WHERE unknown_{side} IS NOT NULL",
+        "add what is missing, or leave these rows out with --skip-bad-rows",
+    )
 
 
-def numbered(kinds: dict[Kind, str], others: str, rows: str) -> str:
+def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     """Return the SQL that puts numbers in place of names.
 
-    Args:
-        kinds: what is named, and the column of ``rows`` that names it.
-        others: the columns of ``rows`` to keep, each followed by a comma.
-        rows: what is read.
-
-    Returns:
-        a query for ``others`` and, of each kind, its number, and where that is null the name as
-        ``unknown_*``.
+    It selects ``others``, columns of ``rows`` that are each followed by a comma, and of each side
+    its number, and where that is null the name as ``unknown_*``.
     """
     columns = ", ".join(
-        f"{kind}_names.number AS {kind},"
-        f" CASE WHEN {kind}_names.number IS NULL THEN rows.{column} END AS unknown_{kind}"
-        for kind, column in kinds.items()
+        f"{side}_names.number AS {side},"
+        f" CASE WHEN {side}_names.number IS NULL THEN rows.{side} END AS unknown_{side}"
+        for side in sides
     )
-    joins = " ".join(
-        f"LEFT JOIN {kind}_names ON {kind}_names.name = rows.{column}"
-        for kind, column in kinds.items()
-    )
+    joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"

@@ -7,59 +7,11 @@ import pyarrow as pa
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
-from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
-from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds, in_our_time
+from ramen_ray.data.tables.graphs.edges import EdgeList
+from ramen_ray.data.tables.reading.cells import as_seconds, in_our_time
 from ramen_ray.data.tables.reading.columns import NullWords
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns in the user's tables."""
-
-    clicks_query: str | None = None
-    """Query of a click: its id (default query_id), or its text (default query) if there is no
-    table of queries."""
-    clicks_ad: str | None = None
-    """Ad of a click: its id (default ad_id), or its text (default ad) if there is no table of
-    ads."""
-    clicks_weight: str | None = None
-    """Weight of a click, such as a count; without it every row counts 1."""
-    clicks_time: str | None = None
-    """Time of a click: a timestamp, ISO 8601 text, or a number of clicks_time_unit."""
-    clicks_time_unit: TimeUnit = "s"
-    """What numbers in the column of times count since 1970; yyyymmdd are days such as
-    20260901."""
-    query_id: str = "query_id"
-    """Id of a query in the table of queries."""
-    query_text: tuple[str, ...] = ("text",)
-    """Text of a query in the table of queries; several columns are joined by a space."""
-    query_split: str | None = None
-    """Split of a query in the table of queries: train, validation or test."""
-    ad_id: str = "ad_id"
-    """Id of an ad in the table of ads."""
-    ad_text: tuple[str, ...] = ("text",)
-    """Text of an ad in the table of ads; several columns are joined by a space."""
-    edges_query: str | None = None
-    """Query of an edge, named as the clicks name it; default the clicks' column."""
-    edges_ad: str | None = None
-    """Ad of an edge, named as the clicks name it; default the clicks' column."""
-    edges_anchor: str = "anchor"
-    """Anchor of an edge: its id, or its text if there is no table of anchors."""
-    edges_weight: str | None = None
-    """Weight of an edge; without it every edge has weight 1."""
-    anchor_id: str = "anchor_id"
-    """Id of an anchor in a table of anchors."""
-    anchor_text: tuple[str, ...] = ("text",)
-    """Text of an anchor in a table of anchors; several columns are joined by a space."""
-    splits_query: str | None = None
-    """Query in the table of splits, named as the clicks name it; default the clicks' column."""
-    splits_split: str = "split"
-    """Split in the table of splits: train, validation or test."""
-    filters_query: str | None = None
-    """Query of a filter pair, named as the clicks name it; default the clicks' column."""
-    filters_ad: str | None = None
-    """Ad of a filter pair, named as the clicks name it; default the clicks' column."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +90,7 @@ class UserTables:
     query that is given two splits, the held-out one counts."""
 
     def __post_init__(self) -> None:
-        """Check that the settings fit together.
-
-        Raises:
-            DatasetError: one column of clicks has two roles, a split by time has no times,
-                fractions leave nothing to train on, splits are given twice, or an anchor set has no
-                edges or a bad name.
-        """
+        """Raise a DatasetError if the settings do not fit together."""
         _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
         self._check_given_splits()
@@ -262,20 +208,13 @@ class UserTables:
     @property
     def edge_lists(self) -> dict[str, EdgeList]:
         """The edges of each anchor set."""
-        columns = self.columns
+        clicks = self.click_columns
         return {
             name: EdgeList(
                 self.query_edges.get(name),
                 self.ad_edges.get(name),
                 self.anchors.get(name),
-                EdgeColumns(
-                    columns.edges_query or self.click_columns["query"],
-                    columns.edges_ad or self.click_columns["ad"],
-                    columns.edges_anchor,
-                    columns.edges_weight,
-                    columns.anchor_id,
-                    columns.anchor_text,
-                ),
+                self.columns.of_edges(clicks["query"], clicks["ad"]),
                 self.null_words,
                 self.skip_bad_rows,
                 self.protocol,

@@ -3,20 +3,29 @@
 ``periods`` (family, period)
     the first period in which any query of a family is clicked.
 ``counted`` (query, ad, weight)
-    the clicks that count: those in their query's period, on ads that are kept.
+    the sums of clicks that count: those in their query's period, on ads that are kept.
 ``kept_ads`` (number, ad_id) and ``kept_queries`` (number, split, query_id)
     what is kept. Splits are numbered as in SPLITS.
 """
 
+from typing import Any
+
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from duckdb.func import ARROW
 
+from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.clicks.numbering import numbered
 from ramen_ray.data.tables.clicks.settings import Splits
+from ramen_ray.data.tables.reading.cells import as_strings
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 TRAIN, VALIDATION, TEST = range(3)
 _KEY = 1
@@ -30,36 +39,48 @@ ADVICE = {
 }
 
 
+def split_column(name: str) -> Column:
+    """Read a column of splits, as their numbers in SPLITS."""
+
+    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        texts, _ = as_strings(cells)
+        place = pc.index_in(pc.utf8_trim_whitespace(texts), pa.array(SPLITS))
+        numbers = pc.fill_null(place, -1).to_numpy(zero_copy_only=False)
+        return numbers.astype(np.int8), numbers < 0
+
+    return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
+
+
+def load_splits(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
+    """Read the user's splits into ``given``; queries have been numbered."""
+    table.load(connection, "given", numbered(["query"], "place, split,", "source"))
+
+
 def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
     """Make ``periods``; queries whose texts differ only in case and white space share one."""
     run(
         connection,
         "finding first clicks",
-        """CREATE TABLE periods AS
-        SELECT family, min(period) AS period
+        """CREATE TABLE periods AS SELECT coalesce(family, query) AS family, min(period) AS period
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
-        JOIN queries ON queries.number = query GROUP BY family""",
+        LEFT JOIN members ON number = query GROUP BY ALL""",
     )
 
 
 def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None:
-    """Make ``kept_ads`` and ``counted``.
+    """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
     Training must never see a click that is later than the first of its query's period.
-
-    Args:
-        connection: the engine.
-        fewest_queries: how many queries with a click that counts an ad needs.
     """
-    run(
-        connection,
-        "counting clicks",
-        """CREATE TABLE counted AS
-        SELECT sums.query, sums.ad, sums.weight FROM sums
-        JOIN queries ON queries.number = sums.query JOIN periods USING (family)
-        WHERE sums.period = periods.period""",
-    )
-    connection.execute("DROP TABLE sums")
+    if count(connection, "SELECT max(period) FROM sums"):
+        run(
+            connection,
+            "counting clicks",
+            """DELETE FROM sums USING periods, queries
+            WHERE queries.number = query AND queries.family = periods.family
+                AND sums.period <> periods.period""",
+        )
+    connection.execute("ALTER TABLE sums RENAME TO counted")
     run(
         connection,
         "counting clicks",
@@ -73,7 +94,7 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
 
 
 def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> None:
-    """Make ``family_splits`` (family, split) of clicked queries: by period, the first by draws."""
+    """Make ``family_splits`` (family, split) of what is held out: by period, the first by draws."""
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction
@@ -81,23 +102,20 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
         connection,
         "splitting queries",
         f"""CREATE TABLE family_splits AS
-        SELECT family, CASE WHEN period > {TRAIN} THEN period
-            WHEN drawn < {held_out!r} THEN {TEST}
-            WHEN drawn < {held_out + validation!r} THEN {VALIDATION}
-            ELSE {TRAIN} END AS split
-        FROM (SELECT periods.family, period, draw(folded) AS drawn
-              FROM periods JOIN queries ON queries.number = periods.family)""",
+        WITH draws AS MATERIALIZED (  -- else they are drawn anew for each use
+            SELECT number, draw(fold(text)) AS drawn FROM queries WHERE number = family)
+        SELECT family, period AS split FROM periods WHERE period > {TRAIN} UNION ALL
+        SELECT family, CASE WHEN drawn < {held_out!r} THEN {TEST} ELSE {VALIDATION} END AS split
+        FROM draws JOIN periods ON periods.family = number
+        WHERE period = {TRAIN} AND drawn < {held_out + validation!r}""",
     )
 
 
 def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
     """Make ``family_splits`` (family, split) of the table ``given`` (query, split).
 
-    Of two splits of a query, up to case and white space, the later in SPLITS counts. If no query is
-    given the validation split, some clicked train queries are held out by draws.
-
-    Returns:
-        how many queries were given two splits.
+    Of two splits of a query, up to case and white space, the later in SPLITS counts; such queries
+    are counted. If none is given the validation split, some clicked train queries are drawn.
     """
     run(
         connection,
@@ -117,7 +135,7 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
             LEFT JOIN family_splits USING (family)
             JOIN queries ON queries.number = periods.family
             WHERE coalesce(split, {TRAIN}) = {TRAIN}
-                AND draw(folded) < {splits.validation_fraction!r}"""
+                AND draw(fold(text)) < {splits.validation_fraction!r}"""
         )
         connection.execute(
             """CREATE OR REPLACE TABLE family_splits AS
@@ -137,15 +155,10 @@ def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> l
 
 
 def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict[str, int]:
-    """Make ``kept_queries``.
+    """Make ``kept_queries``, and count what is left out.
 
-    Args:
-        connection: the engine, with ``family_splits``; queries that it lacks are train queries.
-        fewest_ads: how many ads that count a query needs; with 0, train queries need none.
-
-    Returns:
-        how many ads and queries are left out for too few clicks, and how many train queries are
-        kept without any.
+    Queries that are not in ``family_splits`` are train queries. A query needs ``fewest_ads`` that
+    count; with 0, train queries need none.
 
     Raises:
         DatasetError: a split would have no query with a click.

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 import duckdb
 
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.tables.clicks.numbering import Kind, numbered
+from ramen_ray.data.store.schemas import SIDES
+from ramen_ray.data.tables.clicks.numbering import numbered
 from ramen_ray.data.tables.reading.loading import UserTable
 
 LARGEST_EXACT = 1 << 40
@@ -26,9 +27,7 @@ logger = logging.getLogger(__name__)
 def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
     """Return the SQL for the rows of clicks with weight and period.
 
-    Args:
-        roles: the columns that the user's table has, by role.
-        bounds: the periods' first times, in seconds since 1970; the first period has none.
+    ``bounds`` are the first times of periods but the first, in seconds since 1970.
     """
     weight = "weight" if "weight" in roles else "1.0"
     periods = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
@@ -39,18 +38,15 @@ def number_clicks(
     connection: duckdb.DuckDBPyConnection, table: UserTable, bounds: Sequence[float]
 ) -> None:
     """Read the user's clicks into ``clicks``; queries and ads have been numbered."""
-    query = numbered(KINDS, "place, weight, period,", f"({rows_sql(table.columns, bounds)})")
+    query = numbered(SIDES, "place, weight, period,", f"({rows_sql(table.columns, bounds)})")
     table.load(connection, "clicks", query)
 
 
 def number_click_rows(connection: duckdb.DuckDBPyConnection) -> None:
     """Make ``clicks`` out of ``click_rows``, which are no longer needed."""
-    query = numbered(KINDS, "place, weight, period,", "click_rows")
+    query = numbered(SIDES, "place, weight, period,", "click_rows")
     run(connection, "numbering clicks", f"CREATE TABLE clicks AS {query}")
     connection.execute("DROP TABLE click_rows")
-
-
-KINDS: dict[Kind, str] = {"query": "query", "ad": "ad"}
 
 
 def sum_clicks(connection: duckdb.DuckDBPyConnection) -> None:
@@ -75,39 +71,27 @@ def sum_clicks(connection: duckdb.DuckDBPyConnection) -> None:
 
 def drop_busy_queries(connection: duckdb.DuckDBPyConnection, most: float) -> dict[str, int]:
     """Leave out the queries with more than ``most`` clicks in all; returns how many there are."""
-    connection.execute(
-        f"""CREATE TABLE busy AS
-        SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"""
-    )
-    connection.execute("DELETE FROM sums WHERE query IN (FROM busy)")
-    return {
-        f"queries left out for more than {most:g} clicks": count(connection, _ALL.format("busy"))
-    }
+    busy = f"SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"
+    return {f"queries left out for more than {most:g} clicks": _drop(connection, "query", busy)}
 
 
 def drop_light_pairs(connection: duckdb.DuckDBPyConnection, least: float) -> dict[str, int]:
     """Leave out the pairs of query and ad whose weights sum to less than ``least``."""
-    connection.execute(
-        f"""CREATE TABLE light AS
-        SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"""
-    )
-    return {"pairs left out for their low weight": _drop_pairs(connection, "light")}
+    light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"
+    return {"pairs left out for their low weight": _drop(connection, "query, ad", light)}
 
 
 def drop_own_pairs(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Leave out the pairs of a query and an ad of its own text."""
-    connection.execute(
-        """CREATE TABLE own AS
-        SELECT DISTINCT sums.query, sums.ad FROM sums
+    own = """SELECT DISTINCT sums.query, sums.ad FROM sums
         JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
-        WHERE queries.folded = fold(ads.text)"""
-    )
-    return {"pairs left out as an ad of the query's own text": _drop_pairs(connection, "own")}
+        WHERE fold(queries.text) = fold(ads.text)"""
+    what = "pairs left out as an ad of the query's own text"
+    return {what: _drop(connection, "query, ad", own)}
 
 
-_ALL = "SELECT count(*) FROM {}"
-
-
-def _drop_pairs(connection: duckdb.DuckDBPyConnection, pairs: str) -> int:
-    connection.execute(f"DELETE FROM sums WHERE (query, ad) IN (SELECT query, ad FROM {pairs})")
-    return count(connection, _ALL.format(pairs))
+def _drop(connection: duckdb.DuckDBPyConnection, key: str, unwanted: str) -> int:
+    """Delete the sums whose ``key`` the query selects; returns how many different ones it gives."""
+    connection.execute(f"CREATE OR REPLACE TABLE unwanted AS {unwanted}")
+    connection.execute(f"DELETE FROM sums WHERE ({key}) IN (SELECT {key} FROM unwanted)")
+    return count(connection, "SELECT count(*) FROM unwanted")

@@ -4,12 +4,15 @@ All rows are written in the order of their ids, so that the same tables give the
 machine.
 """
 
-import duckdb
+from collections.abc import Iterator, Sequence
 
-from ramen_ray.data.engine import count, run, stream
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.data.engine import ROWS_PER_BATCH, count, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.numbering import PLURAL, Kind
+from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 
 QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
@@ -31,14 +34,7 @@ def write_queries(
     with_ids: bool,
     with_weights: bool,
 ) -> None:
-    """Write the queries of each split with their ads.
-
-    Args:
-        connection: the engine, with what is kept.
-        writer: writes the dataset directory.
-        with_ids: whether the user's ids are written too.
-        with_weights: whether the clicks' weights are.
-    """
+    """Write the queries of each split with their ads; with the user's ids and clicks' weights."""
     run(
         connection,
         "sorting clicks",
@@ -47,47 +43,50 @@ def write_queries(
         JOIN kept_queries ON kept_queries.number = query JOIN kept_ads ON kept_ads.number = ad
         ORDER BY split, query_id, ad_id""",
     )
-    source_id = ", id AS source_id" if with_ids else ""
-    weights = ", coalesce(weights, []) AS weights" if with_weights else ""
+    columns = ["query_id", "text", "ad_ids"]
+    columns += ["source_id"] * with_ids + ["weights"] * with_weights
     for number, split in enumerate(SPLITS):
-        batches = (
-            batch
-            for first in range(0, _num_queries(connection, number), QUERIES_AT_ONCE)
-            for batch in stream(
-                connection,
-                f"""SELECT query_id, text, coalesce(ad_ids, []) AS ad_ids{source_id}{weights}
-                FROM kept_queries JOIN queries USING (number) LEFT JOIN (
-                    SELECT query_id, list(ad_id ORDER BY ad_id) AS ad_ids,
-                        list(weight ORDER BY ad_id) AS weights
-                    FROM written WHERE split = {number}
-                        AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
-                    GROUP BY query_id) AS lists USING (query_id)
-                WHERE split = {number}
-                    AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}
-                ORDER BY query_id""",
-            )
-        )
-        writer.write(f"queries/{split}", batches)
+        writer.write(f"queries/{split}", _with_ads(connection, number, columns))
 
 
-def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
-    """Write the filter pairs of the splits that have any."""
-    for number, split in enumerate(SPLITS):
-        rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
-            ORDER BY query_id, ad_id"""
-        if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
-            writer.write(f"filters/{split}", stream(connection, rows))
+def _with_ads(
+    connection: duckdb.DuckDBPyConnection, split: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of a split's queries, in the order of their ids."""
+    for first in range(0, _num_queries(connection, split), QUERIES_AT_ONCE):
+        some = f"split = {split} AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}"
+        low, high = connection.sql(
+            f"SELECT min(number), max(number) FROM kept_queries WHERE {some}"
+        ).fetchall()[0]
+        # by their numbers, the engine skips all other texts, which it would read for each block
+        rows = connection.sql(
+            f"""SELECT query_id, text, id AS source_id FROM kept_queries
+            JOIN (FROM queries WHERE number BETWEEN {low} AND {high}) USING (number)
+            WHERE {some} ORDER BY query_id"""
+        ).to_arrow_table()
+        pairs = connection.sql(
+            f"SELECT query_id, ad_id, weight FROM written WHERE {some} ORDER BY query_id, ad_id"
+        ).fetchnumpy()
+        ends = np.bincount(pairs["query_id"] - first, minlength=len(rows)).cumsum()
+        offsets = pa.array(np.append(0, ends), pa.int32())
+        rows = rows.append_column("ad_ids", pa.ListArray.from_arrays(offsets, pairs["ad_id"]))
+        rows = rows.append_column("weights", pa.ListArray.from_arrays(offsets, pairs["weight"]))
+        yield from rows.select(columns).to_batches(ROWS_PER_BATCH)
 
 
-def write_aliases(connection: duckdb.DuckDBPyConnection, kind: Kind, writer: DatasetWriter) -> None:
+def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
-    nodes = PLURAL[kind]
-    rows = f"""SELECT name, CASE WHEN kept_{nodes}.number IS NOT NULL THEN id END AS of
-        FROM {kind}_names JOIN {nodes} ON {nodes}.number = {kind}_names.number
-        LEFT JOIN kept_{nodes} ON kept_{nodes}.number = {nodes}.number
-        WHERE kept_{nodes}.number IS NULL OR name <> id ORDER BY name"""
+    nodes = PLURAL[side]
+    rows = f"""SELECT id AS name, NULL::VARCHAR AS of
+        FROM {nodes} ANTI JOIN kept_{nodes} USING (number)"""
+    merged = f"SELECT (SELECT count(*) FROM {side}_names) - (SELECT count(*) FROM {nodes})"
+    if count(connection, merged):
+        rows = f"""SELECT name, CASE WHEN kept.number IS NOT NULL THEN id END AS of
+            FROM {side}_names AS names JOIN {nodes} AS nodes USING (number)
+            LEFT JOIN kept_{nodes} AS kept USING (number)
+            WHERE kept.number IS NULL OR name <> id"""
     if count(connection, f"SELECT count(*) FROM ({rows})"):
-        writer.write(f"aliases/{kind}", stream(connection, rows))
+        writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
 
 
 def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:

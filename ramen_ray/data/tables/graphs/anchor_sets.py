@@ -25,20 +25,15 @@ NODES = "nodes"
 
 
 def check_spelling(name: str) -> None:
-    """Check that an anchor set may have this name.
-
-    Raises:
-        DatasetError: the name is unusable.
-    """
+    """Raise a DatasetError if an anchor set cannot have this name."""
     if fault := naming_fault(name, dots=False):
         raise DatasetError(f"anchor set: {fault}")
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Check that an anchor set ``name`` may be added. This is cheap: call it before the work.
+    """Raise a DatasetError if a set cannot be called so, or is and ``replace`` is not set.
 
-    Raises:
-        DatasetError: the name is unusable, or is taken and ``replace`` is not set.
+    This is cheap: call it before the work.
     """
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
@@ -68,20 +63,12 @@ def put_in_place(
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
-    Sets that other jobs have put in place since ``dataset`` was opened stay; its queries and ads
-    must be those that the edges were made for.
-
-    Args:
-        aside: the folder with the tables.
-        dataset: the dataset directory.
-        name: the anchor set.
-        made: how the set was made, for ``dataset.json``.
-        written: row counts of its tables.
-        replace: whether a set of this name may be replaced.
+    Sets that other jobs have put in place since ``dataset`` was opened stay. ``made`` says how the
+    set was made, for ``dataset.json``; ``written`` has the row counts of its tables.
 
     Raises:
         DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
-            have changed meanwhile.
+            are no longer those that the edges were made for.
     """
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
@@ -107,12 +94,7 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
-    """Say in ``dataset.json`` how a set was made, without the passwords in its addresses.
-
-    Args:
-        how: what made it.
-        settings: dataclasses.
-    """
+    """Say in ``dataset.json`` by what and with which dataclasses of settings a set was made."""
     given = {name: value for one in settings for name, value in asdict(one).items()}
     return {"made_by": how, "settings": without_passwords(given)}
 

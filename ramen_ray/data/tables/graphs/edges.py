@@ -1,7 +1,7 @@
 """A user's own edges, as an anchor set of a dataset directory."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from ramen_ray.data.engine import count, engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.schemas import PLURAL, SIDES, Side
+from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -28,35 +30,17 @@ from ramen_ray.data.tables.graphs.nodes import (
     named,
     node_names,
 )
-from ramen_ray.data.tables.reading.columns import NullWords, text_column, weight_column
-from ramen_ray.data.tables.reading.faults import ADVICE, EXAMPLES
+from ramen_ray.data.tables.reading.columns import (
+    Column,
+    NullWords,
+    text_column,
+    weight_column,
+)
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 
-SIDES = ("query", "ad")
-NODES = {"query": "queries", "ad": "ads"}
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 PLACES_OF_A_SIDE = 1 << 62
 """Above all places: an anchor that edges of queries have comes before those that only ads have."""
-
-
-@dataclass(frozen=True)
-class EdgeColumns:
-    """Names of the columns in tables of edges and anchors."""
-
-    edges_query: str = "query"
-    """Query of an edge: your id of it, its text, or, if the dataset does not have your ids, its
-    number among the train queries."""
-    edges_ad: str = "ad_id"
-    """Ad of an edge: your id of it, its text, or, if the dataset does not have your ids, its
-    number."""
-    edges_anchor: str = "anchor"
-    """Anchor of an edge: its id, or its text if there is no table of anchors."""
-    edges_weight: str | None = None
-    """Weight of an edge; without it every edge has weight 1."""
-    anchor_id: str = "anchor_id"
-    """Id of an anchor in the table of anchors."""
-    anchor_text: tuple[str, ...] = ("text",)
-    """Text of an anchor in the table of anchors; several columns are joined by a space."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +65,9 @@ class EdgeList:
     """strict leaves out edges that join a held-out query to its answer; as-published keeps them."""
 
     @property
-    def of_sides(self) -> dict[str, str]:
+    def of_sides(self) -> dict[Side, str]:
         """The given tables of edges, by side."""
-        given = {"query": self.query_edges, "ad": self.ad_edges}
+        given: dict[Side, str | None] = {"query": self.query_edges, "ad": self.ad_edges}
         return {side: source for side, source in given.items() if source}
 
 
@@ -96,15 +80,8 @@ def add_edge_list(
 ) -> dict[str, int]:
     """Add an anchor set from a user's edges to a dataset directory.
 
-    Args:
-        dataset_path: the dataset directory.
-        name: the anchor set.
-        edge_list: where the edges are.
-        replace: whether a set of this name may be replaced.
-        memory: how much memory tables may take; see :func:`~ramen_ray.data.engine.engine`.
-
-    Returns:
-        Counts of the rows written, of nodes without edges, and of edges left out or merged.
+    ``memory`` is what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts of
+    the rows written, of nodes without edges, and of edges left out or merged.
 
     Raises:
         DatasetError: the dataset is not usable; the name is taken; edges are wrong (names files and
@@ -130,13 +107,6 @@ def write_edge_list(
 
     If the source repeats an edge, the weights are summed. Only what was found of the dataset's
     names and held-out clicks stays in the connection, for the next list of the same dataset.
-
-    Args:
-        connection: the engine.
-        dataset: the dataset directory, which has its queries and ads.
-        edge_list: where the edges are.
-        name: name of the anchor set.
-        writer: writer of the dataset directory.
 
     Raises:
         DatasetError: edges are wrong (names files and rows), or no edge is left.
@@ -166,34 +136,29 @@ def write_edge_list(
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
     """Find the files of an edge list's tables: ``anchors``, ``query`` and ``ad``, if given.
 
-    ``metadata`` is the content of the dataset's ``dataset.json``.
-
     Raises:
         DatasetError: no edges are given, there are no such files, or one lacks a column.
     """
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
-    columns, skip = edge_list.columns, edge_list.skip_bad_rows
-    tables = {}
+    columns, null_words = edge_list.columns, edge_list.null_words
+    anchor = text_column(columns.edges_anchor, null_words)
+    of_tables: dict[str, tuple[str, dict[str, Column]]] = {}
     if edge_list.anchors:
-        of_anchors = {
-            "name": text_column(columns.anchor_id, edge_list.null_words, skip_bad_rows=skip)
-        }
+        of_anchors = {"name": text_column(columns.anchor_id, null_words)}
         if columns.anchor_text != (columns.anchor_id,):
-            of_anchors["text"] = text_column(
-                columns.anchor_text, edge_list.null_words, skip_bad_rows=skip
-            )
-        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, skip)
-    of_edges = {
-        "anchor": text_column(columns.edges_anchor, edge_list.null_words, skip_bad_rows=skip)
-    }
-    if columns.edges_weight:
-        of_edges["weight"] = weight_column(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
-    nodes = {"query": columns.edges_query, "ad": columns.edges_ad}
+            of_anchors["text"] = text_column(columns.anchor_text, null_words)
+        of_tables["anchors"] = edge_list.anchors, of_anchors
+    nodes = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
     for side, source in edge_list.of_sides.items():
-        named_by = node_names(metadata, side, nodes[side], edge_list.null_words, skip_bad_rows=skip)
-        tables[side] = UserTable(source, {"name": named_by, **of_edges}, skip)
-    return tables
+        of_edges = {"name": node_names(metadata, side, nodes[side], null_words), "anchor": anchor}
+        if columns.edges_weight:
+            of_edges["weight"] = weight_column(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
+        of_tables[side] = source, of_edges
+    return {
+        what: UserTable(source, of, edge_list.skip_bad_rows)
+        for what, (source, of) in of_tables.items()
+    }
 
 
 def _rows(dataset: Dataset, edge_list: EdgeList, side: str) -> str:
@@ -202,7 +167,7 @@ def _rows(dataset: Dataset, edge_list: EdgeList, side: str) -> str:
 
 
 def _create_anchors(
-    connection: DuckDBPyConnection, tables: Mapping[str, UserTable], sides: list[str]
+    connection: DuckDBPyConnection, tables: Mapping[str, UserTable], sides: Sequence[str]
 ) -> None:
     """Create ``anchors``: ``id`` (the first place), ``name`` and ``text``."""
     if "anchors" in tables:
@@ -236,41 +201,32 @@ def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
         """,
     )
     repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
-    _report(connection, table, "name", "rows repeat the anchor of an earlier row", repeated)
+    table.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)
 
 
 def _unknown(
-    connection: DuckDBPyConnection, table: UserTable, side: str, are_listed: bool
+    connection: DuckDBPyConnection, table: UserTable, side: Side, are_listed: bool
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
-    message = f"rows name {NODES[side]} that the dataset does not have"
-    _report(connection, table, "name", message, unknown)
+    message = f"rows name {PLURAL[side]} that the dataset does not have"
+    table.report(connection, "name", message, unknown)
     if are_listed:
         unknown = f"""
             SELECT DISTINCT place, anchor FROM {side}_rows AS one
             ANTI JOIN anchors ON anchors.name = one.anchor
         """
         message = "rows name anchors that the table of anchors does not have"
-        _report(connection, table, "anchor", message, unknown)
+        table.report(connection, "anchor", message, unknown)
     of_kind = {
         f"{side} edges of validation and test queries": HELD_OUT_NODE,
-        f"{side} edges of {NODES[side]} that the import left out": LEFT_OUT_NODE,
+        f"{side} edges of {PLURAL[side]} that the import left out": LEFT_OUT_NODE,
     }
     counts = {
         what: count(connection, f"SELECT count(*) FROM {side}_rows WHERE node = {node}")
         for what, node in of_kind.items()
     }
     return +Counter(counts)
-
-
-def _report(
-    connection: DuckDBPyConnection, table: UserTable, role: str, message: str, rows: str
-) -> None:
-    """Report the rows that the SQL ``rows`` selects: their places and cells."""
-    if number := count(connection, f"SELECT count(*) FROM ({rows})"):
-        first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {EXAMPLES}").fetchall()
-        table.report(role, message, ADVICE, first, number)
 
 
 def _create_edges(connection: DuckDBPyConnection, side: str) -> None:

@@ -27,47 +27,57 @@ def node_names(
     side: str,
     name: str,
     null_words: NullWords,
-    *,
-    skip_bad_rows: bool,
 ) -> Column:
-    """Read a column that names nodes of ``side``; texts are normalised if the dataset's were.
-
-    ``metadata`` is the content of the dataset's ``dataset.json``.
-    """
+    """Read a column that names nodes of ``side``; texts are normalised if the dataset's were."""
     imported = metadata.get("imported", {})
     by_text = not imported.get({"query": "queries", "ad": "ads"}[side])
     is_normal = by_text and imported.get("normalize_texts")
-    return text_column(
-        name,
-        null_words,
-        skip_bad_rows=skip_bad_rows,
-        change=normalized if is_normal else pc.utf8_trim_whitespace,
-    )
+    return text_column(name, null_words, normalized if is_normal else pc.utf8_trim_whitespace)
 
 
-def create_ids(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create the table ``{side}_ids``: ``name`` and ``node``, the user's ids and aliases.
+def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
+    """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
 
-    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE.
+    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE. Also created are
+    ``{side}_texts`` (``node``, ``text``) of the train queries or ads, without the white space
+    around their texts, and ``{side}_held_out`` (``folded``), the different folded texts of
+    validation and test queries, none of ads. Tables that exist are kept, so that several tables of
+    a user can be named.
     """
-    nothing = "SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"
-    of_tables = {NODE_TABLES[side]: schema_of(NODE_TABLES[side]).names[0]}
-    of_tables |= dict.fromkeys(_held_out(dataset, side), str(HELD_OUT_NODE))
-    own = [
+    nodes = NODE_TABLES[side]
+    id_column = schema_of(nodes).names[0]
+    held_out = _held_out(dataset, side)
+    no_texts = "SELECT NULL::VARCHAR AS text WHERE false"
+    texts = [f"SELECT text FROM {files_of(dataset, table)}" for table in held_out]
+    of_tables = {nodes: id_column} | dict.fromkeys(held_out, str(HELD_OUT_NODE))
+    no_names = "SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"
+    ids = [
         f"SELECT trimmed(source_id), {node} FROM {files_of(dataset, table)}"
         for table, node in of_tables.items()
         if _has_ids(dataset, table)
     ]
-    run(
-        connection,
-        f"reading the ids of {side} nodes",
-        f"""
-        CREATE TABLE IF NOT EXISTS {side}_ids AS
-        WITH own AS ({" UNION ALL ".join([nothing, *own])})
-        SELECT name, min(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
-        WHERE name IS NOT NULL GROUP BY name
+    tables = {
+        "texts": f"""
+            SELECT {id_column} AS node, trimmed(text) AS text FROM {files_of(dataset, nodes)}
         """,
-    )
+        "held_out": f"""
+            SELECT DISTINCT fold(text) AS folded FROM ({" UNION ALL ".join([no_texts, *texts])})
+        """,
+        "ids": f"""
+            WITH own AS ({" UNION ALL ".join([no_names, *ids])})
+            SELECT name, min(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
+            WHERE name IS NOT NULL GROUP BY name
+        """,
+        "names": f"""
+            FROM {side}_ids
+            UNION ALL
+            SELECT text, node FROM {side}_texts AS texts
+            ANTI JOIN {side}_ids AS ids ON ids.name = texts.text
+        """,
+    }
+    for what, sql in tables.items():
+        create = f"CREATE TABLE IF NOT EXISTS {side}_{what} AS {sql}"
+        run(connection, f"reading the names of {side} nodes", create)
 
 
 def _with_aliases(dataset: Dataset, side: str) -> str:
@@ -86,67 +96,16 @@ def _with_aliases(dataset: Dataset, side: str) -> str:
     """
 
 
-def create_texts(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_texts``: ``node`` and ``text``; and ``{side}_held_out``: ``folded``.
-
-    The first has the train queries or ads, without the white space around their texts; the second
-    the different folded texts of validation and test queries, and none on the side of ads.
-    """
-    table = NODE_TABLES[side]
-    run(
-        connection,
-        f"reading the texts of {side} nodes",
-        f"""
-        CREATE TABLE IF NOT EXISTS {side}_texts AS
-        SELECT {schema_of(table).names[0]} AS node, trimmed(text) AS text
-        FROM {files_of(dataset, table)}
-        """,
-    )
-    nothing = "SELECT NULL::VARCHAR AS text WHERE false"
-    texts = [f"SELECT text FROM {files_of(dataset, one)}" for one in _held_out(dataset, side)]
-    run(
-        connection,
-        "reading the texts of held-out queries",
-        f"""
-        CREATE TABLE IF NOT EXISTS {side}_held_out AS
-        SELECT DISTINCT fold(text) AS folded FROM ({" UNION ALL ".join([nothing, *texts])})
-        """,
-    )
-
-
-def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
-
-    It also creates the tables of :func:`create_ids` and :func:`create_texts`. Those that exist are
-    kept, so that several tables of a user can be named.
-    """
-    create_ids(connection, dataset, side)
-    create_texts(connection, dataset, side)
-    run(
-        connection,
-        f"indexing the names of {side} nodes",
-        f"""
-        CREATE TABLE IF NOT EXISTS {side}_names AS
-        FROM {side}_ids
-        UNION ALL
-        SELECT text, node FROM {side}_texts AS texts
-        ANTI JOIN {side}_ids AS ids ON ids.name = texts.text
-        """,
-    )
-
-
-def named(dataset: Dataset, side: str, columns: str) -> str:
+def named(
+    dataset: Dataset, side: str, columns: str, source: str = "source", *, numbers: bool = True
+) -> str:
     """Return the SQL that finds the nodes of the rows of ``source``, by their column ``name``.
 
-    Args:
-        dataset: the dataset directory, after :func:`create_names`.
-        side: ``query`` or ``ad``.
-        columns: other columns of ``source`` to select.
-
-    Returns:
-        SQL that selects ``columns``, ``node`` (null if there is none) and ``unknown``, the name
-        that stands for no node. A row of a name of several nodes is there once for each.
+    It selects ``columns``, ``node`` (null if there is none) and ``unknown``, the name that stands
+    for no node. A row of a name of several nodes is there once for each. Call :func:`create_names`
+    before; ``numbers`` says whether a name may be a node's number.
     """
+    number = _number_of("source.name", dataset, side) if numbers else "NULL"
     return f"""
         SELECT {columns}, node, CASE WHEN node IS NULL THEN name END AS unknown
         FROM (
@@ -154,8 +113,8 @@ def named(dataset: Dataset, side: str, columns: str) -> str:
                 source.*,
                 coalesce(names.node,
                          CASE WHEN held_out.folded IS NOT NULL THEN {HELD_OUT_NODE} END,
-                         {number_of("source.name", dataset, side)}) AS node
-            FROM source
+                         {number}) AS node
+            FROM {source} AS source
             LEFT JOIN {side}_names AS names ON names.name = source.name
             LEFT JOIN {side}_held_out AS held_out
                 ON held_out.folded = CASE WHEN names.node IS NULL THEN fold(source.name) END)
@@ -167,7 +126,7 @@ def has_ids(dataset: Dataset, side: str) -> bool:
     return any(_has_ids(dataset, table) for table in (NODE_TABLES[side], *_held_out(dataset, side)))
 
 
-def number_of(name: str, dataset: Dataset, side: str) -> str:
+def _number_of(name: str, dataset: Dataset, side: str) -> str:
     """Return the SQL that reads ``name``, an expression, as a node's number; else it is null."""
     if has_ids(dataset, side):
         return "NULL"

@@ -4,13 +4,13 @@ from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import SIDES
 from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
-    create_ids,
-    create_texts,
+    create_names,
     has_ids,
-    number_of,
+    named,
 )
 from ramen_ray.data.tables.reading.loading import UserTable
 
@@ -29,77 +29,48 @@ def create_events(
     * ``events``: ``session``, ``time``, ``query`` and ``ad``, which are items; ``ad`` may be null.
     * ``{side}_items``: ``item``, a number in the order of the texts, and ``text``.
 
-    Args:
-        connection: the engine.
-        dataset: the dataset directory.
-        log: the log, whose roles are ``session``, ``time``, ``query`` and, if it has ads, ``ad``.
-        max_session_length: later events of a session are dropped.
-
-    Returns:
-        the number of ``sessions``, and of what was left out, by reason.
+    Events of a session after ``max_session_length`` are dropped. Returns the number of
+    ``sessions``, and of what was left out, by reason.
     """
-    for side in ("query", "ad"):
-        create_ids(connection, dataset, side)
-        create_texts(connection, dataset, side)
     ad = "ad" if "ad" in log.columns else "NULL::VARCHAR AS ad"
     log.load(connection, "log", f"SELECT session, time, query, {ad} FROM source")
     log.check()
-    _name_queries(connection, dataset)
-    _name_ads(connection, dataset)
-    for side in ("query", "ad"):
+    for side in SIDES:
+        create_names(connection, dataset, side)
+        _name_cells(connection, dataset, side)
         _number_items(connection, side)
-    left_out = {
-        "unreadable lines": log.left_out["unreadable lines"],
-        **_count_bad_rows(connection),
-        **_count_left_out(connection),
-    }
+    left_out = {"unreadable lines": log.left_out["unreadable lines"], **_count_left_out(connection)}
     _create_named_events(connection)
     return left_out | _cut_sessions(connection, max_session_length)
 
 
-def _name_queries(connection: DuckDBPyConnection, dataset: Dataset) -> None:
-    """Create ``query_cells``: ``cell``, ``text`` and ``node``; text is null for what is left out.
+def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
+    """Create ``{side}_cells``: ``cell``, ``text`` and ``node``; text is null for what is left out.
 
-    ``node`` is HELD_OUT_NODE or LEFT_OUT_NODE there. A cell that is no id is a text, whether or not
-    a query has it.
+    A query's cell that is no id is a text, whether or not a query has it. ``node`` is HELD_OUT_NODE
+    or LEFT_OUT_NODE for such queries, by their id or by the text that it stands for.
     """
-    is_text = "ids.node IS NULL"
-    if not has_ids(dataset, "query"):  # then what was left out is known by its text
-        is_text += f" OR ids.node = {LEFT_OUT_NODE}"
+    is_text = "false"
+    if side == "query":
+        is_text = "node IS NULL"
+        if not has_ids(dataset, side):  # then what was left out is known by its text
+            is_text += f" OR node = {LEFT_OUT_NODE}"
+    cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
     run(
         connection,
-        "naming the log's queries",
+        f"naming the log's {side} cells",
         f"""
-        CREATE TABLE query_cells AS
-        SELECT cell,
-            CASE WHEN held_out.folded IS NULL THEN named.text END AS text,
-            CASE WHEN held_out.folded IS NULL THEN node ELSE {HELD_OUT_NODE} END AS node
+        CREATE TABLE {side}_cells AS
+        SELECT DISTINCT cell, CASE WHEN is_out THEN NULL ELSE text END AS text,
+            CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
         FROM (
-            SELECT cell, ids.node, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
-            FROM (SELECT DISTINCT query AS cell FROM log WHERE {WHOLE})
-            LEFT JOIN query_ids AS ids ON ids.name = cell
-            LEFT JOIN query_texts AS texts ON texts.node = ids.node) AS named
-        LEFT JOIN query_held_out AS held_out ON held_out.folded = fold(named.text)
-        """,
-    )
-
-
-def _name_ads(connection: DuckDBPyConnection, dataset: Dataset) -> None:
-    """Create ``ad_cells``: ``cell`` and ``text``, which is null for unknown ads."""
-    run(
-        connection,
-        "naming the log's ads",
-        f"""
-        CREATE TABLE ad_cells AS
-        SELECT cell, coalesce(with_id.text, with_text.text, with_number.text) AS text
-        FROM (SELECT DISTINCT ad AS cell FROM log WHERE {WHOLE} AND ad IS NOT NULL)
-        LEFT JOIN ad_ids AS ids ON ids.name = cell
-        LEFT JOIN ad_texts AS with_id ON with_id.node = ids.node
-        LEFT JOIN (SELECT DISTINCT text FROM ad_texts) AS with_text
-            ON with_text.text = CASE WHEN ids.node IS NULL THEN cell END
-        LEFT JOIN ad_texts AS with_number
-            ON with_number.node = CASE WHEN ids.node IS NULL
-                                  THEN {number_of("cell", dataset, "ad")} END
+            SELECT cell, node, named.text,
+                node = {HELD_OUT_NODE} OR held_out.folded IS NOT NULL AS is_out
+            FROM (
+                SELECT cell, node, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
+                FROM ({named(dataset, side, "name AS cell", cells, numbers=side == "ad")})
+                LEFT JOIN {side}_texts AS texts USING (node)) AS named
+            LEFT JOIN {side}_held_out AS held_out ON held_out.folded = fold(named.text))
         """,
     )
 
@@ -116,43 +87,37 @@ def _number_items(connection: DuckDBPyConnection, side: str) -> None:
     )
 
 
-def _count_bad_rows(connection: DuckDBPyConnection) -> dict[str, int]:
-    """Count the log's rows with empty cells, each once."""
-    without = {
+def _count_left_out(connection: DuckDBPyConnection) -> dict[str, int]:
+    """Count the rows with empty cells, each once, then the rows and ads that names leave out."""
+    kept = f"{WHOLE} AND queries.text IS NOT NULL"
+    unknown = f"{kept} AND log.ad IS NOT NULL AND ads.text IS NULL"
+    rows = {
         "rows without a session": "session IS NULL",
         "rows without a time": "session IS NOT NULL AND time IS NULL",
         "rows without a query": "session IS NOT NULL AND time IS NOT NULL AND query IS NULL",
-    }
-    return {
-        what: count(connection, f"SELECT count(*) FROM log WHERE {rows}")
-        for what, rows in without.items()
-    }
-
-
-def _count_left_out(connection: DuckDBPyConnection) -> dict[str, int]:
-    """Count the whole rows of queries that are left out, and unknown ads in the other rows."""
-    rows = f"""
-        FROM log JOIN query_cells AS queries ON queries.cell = log.query
-        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
-        WHERE {WHOLE}
-    """
-    wanted = {
-        "rows of validation and test queries": f"queries.node = {HELD_OUT_NODE}",
+        "rows of validation and test queries": f"{WHOLE} AND queries.node = {HELD_OUT_NODE}",
         "rows of queries that the import left out": (
-            f"queries.node = {LEFT_OUT_NODE} AND queries.text IS NULL"
+            f"{WHOLE} AND queries.node = {LEFT_OUT_NODE} AND queries.text IS NULL"
         ),
-        "clicks on unknown ads": (
-            "queries.text IS NOT NULL AND log.ad IS NOT NULL AND ads.text IS NULL"
+        "clicks on unknown ads": unknown,
+        "of them on ids such as 12.0, as pandas writes 12 in columns with empty cells": (
+            f"{unknown} AND regexp_full_match(log.ad, '[0-9]+[.]0')"
         ),
     }
-    columns = ", ".join(f"count(*) FILTER (WHERE {one})" for one in wanted.values())
-    (found,) = connection.sql(f"SELECT {columns} {rows}").fetchall()
-    return dict(zip(wanted, found, strict=True))
+    columns = ", ".join(f"count(*) FILTER (WHERE {one})" for one in rows.values())
+    (found,) = connection.sql(
+        f"""
+        SELECT {columns} FROM log
+        LEFT JOIN query_cells AS queries ON queries.cell = log.query
+        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
+        """
+    ).fetchall()
+    return dict(zip(rows, found, strict=True))
 
 
 def _create_named_events(connection: DuckDBPyConnection) -> None:
     """Create ``named_events`` from the log's whole rows, which are dropped."""
-    for side in ("query", "ad"):
+    for side in SIDES:
         run(
             connection,
             f"indexing the log's {side} cells",

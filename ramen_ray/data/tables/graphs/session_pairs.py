@@ -22,28 +22,21 @@ def create_edges(
     """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.edge_tables`.
 
     Nodes are the train queries or the ads; nodes of equal text have equal edges. Anchors are items.
-
-    Args:
-        connection: the engine.
-        side: ``query`` or ``ad``.
-        settings: which pairs become edges, and their weights.
-        num_sessions: number of all sessions.
     """
-    _count_pairs(connection, side, settings)
-    _count_sessions(connection, side)
-    _choose_anchors(connection, side, settings, num_sessions)
-    _choose_nodes(connection, side, settings)
-    for table in ("pairs", "items_sessions", "chosen"):
-        connection.execute(f"DROP TABLE {table}")
+    made = {
+        "pairs": _pairs(side, settings),
+        "items_sessions": _sessions(side),
+        "chosen": _chosen(side, settings, num_sessions),
+        f"{side}_edges": _edges(side, settings),
+    }
+    for table, sql in made.items():
+        run(connection, f"making {table} of {side} items", f"CREATE TABLE {table} AS {sql}")
+    connection.execute("DROP TABLE pairs; DROP TABLE items_sessions; DROP TABLE chosen")
 
 
-def _count_pairs(connection: DuckDBPyConnection, side: str, settings: SessionSettings) -> None:
-    """Create ``pairs``: ``one`` < ``other``, and in how many ``sessions`` they are near enough."""
-    run(
-        connection,
-        f"counting the pairs of {side} items",
-        f"""
-        CREATE TABLE pairs AS
+def _pairs(side: str, settings: SessionSettings) -> str:
+    """Select ``one`` < ``other``, and in how many ``sessions`` they are near enough."""
+    return f"""
         SELECT one, other, count(*) AS sessions
         FROM (
             SELECT DISTINCT left_.session, left_.{side} AS one, right_.{side} AS other
@@ -51,35 +44,23 @@ def _count_pairs(connection: DuckDBPyConnection, side: str, settings: SessionSet
                 ON left_.session = right_.session AND left_.{side} < right_.{side}
             WHERE abs(left_.time - right_.time) <= '{settings.window_s}'::DOUBLE)
         GROUP BY one, other HAVING sessions >= {settings.min_support}
-        """,
-    )
+    """
 
 
-def _count_sessions(connection: DuckDBPyConnection, side: str) -> None:
-    """Create ``items_sessions``: the number of ``sessions`` with each ``item``."""
-    run(
-        connection,
-        f"counting the sessions of {side} items",
-        f"""
-        CREATE TABLE items_sessions AS
+def _sessions(side: str) -> str:
+    """Select the number of ``sessions`` with each ``item``."""
+    return f"""
         SELECT item, count(*) AS sessions
         FROM (SELECT DISTINCT session, {side} AS item FROM events WHERE {side} IS NOT NULL)
         GROUP BY item
-        """,
-    )
+    """
 
 
-def _choose_anchors(
-    connection: DuckDBPyConnection, side: str, settings: SessionSettings, num_sessions: int
-) -> None:
-    """Create ``chosen``: the strongest anchors of each item that is a node, and their weights."""
+def _chosen(side: str, settings: SessionSettings, num_sessions: int) -> str:
+    """Select the strongest anchors of each item that is a node, and their weights."""
     strength = STRENGTHS[settings.weight].format(num_sessions=num_sessions)
     weight, above = ("ln(strength)", 1) if settings.weight == "pmi" else ("strength", 0)
-    run(
-        connection,
-        f"choosing the anchors of {side} nodes",
-        f"""
-        CREATE TABLE chosen AS
+    return f"""
         WITH
             both_ways AS (
                 SELECT one AS node, other AS anchor, sessions FROM pairs
@@ -98,22 +79,16 @@ def _choose_anchors(
                 QUALIFY row_number() OVER (
                     PARTITION BY node ORDER BY strength DESC, anchor) <= {settings.top_k})
         SELECT node, anchor, {weight} AS weight FROM strongest WHERE strength > {above}
-        """,
-    )
+    """
 
 
-def _choose_nodes(connection: DuckDBPyConnection, side: str, settings: SessionSettings) -> None:
-    """Create ``{side}_edges``: nodes get their text's anchors, anchors keep the heaviest edges."""
-    run(
-        connection,
-        f"weighing {side} edges",
-        f"""
-        CREATE TABLE {side}_edges AS
+def _edges(side: str, settings: SessionSettings) -> str:
+    """Select nodes with their text's anchors, of which each keeps the heaviest edges."""
+    return f"""
         SELECT texts.node, anchor, 0 AS place, weight
         FROM chosen
         JOIN {side}_items AS items ON items.item = chosen.node
         JOIN {side}_texts AS texts ON texts.text = items.text
         QUALIFY row_number() OVER (
             PARTITION BY anchor ORDER BY weight DESC, texts.node) <= {settings.max_anchor_degree}
-        """,
-    )
+    """

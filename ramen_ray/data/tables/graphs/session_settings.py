@@ -5,27 +5,10 @@ from typing import Literal
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.reading.cells import TimeUnit
+from ramen_ray.data.tables.column_names import SessionColumns
 from ramen_ray.data.tables.reading.columns import NullWords
 
 Weight = Literal["cosine", "pmi"]
-
-
-@dataclass(frozen=True)
-class SessionColumns:
-    """Names of the columns in a log of sessions."""
-
-    sessions_session: str = "session_id"
-    """The row's session."""
-    sessions_time: str = "time"
-    """The row's time: a timestamp, ISO 8601 text, or a number of sessions_time_unit."""
-    sessions_time_unit: TimeUnit = "s"
-    """What numbers in the column of times count since 1970; yyyymmdd are days such as 20260901."""
-    sessions_query: str = "query"
-    """The query's text, or your id of it."""
-    sessions_ad: str | None = "ad_id"
-    """The clicked ad, or empty: your id, its text or, if the dataset does not have your ids, its
-    number; None if the log has no ads."""
 
 
 @dataclass(frozen=True)

@@ -35,18 +35,11 @@ def add_co_session(
     replace: bool = False,
     memory: str | None = None,
 ) -> dict[str, int]:
-    """Add the anchor sets of a log of sessions to a dataset directory.
+    """Add the anchor sets of train queries and of ads, by a log of sessions, to a dataset.
 
-    Args:
-        dataset_path: the dataset directory.
-        log: the log and its columns.
-        settings: which pairs become edges, and the names of the anchor sets of train queries and of
-            ads. A set that gets no edges is left out; with ``replace``, an old one is removed.
-        replace: whether sets of these names may be replaced.
-        memory: how much memory tables may take; see :func:`~ramen_ray.data.engine.engine`.
-
-    Returns:
-        Counts of rows written, of nodes without edges, and of what was left out of the log.
+    A set that gets no edges is left out; with ``replace``, an old one is removed. ``memory`` is
+    what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts of rows written,
+    of nodes without edges, and of what was left out of the log.
 
     Raises:
         DatasetError: dataset or log is not usable, a name is taken, or there would be no edges.
@@ -87,28 +80,16 @@ def add_co_session(
 
 
 def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
-    """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``.
-
-    Raises:
-        DatasetError: there are none, or one lacks a column.
-    """
-    columns = log.columns
-
-    def name_column(side: str, name: str) -> Column:
-        return node_names(metadata, side, name, log.null_words, skip_bad_rows=True)
-
+    """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``."""
+    columns, null_words = log.columns, log.null_words
+    unit, flag = columns.sessions_time_unit, "--columns.sessions-time-unit"
     of_log: dict[str, Column] = {
-        "session": id_column(columns.sessions_session, log.null_words, skip_bad_rows=True),
-        "time": time_column(
-            columns.sessions_time,
-            columns.sessions_time_unit,
-            "--columns.sessions-time-unit",
-            skip_bad_rows=True,
-        ),
-        "query": name_column("query", columns.sessions_query),
+        "session": id_column(columns.sessions_session, null_words),
+        "time": time_column(columns.sessions_time, unit, flag),
+        "query": node_names(metadata, "query", columns.sessions_query, null_words),
     }
     if columns.sessions_ad is not None:
-        of_log["ad"] = name_column("ad", columns.sessions_ad)
+        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad, null_words)
     optional = {role: with_changes(column, optional=True) for role, column in of_log.items()}
     return UserTable(log.sessions, optional, skip_bad_rows=True)
 

@@ -17,8 +17,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.engine import run, stream
 from ramen_ray.data.leaks import NODE_TABLES, Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
-from ramen_ray.data.store.file_arrays import map_array
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
 
 TEXTS_PER_BATCH = 65_536
@@ -28,19 +27,15 @@ NEAR = pa.schema([("text", pa.int64()), ("anchor", pa.int64()), ("weight", pa.fl
 
 
 @dataclass(frozen=True)
-class DistinctTexts:
-    """The distinct texts of train queries and ads, in a file, numbered in their order.
-
-    Attributes:
-        folder: where the file is.
-    """
+class BatchTexts:
+    """The distinct texts of train queries and ads, in a file of ``folder``, numbered in order."""
 
     folder: Path
 
     @classmethod
     def of_nodes(
         cls, connection: DuckDBPyConnection, dataset: Dataset, folder: Path
-    ) -> "DistinctTexts":
+    ) -> "BatchTexts":
         """Write the texts of a dataset's nodes into ``folder``."""
         nodes = " UNION ALL ".join(texts_of(dataset, table) for table in NODE_TABLES.values())
         distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
@@ -121,21 +116,15 @@ class Neighbours:
 def write_text_edges(
     connection: DuckDBPyConnection,
     dataset: Dataset,
-    texts: DistinctTexts,
+    texts: BatchTexts,
     protocol: Protocol,
     name: str,
     writer: DatasetWriter,
 ) -> WrittenEdges:
     """Write an anchor set in which nodes have the edges of their texts.
 
-    Args:
-        connection: the engine.
-        dataset: the dataset directory.
-        texts: the texts of its nodes; their :class:`Neighbours` are in the same folder. Nodes of
-            equal text have equal edges.
-        protocol: whether edges that join a held-out query to its answer are left out.
-        name: the anchor set.
-        writer: writer of the dataset directory.
+    The :class:`Neighbours` of ``texts`` are in the same folder; nodes of equal text have equal
+    edges.
     """
     neighbours = Neighbours.written_in(texts.folder)
     _load(connection, "anchors", NUMBERED, _numbered(texts))
@@ -156,7 +145,7 @@ def write_text_edges(
     return replace(write_edges(connection, name, [*NODE_TABLES], writer), counts=dropped)
 
 
-def _numbered(texts: DistinctTexts) -> Iterator[pa.RecordBatch]:
+def _numbered(texts: BatchTexts) -> Iterator[pa.RecordBatch]:
     first = 0
     for batch in texts.batches():
         yield pa.record_batch([np.arange(first, first + len(batch)), batch], schema=NUMBERED)

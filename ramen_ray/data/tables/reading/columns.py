@@ -1,7 +1,7 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.findings import FEW, Kind
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
     as_numbers,
@@ -19,12 +20,18 @@ from ramen_ray.data.tables.reading.cells import (
     is_null_word,
     is_scientific,
 )
-from ramen_ray.data.tables.reading.faults import ADVICE, FEW, Kind
 
+ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 NULL_ADVICE = (
     "empty these cells; or leave the rows out, or keep them as texts, with"
     " --null-words leave-out or keep"
 )
+ROUNDED = Kind(
+    "cells are numbers in scientific notation, which have lost digits",
+    "write ids as text, or as numbers with all digits",
+    most=FEW,
+)
+NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
 
 Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
 NullWords = Literal["refuse", "leave-out", "keep"]
@@ -32,30 +39,24 @@ NullWords = Literal["refuse", "leave-out", "keep"]
 
 @dataclass(frozen=True)
 class Doubt:
-    """Cells that can be converted, but are likely wrong.
+    """Cells that can be converted, but are likely wrong, or not wanted.
 
     Attributes:
         flags: marks such values (rows,).
         kind: says what is wrong with values that are flagged; its column is set later.
-        leave_out: whether their rows are left out.
+        leave_out: whether their rows are left out in any case, not only if bad rows are skipped.
+        told: whether it is a finding; else the rows are only counted.
     """
 
     flags: Callable[[Any], Booleans]
     kind: Callable[[Any], Kind]
-    leave_out: bool
+    leave_out: bool = False
+    told: bool = True
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Good rows that are not wanted.
-
-    Attributes:
-        flags: marks such values (rows,).
-        reason: what they are, as in "2 rows left out: impressions".
-    """
-
-    flags: Callable[[Any], Booleans]
-    reason: str
+def unwanted(flags: Callable[[Any], Booleans], reason: str) -> Doubt:
+    """Leave out good rows for a ``reason``, as in "2 rows left out: impressions"."""
+    return Doubt(flags, lambda _: Kind(reason), leave_out=True, told=False)
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,10 @@ class Column:
 
     Attributes:
         name: what the user calls it; texts of several columns are joined by a space.
-        convert: turns its cells (rows,) into values (rows,), and flags (rows,) the bad ones.
+        convert: turns its cells (rows,) into values (rows,) of ``type``, and flags the bad ones.
         fault: what is wrong with bad cells, as in "3 cells are empty".
-        type: the values' type.
         optional: whether a cell that is bad or to be left out is null, and its row is kept.
-        doubts: values that are likely wrong.
-        filters: rows that are not wanted.
+        doubts: values that are likely wrong, or not wanted.
     """
 
     name: str | tuple[str, ...]
@@ -78,7 +77,6 @@ class Column:
     type: pa.DataType = field(default_factory=pa.string)
     optional: bool = False
     doubts: tuple[Doubt, ...] = ()
-    filters: tuple[Filter, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,40 +101,27 @@ class Column:
 def text_column(
     name: str | tuple[str, ...],
     null_words: NullWords = "keep",
-    *,
-    skip_bad_rows: bool = False,
     change: Callable[[pa.Array], pa.Array] = pc.utf8_trim_whitespace,
 ) -> Column:
-    """Read a column of texts, none of them empty.
-
-    Args:
-        name: the column, or several to join.
-        null_words: whether words such as NULL are refused, left out or kept.
-        skip_bad_rows: whether rows with refused words are left out.
-        change: applied to the texts.
-    """
+    """Read a column of texts, or several to join; none are empty, and ``change`` is applied."""
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         texts, empty = as_strings(cells)
         return change(texts), empty
 
-    return Column(name, convert, doubts=_null_words(null_words, skip_bad_rows))
+    return Column(name, convert, doubts=_null_words(null_words))
 
 
-def id_column(name: str, null_words: NullWords = "keep", *, skip_bad_rows: bool = False) -> Column:
+def id_column(name: str, null_words: NullWords = "keep") -> Column:
     """Read a column of ids, none of them empty or rounded."""
-    rounded = Doubt(is_scientific, lambda _: ROUNDED, skip_bad_rows)
-    return Column(name, doubts=(rounded, *_null_words(null_words, skip_bad_rows)))
+    rounded = Doubt(is_scientific, lambda _: ROUNDED)
+    return Column(name, doubts=(rounded, *_null_words(null_words)))
 
 
-def weight_column(name: str, low: float, high: float = np.inf, zeros: str = "") -> Column:
-    """Read a column of finite numbers from ``low`` to ``high``.
+def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column:
+    """Read a column of numbers from ``low``, above 0, to ``high``.
 
-    Args:
-        name: the column.
-        low: the smallest good number, above 0.
-        high: the largest.
-        zeros: what rows of 0 are, which are then left out; by default, 0 is a bad number.
+    ``zeros`` says what rows of 0 are, which are then left out; by default, 0 is a bad number.
     """
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
@@ -147,35 +132,20 @@ def weight_column(name: str, low: float, high: float = np.inf, zeros: str = "") 
     def is_zero(numbers: Any) -> Booleans:
         return np.asarray(numbers) == 0
 
-    limit = f" up to {high:g}" if np.isfinite(high) else ""
-    filters = (Filter(is_zero, zeros),) if zeros else ()
-    return Column(name, convert, f"are not positive numbers{limit}", pa.float64(), filters=filters)
+    doubts = (unwanted(is_zero, zeros),) if zeros else ()
+    fault = f"are not positive numbers up to {high:g}"
+    return Column(name, convert, fault, pa.float64(), doubts=doubts)
 
 
-def time_column(
-    name: str,
-    unit: TimeUnit,
-    flag: str,
-    *,
-    skip_bad_rows: bool = False,
-    filters: tuple[Filter, ...] = (),
-) -> Column:
-    """Read a column of times of our time, as float64 seconds since 1970.
-
-    Args:
-        name: the column.
-        unit: what numbers in it count.
-        flag: the flag that sets the unit.
-        skip_bad_rows: whether rows of other times are left out, if they fit no other unit.
-        filters: rows that are not wanted.
-    """
+def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
+    """Read a column of times as float64 seconds since 1970; ``flag`` sets the unit of numbers."""
 
     def outside(seconds: Any) -> Kind:
         other = fitting_unit(np.asarray(seconds), unit)
         advice = f"they fit as {other}: set {flag} {other}" if other else ADVICE
         return Kind("cells are outside the years 1990 to 2100", advice, always=bool(other))
 
-    doubt = Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside, skip_bad_rows)
+    doubt = Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside)
     counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
     return Column(
         name,
@@ -183,20 +153,19 @@ def time_column(
         f"are not times (ISO 8601 or {counted})",
         pa.float64(),
         doubts=(doubt,),
-        filters=filters,
     )
 
 
-ROUNDED = Kind(
-    "cells are numbers in scientific notation, which have lost digits",
-    "write ids as text, or as numbers with all digits",
-    most=FEW,
-)
-NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
+def within(column: Column, first: float, last: float, reasons: tuple[str, str]) -> Column:
+    """Leave out rows of times before ``first`` and from ``last`` on, for these ``reasons``."""
+    filters = (
+        unwanted(lambda seconds: np.asarray(seconds) < first, reasons[0]),
+        unwanted(lambda seconds: np.asarray(seconds) >= last, reasons[1]),
+    )
+    return replace(column, doubts=(*column.doubts, *filters))
 
 
-def _null_words(null_words: NullWords, skip_bad_rows: bool) -> tuple[Doubt, ...]:
+def _null_words(null_words: NullWords) -> tuple[Doubt, ...]:
     if null_words == "keep":
         return ()
-    leave_out = skip_bad_rows or null_words == "leave-out"
-    return (Doubt(is_null_word, lambda _: NULL_WORDS, leave_out),)
+    return (Doubt(is_null_word, lambda _: NULL_WORDS, null_words == "leave-out"),)

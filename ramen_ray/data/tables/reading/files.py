@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
@@ -13,12 +14,22 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, PyFile
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.tables.reading.formats import COMPRESSIONS, FORMATS, TableFile
-from ramen_ray.data.tables.reading.lines import read_header
+from ramen_ray.data.tables.reading.delimited import header_of
+from ramen_ray.data.tables.reading.json_lines import fields_of
+from ramen_ray.data.tables.reading.lines import read_start
 from ramen_ray.errors import first_line_of, redacted
 
 logger = logging.getLogger(__name__)
 
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Folders that say which files of a table are alive."""
 ICEBERG = re.compile(r"^(?:(.*)/)?metadata/[^/]*\.metadata\.json$")
@@ -28,6 +39,38 @@ GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
 GOOGLE_RETRIES_S = 15
 """How long Google's library tries again; by default a quarter of an hour, also where no network or
 no credentials are."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a user's table.
+
+    Attributes:
+        filesystem: what it is on.
+        path: its path there.
+        format: ``csv``, ``tsv``, ``jsonl`` or ``parquet``.
+        compression: ``gzip``, ``bz2``, ``zstd``; None if it is not compressed.
+        header: its columns, without those of folders; of JSON lines, the fields of the first.
+        columns: the columns to read.
+        partitions: values of columns that folders' names give, as in ``day=2026-10-01``.
+    """
+
+    filesystem: FileSystem
+    path: str
+    format: str
+    compression: str | None = None
+    header: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    partitions: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def own_columns(self) -> list[str]:
+        """The columns to read of the file itself."""
+        return [name for name in self.columns if name not in self.partitions]
+
+    def open(self) -> pa.NativeFile:
+        """Open it as a stream of what was compressed."""
+        return self.filesystem.open_input_stream(self.path, compression=self.compression)
 
 
 def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
@@ -46,11 +89,11 @@ def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
     try:
         filesystem, path = _filesystem(source)
         listed = _list(filesystem, path, shown)
+    except DatasetError:
+        raise
     except UnicodeError as error:
         raise DatasetError(f"{shown!r}: a name is not UTF-8; rename the file or folder") from error
-    except (pa.ArrowException, OSError, ValueError, ImportError) as error:
-        if isinstance(error, DatasetError):
-            raise
+    except Exception as error:  # each store's library has its own
         raise DatasetError(f"cannot open {shown}: {first_line_of(error)}") from error
     files: list[TableFile] = []
     findings: list[Finding] = []
@@ -64,7 +107,8 @@ def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
     raise_errors(f"the source {shown}", _one_of_each(findings))
     if not files:
         raise DatasetError(f"{shown} holds no files with rows")
-    return files
+    _warn_of_columns_given_twice(files)
+    return [replace(file, partitions=_not_in_itself(file)) for file in files]
 
 
 def _one_of_each(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -75,6 +119,23 @@ def _one_of_each(findings: Sequence[Finding]) -> Iterator[Finding]:
     for message, same in by_message.items():
         more = f" (so are {len(same) - 1} more files)" if len(same) > 1 else ""
         yield Finding("error", same[0].file, message + more)
+
+
+def _not_in_itself(file: TableFile) -> dict[str, str | None]:
+    return {name: value for name, value in file.partitions.items() if name not in file.header}
+
+
+def _warn_of_columns_given_twice(files: Sequence[TableFile]) -> None:
+    twice = [file for file in files if {*file.partitions} & {*file.header} & {*file.columns}]
+    if twice:
+        names = sorted({*twice[0].partitions} & {*twice[0].header} & {*twice[0].columns})
+        logger.warning(
+            "%s: the columns %s are in the file and in the name of its folder; the file's are read"
+            " (%d files)",
+            redacted(twice[0].path),
+            ", ".join(map(repr, names)),
+            len(twice),
+        )
 
 
 def _filesystem(source: str) -> tuple[FileSystem, str]:
@@ -148,23 +209,37 @@ def _refuse_logs(found: Sequence[str], below: Sequence[str]) -> None:
         for log, name in LOGS.items():
             table, inside, _ = f"/{file}".partition(f"/{log}/")
             if inside:
-                tables[table.removeprefix("/") if not file.startswith("/") else table[1:]] = name
+                tables[table[1:]] = name
     for table, name in tables.items():
         if any(file.startswith(f"{table}/") for file in found):
             raise _has_log(table, name)
 
 
 def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
-    """Refuse a part of a table with a log: a file, a partition, or its folder of data."""
+    """Refuse a part of a table with a log: a file, a partition, or its folder of data.
+
+    Who may read a part of a store only may be denied to look above it; then that is logged.
+    """
     for table in path.parents:
-        for log, name in LOGS.items():
-            if filesystem.get_file_info(str(table / log)).type == FileType.Directory:
-                raise _has_log(str(table), name)
-        listed = FileSelector(str(table / "metadata"), allow_not_found=True)
-        if any(ICEBERG.match(file.path) for file in filesystem.get_file_info(listed)):
-            raise _has_log(str(table), "Iceberg")
+        try:
+            log = _log_of(filesystem, table)
+        except Exception as error:  # each store's library has its own
+            message = "%s: cannot see whether it has a log of which files are alive (%s)"
+            logger.warning(message, table, redacted(first_line_of(error)))
+            return
+        if log:
+            raise _has_log(str(table), log)
         if table.name != "data" and not PARTITION.match(table.name):
             return
+
+
+def _log_of(filesystem: FileSystem, table: PurePosixPath) -> str | None:
+    for log, name in LOGS.items():
+        if filesystem.get_file_info(str(table / log)).type == FileType.Directory:
+            return name
+    listed = FileSelector(str(table / "metadata"), allow_not_found=True)
+    is_iceberg = any(ICEBERG.match(file.path) for file in filesystem.get_file_info(listed))
+    return "Iceberg" if is_iceberg else None
 
 
 def _has_log(table: str, name: str) -> DatasetError:
@@ -187,34 +262,41 @@ def _open(
     filesystem: FileSystem, path: str, columns: tuple[str, ...], *, alone: bool
 ) -> Iterator[TableFile]:
     """Look at a file's header; yields it, or nothing if it is an empty one of several."""
-    kind, compression = _format(path), COMPRESSIONS.get(_suffix(path))
+    kind = _format(path)
     if kind is None:
         known = ", ".join(FORMATS)
         raise DatasetError(f"unknown suffix; known are {known}, for text also with .gz, .bz2, .zst")
     if not alone and not filesystem.get_file_info(path).size:
         return
-    file = TableFile(filesystem, path, kind, compression)
-    if kind == "parquet":
-        with open_parquet(path, filesystem) as parquet:
-            header: tuple[str, ...] | None = tuple(parquet.schema_arrow.names)
-    else:
-        header = read_header(file)
+    file = TableFile(filesystem, path, kind, COMPRESSIONS.get(_suffix(path)))
+    header = _header(file)
     if header is None:
         if alone:
             raise DatasetError("its first line, which should name the columns, is empty")
         return
     partitions = _partitions(path)
-    header = _as_asked(header, columns)
+    header = as_asked(header, columns)
     if twice := [name for name in columns if header.count(name) > 1]:
         raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if name not in header and name not in partitions]
-    if missing and (kind != "jsonl"):
+    if missing and kind != "jsonl":
         raise DatasetError(
             f"has no column {', '.join(map(repr, missing))}; it has"
             f" {', '.join([*map(_shown, header), *partitions])}"
         )
-    of_folders = {name: value for name, value in partitions.items() if name not in header}
-    yield TableFile(filesystem, path, kind, compression, header, columns, of_folders)
+    yield replace(file, header=header, columns=columns, partitions=partitions)
+
+
+def _header(file: TableFile) -> tuple[str, ...] | None:
+    """Return a file's columns; None if it has not a single byte of text."""
+    if file.format == "parquet":
+        with open_parquet(file.path, file.filesystem) as parquet:
+            return tuple(parquet.schema_arrow.names)
+    with file.open() as stream:
+        start = read_start(stream)
+    if start is None:
+        return None
+    return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
 
 
 def _partitions(path: str) -> dict[str, str | None]:
@@ -222,7 +304,7 @@ def _partitions(path: str) -> dict[str, str | None]:
     return {match[1]: None if match[2] == NO_PARTITION else unquote(match[2]) for match in matches}
 
 
-def _as_asked(header: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:
+def as_asked(header: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
     """Rename columns whose names differ from those asked for by white space only."""
     asked = {" ".join(name.split()): name for name in columns if name not in header}
     return tuple(asked.get(" ".join(name.split()), name) for name in header)

@@ -1,25 +1,21 @@
 """Read a text file as UTF-8, in blocks of whole records and bounded size."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.findings import error_at
+from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
 from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.limits import TooLargeError
-from ramen_ray.data.store.utf8 import decoded, whole_lines, without_marks
-from ramen_ray.data.tables.reading.faults import EXAMPLES, FEW, Kind
-from ramen_ray.data.tables.reading.formats import DELIMITERS, TableFile
-from ramen_ray.data.tables.reading.quotes import Records, split_records
+from ramen_ray.data.store.utf8 import MARK, decoded, whole_lines, without_marks
 
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20
 EXCERPT_BYTES = 60
-MARK = b"\xef\xbb\xbf"
 OTHER_FORMATS = {
     b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
     b"\0\0\xfe\xff": "is UTF-32; save it as UTF-8",
@@ -56,16 +52,6 @@ INNER_MARKS = Kind(
     severity="warning",
 )
 NULS = Kind("lines have NUL bytes", "is the file damaged? Write it again", most=FEW)
-OPEN_QUOTE = Kind("lines begin a record with a quote that is not closed", "close it, or double it")
-BAD_QUOTE = Kind(
-    "lines have a closing quote that no delimiter follows",
-    'write quotes within cells doubled, as "", not as \\"',
-)
-INNER_QUOTE = Kind(
-    "lines have a quote in the middle of a cell, which is kept",
-    "check these cells",
-    severity="warning",
-)
 LONE_RETURN = Kind(
     "carriage returns within lines were read as spaces",
     "end lines with line feeds",
@@ -74,11 +60,28 @@ LONE_RETURN = Kind(
 
 
 @dataclass(frozen=True)
+class Records:
+    """The records at the start of some whole lines.
+
+    Attributes:
+        lines: (records,) the line, from 0, that each begins on.
+        data: their bytes.
+        rest: what follows them: a record that needs more lines.
+        faults: lines that are wrong, which may be left out.
+    """
+
+    lines: Int64s
+    data: bytes
+    rest: bytes = b""
+    faults: dict[Kind, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Block:
     """Whole records of a text file, as UTF-8.
 
     Attributes:
-        data: their bytes; blank lines are records too.
+        data: their bytes, without carriage returns; blank lines are records too.
         lines: (records,) int64, the line of the file that each begins on, from 1.
         faults: what is wrong with other lines, or likely wrong with these.
     """
@@ -88,80 +91,69 @@ class Block:
     faults: list[Found]
 
 
-def read_blocks(file: TableFile) -> Iterator[Block]:
-    """Read all records of a text file; of CSV and TSV, the first is the header.
+@dataclass(frozen=True)
+class Rows:
+    """A batch of a file's rows.
+
+    Attributes:
+        cells: the columns that were asked for; in CSV and TSV strings, in JSON of its types.
+        numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line that
+            it begins on, from 1.
+        faults: other lines that could not be read, and doubts about these.
+    """
+
+    cells: pa.Table
+    numbers: Int64s
+    faults: Sequence[Found] = ()
+
+
+def lines_as_records(data: bytes, at_end: bool) -> Records:
+    """Take each line as a record."""
+    return Records(np.arange(data.count(b"\n")), data)
+
+
+def read_blocks(
+    stream: BinaryIO, path: object, split: Callable[[bytes, bool], Records] = lines_as_records
+) -> Iterator[Block]:
+    """Read all records of a text file, which ``path`` names in errors.
+
+    ``split`` finds the records of whole lines; its second argument is whether no more follow.
 
     Raises:
         DatasetError: a line has more than ``MAX_LINE_BYTES``.
     """
     line, rest = 1, b""
-    with _open(file) as stream:
-        try:
-            for data, at_end in _with_end(whole_lines(stream, BYTES_PER_BLOCK)):
-                block, rest, line = _block(file.format, rest + data, line, at_end=at_end)
-                yield block
-        except TooLargeError as error:
-            raise error_at(file.path, str(error), row=error.line + 1) from error
+    try:
+        for data, at_end in _with_end(whole_lines(stream, BYTES_PER_BLOCK)):
+            clean, found = _as_utf8(rest + data, is_start=line == 1)
+            records = split(clean, at_end)
+            faults = [
+                (kind, line + np.array(rows), _excerpts(clean, rows[:MAX_EXAMPLES]))
+                for kind, rows in {**found, **records.faults}.items()
+                if rows
+            ]
+            yield Block(records.data, line + records.lines, faults)
+            rest = records.rest
+            line += clean.count(b"\n") - rest.count(b"\n")
+    except TooLargeError as error:
+        raise error_at(path, str(error), row=error.line + 1) from error
 
 
-def read_header(file: TableFile) -> tuple[str, ...] | None:
-    """Return the columns of a text file; none for JSON lines, where each line has its own.
+def read_start(stream: BinaryIO) -> bytes | None:
+    """Read the first MiB of a text file, as UTF-8; None if there is not a single byte of text.
 
-    Returns:
-        the columns; None if there is not a single byte of text.
-
-    Raises:
-        DatasetError: it is not a text file, or its first line names no columns.
+    Raises a DatasetError if it is a file of another kind.
     """
-    with _open(file) as stream:
-        start = stream.read(MAX_HEADER_BYTES)
-    _refuse_other_formats(start)
-    if not start.strip(MARK + b"\r\n\t "):
-        return None
-    if file.format == "jsonl":
-        return ()
-    text, _ = without_marks(decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES)).data)
-    first = _first_record(file.format, text)
-    if first is None:
-        raise DatasetError(
-            "its first line, which should name the columns, has an open quote, or over"
-            f" {MAX_HEADER_BYTES} bytes"
-        )
-    if not first.strip():
-        raise DatasetError("its first line, which should name the columns, is empty")
-    if b"\r" in first.rstrip(b"\r\n"):
-        raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
-    return tuple(read_cells(first, file.format).column_names)
-
-
-def _refuse_other_formats(start: bytes) -> None:
+    start = stream.read(MAX_HEADER_BYTES)
     for mark, message in OTHER_FORMATS.items():
         if start.startswith(mark):
             raise DatasetError(message)
     if b"\0" in start.partition(b"\n")[0]:
         raise DatasetError("has NUL bytes in its first line, as UTF-16 has; save it as UTF-8")
-
-
-def read_cells(data: bytes, kind: str) -> pa.Table:
-    """Read records of CSV or TSV, of which the first is the header."""
-    return pa.csv.read_csv(pa.BufferReader(data), parse_options=parse_options(kind))
-
-
-def parse_options(
-    kind: str, skip: Callable[[pa.csv.InvalidRow], str] | None = None
-) -> pa.csv.ParseOptions:
-    """Return how CSV is parsed, or TSV, where quotes are letters; ``skip`` takes other rows."""
-    return pa.csv.ParseOptions(
-        delimiter=DELIMITERS[kind],
-        quote_char='"' if kind == "csv" else False,
-        newlines_in_values=True,
-        invalid_row_handler=skip,
-        ignore_empty_lines=False,
-    )
-
-
-def _open(file: TableFile) -> pa.NativeFile:
-    return file.filesystem.open_input_stream(file.path, compression=file.compression)
+    if not start.strip(MARK + b"\r\n\t "):
+        return None
+    text = decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES)).data
+    return without_marks(text)[0].replace(b"\r\n", b"\n")
 
 
 def _with_end(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -175,45 +167,26 @@ def _with_end(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield before, True
 
 
-def _block(kind: str, data: bytes, line: int, *, at_end: bool) -> tuple[Block, bytes, int]:
-    """Make a block of lines from ``line`` on; returns also the rest, and its first line."""
+def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int]]]:
+    """Convert lines to UTF-8 with line feeds alone; returns also which ones, from 0, were odd."""
     text = decoded(data)
     clean, marked = without_marks(text.data)
-    inner_marks = [row for row, _ in _lines_with(clean, MARK)]
-    clean = clean.replace(MARK, b"")
-    returned: list[int] = []
-    if b"\r" in clean and kind != "jsonl":
-        clean = clean.replace(b"\r\n", b"\n")
-        returned = [row for row, content in _lines_with(clean, b"\r")]
-        clean = clean.replace(b"\r", b" ")
-    if kind == "csv":
-        records = split_records(clean, at_end=at_end)
-    else:
-        records = Records(np.arange(clean.count(b"\n")), clean)
-    encoding = WINDOWS_1252 if text.bad_bytes.are_windows_1252 else STRANGE
-    found = (
-        (encoding, text.damaged_lines),
-        (MARKS, [row for row in marked if row or line > 1]),
-        (INNER_MARKS, inner_marks),
-        (NULS, [row for row, _ in _lines_with(clean, b"\0")]),
-        (LONE_RETURN, returned),
-        (OPEN_QUOTE, records.open_quotes),
-        (BAD_QUOTE, records.bad_quotes),
-        (INNER_QUOTE, records.inner_quotes),
-    )
-    faults = [
-        (fault, line + np.array(rows), _excerpts(clean, rows[:EXAMPLES]))
-        for fault, rows in found
-        if len(rows)
-    ]
-    after = line + clean.count(b"\n") - records.rest.count(b"\n")
-    return Block(records.data, line + records.lines, faults), records.rest, after
+    found = {
+        WINDOWS_1252 if text.are_windows_1252 else STRANGE: text.damaged_lines,
+        MARKS: marked[1:] if is_start and marked[:1] == [0] else marked,
+        INNER_MARKS: _lines_with(clean, MARK),
+    }
+    clean = clean.replace(MARK, b"").replace(b"\r\n", b"\n")
+    found[NULS] = _lines_with(clean, b"\0")
+    found[LONE_RETURN] = _lines_with(clean, b"\r")
+    return clean.replace(b"\r", b" "), found
 
 
-def _lines_with(data: bytes, mark: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that have ``mark``, with their numbers from 0."""
-    if mark in data:
-        yield from (found for found in enumerate(data.split(b"\n")) if mark in found[1])
+def _lines_with(data: bytes, mark: bytes) -> list[int]:
+    """Return the lines that have ``mark``, from 0."""
+    if mark not in data:
+        return []
+    return [row for row, line in enumerate(data.split(b"\n")) if mark in line]
 
 
 def _excerpts(data: bytes, rows: Sequence[int]) -> list[str]:
@@ -224,17 +197,3 @@ def _excerpts(data: bytes, rows: Sequence[int]) -> list[str]:
         data[starts[row] : min(ends[row], starts[row] + EXCERPT_BYTES)].decode(errors="ignore")
         for row in rows
     ]
-
-
-def _first_record(kind: str, text: bytes) -> bytes | None:
-    """Return the first record of a table's beginning; None if it has no end."""
-    if kind == "tsv":
-        first, line_break, _ = text.partition(b"\n")
-        return first + line_break if line_break else None
-    whole = text[: text.rfind(b"\n") + 1]
-    records = split_records(whole, at_end=False)
-    if len(records.lines) == 1:
-        return records.data
-    if not len(records.lines) or records.lines[0]:
-        return None
-    return b"".join(whole.splitlines(keepends=True)[: int(records.lines[1])])

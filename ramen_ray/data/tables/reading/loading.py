@@ -1,9 +1,10 @@
 """Load a user's table: check its cells, and hand its good rows to the engine as a stream."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
@@ -11,17 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.engine import run
-from ramen_ray.data.findings import Finding, error_at, raise_errors
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.engine import count, run
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
 from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.tables.reading.batches import Rows, read_file
-from ramen_ray.data.tables.reading.columns import Column
-from ramen_ray.data.tables.reading.faults import ADVICE, EXAMPLES, Faults, Kind
+from ramen_ray.data.tables.reading.batches import read_file
+from ramen_ray.data.tables.reading.columns import ADVICE, Column
 from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.errors import first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
+FLOAT = re.compile(r"^\d+\.0$")
+FLOAT_ADVICE = (
+    "pandas writes the id 12 as 12.0 in a column with empty cells: write ids as integers (Int64)"
+)
 HEADER_AGAIN = Kind(
     "rows repeat the header, and are left out",
     "were files with headers joined? Leave the headers out",
@@ -39,11 +44,8 @@ logger = logging.getLogger(__name__)
 class UserTable:
     """A user's table, whose rows are read once, in order.
 
-    A row's ``place`` is a number that ascends and tells its file and row.
-
-    Attributes:
-        rows_read: rows read so far.
-        left_out: rows left out so far, by reason.
+    A row's ``place`` is a number that ascends and tells its file and row. So far, ``rows_read``
+    were read, and those of ``left_out``, by reason, left out.
     """
 
     def __init__(
@@ -53,17 +55,13 @@ class UserTable:
         skip_bad_rows: bool,
         advice: str = ADVICE,
     ) -> None:
-        """Find the files of ``source``.
+        """Find the files of ``source``, as :func:`find_files` does.
 
         Args:
-            source: a file, a folder or a glob; a path, or a URI that pyarrow knows.
+            source: a file, a folder or a glob.
             columns: the columns to read, by role.
-            skip_bad_rows: whether rows with bad cells are left out; else :meth:`check` refuses
-                them.
+            skip_bad_rows: whether bad rows are left out; else :meth:`check` refuses them.
             advice: what to do about bad cells.
-
-        Raises:
-            DatasetError: there are no files, or one cannot be opened or lacks a column.
         """
         self.source = redacted(source)
         self.columns = dict(columns)
@@ -73,17 +71,14 @@ class UserTable:
         self.left_out: Counter[str] = Counter()
         names = [name for column in columns.values() for name in column.names]
         self._files = find_files(source, list(dict.fromkeys(names)))
-        self._faults = Faults()
+        self._faults = Tallies()
         self._stopped: Exception | None = None
 
     def load(self, connection: duckdb.DuckDBPyConnection, table: str, query: str) -> None:
         """Read the rows and create ``table`` from them.
 
-        Args:
-            connection: the engine.
-            table: the new table.
-            query: selects from ``source``, which has the good rows: ``place`` BIGINT and a column
-                for each role. It must read ``source`` once.
+        ``query`` selects from ``source``, which has ``place`` and a column for each role, and must
+        read it once.
 
         Raises:
             DatasetError: the table cannot be read.
@@ -109,47 +104,64 @@ class UserTable:
     def report_rows(self, role: str, message: str, advice: str, rows: pa.Table) -> None:
         """Note rows of :meth:`read` that are wrong; arguments as those of :meth:`report`."""
         if len(rows):
-            first = rows[:EXAMPLES].select(["place", role]).to_pylist()
-            found = [(row["place"], row[role]) for row in first]
-            self.report(role, message, advice, found, len(rows))
+            first = rows[:MAX_EXAMPLES].select(["place", role]).to_pylist()
+            self._report(role, message, advice, [tuple(row.values()) for row in first], len(rows))
 
     def report(
-        self, role: str, message: str, advice: str, found: Sequence[tuple[int, Any]], count: int
-    ) -> None:
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        role: str,
+        message: str,
+        rows: str,
+        advice: str = ADVICE,
+    ) -> int:
         """Note rows that are wrong in a way that shows later, such as an unknown id.
 
-        Args:
-            role: the column that is wrong.
-            message: follows the number of rows, as in "2 rows name an ad that is not in ads.csv".
-            advice: what to do.
-            found: places and cells of the first few, by ascending place.
-            count: number of all such rows.
+        ``rows`` is SQL that selects their places and cells of the column of ``role``; the message
+        follows their number, which is returned.
         """
+        number = count(connection, f"SELECT count(*) FROM ({rows})")
+        if number:
+            first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {MAX_EXAMPLES}").fetchall()
+            self._report(role, message, advice, first, number)
+        return number
+
+    def _report(
+        self, role: str, message: str, advice: str, found: Sequence[tuple[Any, ...]], number: int
+    ) -> None:
+        if any(FLOAT.match(str(cell)) for _, cell in found):
+            advice = f"{FLOAT_ADVICE}; {advice}"
         kind = Kind(message, advice, self.columns[role].shown)
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
-            self._faults.add(kind, self._files[file].path, np.array([row]), [cell])
-        self._faults.add_uncounted(kind, count - len(found))
-        self.left_out[message] += count
+            self._faults.add(kind, self._files[file].path, [row], [cell])
+        self._faults[kind].count += number - len(found)
+        self.left_out[message] += number
 
     def findings(self) -> list[Finding]:
         """Return what is wrong with the rows so far, one finding of each kind."""
-        return self._faults.findings()
+        return [tally.finding() for tally in self._faults.values()]
 
     def check(self) -> None:
         """Refuse the table if rows are bad and are not to be skipped; log what else was found.
 
-        What was found is forgotten, so that a later call tells only what is new.
+        A later call tells only what is new.
 
         Raises:
             DatasetError: names every kind of fault, with the first row of each.
         """
-        raise_errors(f"the table {self.source}", self._faults.findings(self.skip_bad_rows))
-        findings = self.findings()
+        refused = [
+            tally.finding()
+            for kind, tally in self._faults.items()
+            if kind.always or not self.skip_bad_rows
+        ]
+        raise_errors(f"the table {self.source}", refused)
+        for finding in self.findings():
+            if finding.severity == "error":
+                hint = f"; {FLOAT_ADVICE}" if finding.advice.startswith(FLOAT_ADVICE) else ""
+                finding = replace(finding, advice=f"left out{hint}")
+            logger.warning("%s", finding)
         self._faults.clear()
-        for finding in findings:
-            is_left_out = finding.severity == "error"
-            logger.warning("%s", replace(finding, advice="left out") if is_left_out else finding)
 
     @property
     def _schema(self) -> pa.Schema:
@@ -170,31 +182,25 @@ class UserTable:
         """Convert a batch of the file ``number``, and leave bad rows out."""
         path = self._files[number].path
         self.rows_read += len(rows.numbers)
-        unreadable = self._unreadable(rows, path)
+        good = self._readable(rows, path)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
-        is_header, is_other_header = _are_headers(rows.cells)
-        self._faults.add(HEADER_AGAIN, path, rows.numbers[is_header])
-        self._faults.add(OTHER_HEADER, path, rows.numbers[is_other_header])
-        self.left_out["headers"] += int((is_header & ~unreadable).sum())
-        good = ~is_header & ~unreadable
         for role, column in self.columns.items():
             cells = column.cells(rows.cells)
             found, bad = _converted(path, column, cells)
             values[role] = pa.array(found)
+            here = _Cells(path, rows.numbers, cells, column)
+            if not column.optional:
+                kind = Kind(f"cells {column.fault}", self._advice)
+                self._note(here, kind, good & bad, leave_out=True)
+            fine = self._without_doubtful(here, values[role], good & ~bad)
             if column.optional:
-                bad |= self._doubtful(column, path, rows, values[role], ~bad)
-                values[role] = pc.if_else(pa.array(~bad), values[role], None)
-                continue
-            good &= ~self._bad(column, path, rows, cells, good & bad)
-            good &= ~self._doubtful(column, path, rows, values[role], good)
-            for unwanted in column.filters:
-                flags = good & unwanted.flags(values[role])
-                self.left_out[unwanted.reason] += int(flags.sum())
-                good &= ~flags
+                values[role] = pc.if_else(pa.array(fine), values[role], None)
+            else:
+                good = fine
         return pa.table(values).filter(pa.array(good))
 
-    def _unreadable(self, rows: Rows, path: str) -> Booleans:
-        """Note and count lines that could not be read; returns which rows (n,) are of them.
+    def _readable(self, rows: Rows, path: str) -> Booleans:
+        """Note lines that could not be read, and headers; returns which rows (n,) are neither.
 
         A line that was read in spite of its fault counts as read, unless bad rows are skipped.
         """
@@ -208,38 +214,47 @@ class UserTable:
         self.rows_read += len(lost)
         out = lines if self.skip_bad_rows else lost
         self.left_out["unreadable lines"] += len(out)
-        return np.isin(rows.numbers, out)
+        is_header, is_other_header = _are_headers(rows.cells)
+        self._faults.add(HEADER_AGAIN, path, rows.numbers[is_header])
+        self._faults.add(OTHER_HEADER, path, rows.numbers[is_other_header])
+        readable = ~np.isin(rows.numbers, out)
+        self.left_out["headers"] += int((is_header & readable).sum())
+        return readable & ~is_header
 
-    def _bad(
-        self, column: Column, path: str, rows: Rows, cells: pa.ChunkedArray, bad: Booleans
-    ) -> Booleans:
-        """Note the cells (rows,) that could not be converted; returns their rows."""
-        if bad.any():
-            examples = cells.filter(pa.array(bad))[:EXAMPLES].to_pylist()
-            kind = Kind(f"cells {column.fault}", self._advice, column.shown)
-            self._faults.add(kind, path, rows.numbers[bad], examples)
-            self.left_out[kind.message] += int(bad.sum())
-        return bad
-
-    def _doubtful(
-        self, column: Column, path: str, rows: Rows, values: pa.Array, good: Booleans
-    ) -> Booleans:
-        """Note values (rows,) that are likely wrong; returns the rows to leave out."""
-        out = np.zeros(len(good), dtype=bool)
-        for doubt in column.doubts:
-            flags = good & ~out & doubt.flags(values)
+    def _without_doubtful(self, here: "_Cells", values: pa.Array, good: Booleans) -> Booleans:
+        """Note values (rows,) that are likely wrong; returns the good rows that stay."""
+        for doubt in here.column.doubts:
+            flags = good & doubt.flags(values)
             if not flags.any():
                 continue
-            wrong = pa.array(flags)
-            kind = replace(doubt.kind(values.filter(wrong)), column=column.shown)
-            if doubt.leave_out and not kind.always:
+            kind = doubt.kind(values.filter(pa.array(flags)))
+            leave_out = doubt.leave_out or self.skip_bad_rows
+            if leave_out and not kind.always:
                 kind = replace(kind, severity="warning")
-            examples = column.cells(rows.cells).filter(wrong)[:EXAMPLES].to_pylist()
-            self._faults.add(kind, path, rows.numbers[flags], examples)
-            if doubt.leave_out:
-                self.left_out[kind.message] += int(flags.sum())
-                out |= flags
-        return out
+            self._note(here, kind, flags, leave_out=leave_out, told=doubt.told)
+            good = good & ~flags if leave_out else good
+        return good
+
+    def _note(
+        self, here: "_Cells", kind: Kind, flags: Booleans, *, leave_out: bool, told: bool = True
+    ) -> None:
+        """Count the rows (n,) that are flagged, and those left out; show the first if ``told``."""
+        if told and flags.any():
+            examples = here.cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
+            of_column = replace(kind, column=here.column.shown)
+            self._faults.add(of_column, here.path, here.numbers[flags], examples)
+        if leave_out:
+            self.left_out[kind.message] += int(flags.sum())
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The cells (rows,) of one column of a file's batch, and the rows' numbers (rows,)."""
+
+    path: str
+    numbers: Int64s
+    cells: pa.ChunkedArray
+    column: Column
 
 
 def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
@@ -268,10 +283,6 @@ def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, 
 
 
 def refuse_no_rows(table: UserTable) -> None:
-    """Refuse a table of which no row can be used.
-
-    Raises:
-        DatasetError: all of its rows were left out, or it has none.
-    """
+    """Raise a DatasetError if a table has no rows, or all of them were left out."""
     if table.rows_read == sum(table.left_out.values()):
         raise DatasetError(f"{table.source} has no rows that can be used")

@@ -1,1 +1,0 @@
-"""Programs that run in the rivals' own environments; they know nothing of this project."""

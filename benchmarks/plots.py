@@ -1,0 +1,118 @@
+"""The pictures of the evidence pages, drawn from the tables beside them in docs/evidence.
+
+python -m benchmarks.plots
+"""
+
+import csv
+from collections.abc import Mapping
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from benchmarks.common import ROOT
+
+EVIDENCE = ROOT / "docs" / "evidence"
+COLOURS = {"rdocs": "tab:blue", "foldoc": "tab:orange", "debian": "tab:green"}
+GRAPH = {
+    "RAMEN on in_batch": ("RAMEN", "base"),
+    "on ance": ("ance + RAMEN", "ance"),
+    "on ngame": ("ngame + RAMEN", "ngame"),
+    "on depsl": ("depsl + RAMEN", "depsl"),
+    "on unidec": ("unidec: both + RAMEN", "unidec: both"),
+    "a quarter of the clicks": ("quarter of the clicks: RAMEN", "quarter of the clicks: base"),
+    "edges as published": ("as published: RAMEN", "base"),
+    "anchors in every fourth step": ("every fourth step", "base"),
+    "clicked ads only, fixed λ": ("fixed λ, clicked nodes", "base"),
+    "queries only": ("query graph only", "base"),
+    "half of the edges random": ("half-random graph", "base"),
+    "all edges random": ("shuffled graph", "base"),
+    "all edges random, fixed λ": ("shuffled graph, fixed λ", "base"),
+    "edges taken as clicks (AugGT)": ("AugGT", "base"),
+}
+"""What a line says, the variant that it shows, and what this is compared with."""
+OAK = {
+    "RAMEN": ("RAMEN", "ance"),
+    "OAK, links by its linker": ("OAK, links by the trained linker", "ance"),
+    "OAK, links by RAMEN's encoder": ("OAK, links by RAMEN", "ance"),
+    "OAK, true links (oracle)": ("OAK, oracle links", "ance"),
+    "its linker, no trained bank": ("OAK without a trained bank, trained linker", "ance"),
+    "its linker, no calibration": ("OAK without calibration, trained linker", "ance"),
+    "its linker, no encoder's term": ("OAK without the encoder's term, trained linker", "ance"),
+}
+RIVALS = {
+    "tab:gray": ("TF-IDF, characters", "BM25"),
+    "tab:purple": ("MiniLM, zero-shot", "MiniLM, trained", "static, trained"),
+    "tab:brown": ("PECOS XR-Linear + texts", "napkinXC PLT + texts", "omikuji Bonsai + texts"),
+    "tab:red": ("in_batch", "in_batch + RAMEN", "OAK", "unidec", "unidec + RAMEN"),
+}
+"""What is drawn of the peers, by the colour of its kind."""
+STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3}
+
+
+def main() -> None:
+    """Draw all of them anew."""
+    matplotlib.rcParams.update(STYLE)
+    _forest("results", GRAPH, "points that the graph adds to its base")
+    _forest("oak", OAK, "points over ance")
+    _peers()
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (EVIDENCE / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _forest(name: str, lines: Mapping[str, tuple[str, str]], meaning: str) -> None:
+    """Draw differences with their intervals, for each line and dataset."""
+    found = {
+        (one["dataset"], one["variant"], one["over"], one["metric"]): one for one in _rows(name)
+    }
+    datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
+    figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, metric in zip(panels, ("P@1", "R@10"), strict=True):
+        for place, dataset in enumerate(datasets):
+            shift = 0.24 * (place - (len(datasets) - 1) / 2)
+            for height, compared in enumerate(lines.values()):
+                if one := found.get((dataset, *compared, metric)):
+                    _interval(axes, height + shift, one, COLOURS[dataset])
+        axes.axvline(0, color="0.4", linewidth=0.8)
+        axes.set(title=metric, xlabel=meaning, ylim=(len(lines) - 0.4, -0.6))
+    panels[0].set_yticks(range(len(lines)), list(lines))
+    marks = [Line2D([], [], color=COLOURS[one], marker="o", label=one) for one in datasets]
+    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), frameon=False)
+    figure.savefig(EVIDENCE / f"{name}.png", dpi=130)
+
+
+def _interval(axes: Axes, height: float, one: Mapping[str, str], colour: str) -> None:
+    """Draw a difference and its interval; hollow where 0 is inside."""
+    value, low, high = (float(one[key]) for key in ("difference", "low", "high"))
+    inside = "white" if low <= 0 <= high else colour
+    axes.plot((low, high), (height, height), color=colour, linewidth=1.6)
+    axes.plot(value, height, "o", color=colour, markerfacecolor=inside, markersize=6)
+
+
+def _peers() -> None:
+    """Draw P@1 of each rival, and beside it the seconds that its training took."""
+    found = {(one["dataset"], one["rival"]): one for one in _rows("peers")}
+    names = [name for group in RIVALS.values() for name in group]
+    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    panels = figure.subplots(1, len(COLOURS), sharey=True)
+    for axes, dataset in zip(panels, COLOURS, strict=True):
+        for colour, group in RIVALS.items():
+            for rival in group:
+                if one := found.get((dataset, rival)):
+                    place = (float(one["P@1"]), names.index(rival))
+                    axes.plot(*place, "o", color=colour, markersize=7)
+                    seconds = f"{one['training, s']} s"
+                    axes.annotate(seconds, place, (7, -4), textcoords="offset points", fontsize=9)
+        axes.set(title=dataset, xlabel="P@1, per cent", ylim=(len(names) - 0.5, -0.5))
+        axes.margins(x=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    figure.savefig(EVIDENCE / "peers.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()

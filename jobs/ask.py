@@ -1,0 +1,48 @@
+"""Ask a retriever: print the best ads of queries, with their scores.
+
+Examples:
+    python jobs/ask.py "sort a data frame"                         the run that was finished last
+    python jobs/ask.py "red shoes" "blue shoes" --top-k 3 --model outputs/runs/NAME
+    python jobs/ask.py "red shoes" --model models:/shop@champion
+
+For many queries there is jobs/predict.py.
+"""
+
+import sys
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from ramen_ray.command_line import StoreSettings, parse_settings, run_job
+from ramen_ray.config import Positive
+from ramen_ray.orchestration.run.finished import retriever_uri
+from ramen_ray.reports.run import answers_table
+from ramen_ray.tracking.registry import Registry, ask
+from ramen_ray.tracking.runs import tracking_uri
+
+
+class AskSettings(StoreSettings):
+    """Print the best ads of queries."""
+
+    queries: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="QUERY")]
+    """Texts."""
+    model: str | None = None
+    """The retriever (models:/NAME@champion, models:/NAME/VERSION, models:/MODEL_ID), or the folder
+    of a run. Default: the run in --output that was finished last."""
+    top_k: Positive = 5
+    """Ads per query."""
+
+
+def main() -> None:
+    """Load the retriever, and print what it answers."""
+    settings = parse_settings(AskSettings, __doc__)
+    registry = Registry(tracking_uri(settings.output))
+    uri = retriever_uri(registry, settings.model, settings.output)
+    answers = ask(registry.load(uri, "cpu"), settings.queries, settings.top_k)
+    Console(width=110).print(answers_table(settings.queries, answers))
+    print(f"asked: {uri}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

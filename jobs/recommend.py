@@ -1,0 +1,46 @@
+"""Find what is best for your data within some minutes, without looking at the test split.
+
+Trains every base with and without the graph, then what is near the best of them: learning rates,
+single anchor sets, highest λ. Candidates that lag behind are stopped early.
+
+Examples:
+    python jobs/recommend.py path/to/mine
+    python jobs/recommend.py path/to/mine --minutes 60 --encoders bag minilm
+    python jobs/recommend.py debian --workers.cpus-per-worker 2
+
+Run the same command again to resume an interrupted search.
+"""
+
+import logging
+import sys
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ramen_ray.command_line import parse_settings, run_job, training_command
+from ramen_ray.config import DatasetPath
+from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
+from ramen_ray.tracking.runs import ui_command
+
+
+class JobSettings(RecommendConfig):
+    """What to look for, and for how long."""
+
+    dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
+    """The dataset directory; or rdocs, foldoc or debian, which are built in."""
+
+
+def main() -> None:
+    """Parse, search, and print what was found and how to train with it."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    result = recommend(parse_settings(JobSettings, __doc__ or ""))
+    print(f"\n{result.table}\n")
+    for sentence in result.sentences:
+        print(sentence)
+    print(f"train:   {training_command(result.config)}")
+    print(f"report:  {result.report} (MLflow run {result.run.id})")
+    print(f"look at: {ui_command(result.run.uri)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

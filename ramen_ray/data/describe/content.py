@@ -1,0 +1,206 @@
+"""A description of a dataset: figures and a few sample texts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.samples import SampleQuery
+from ramen_ray.data.prepared.text_figures import TextFigures
+
+PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How often each value occurs, among at least one.
+
+    Attributes:
+        values: (values,) int64, ascending.
+        counts: (values,) int64, how often each occurs.
+    """
+
+    values: Int64s
+    counts: Int64s
+
+    @classmethod
+    def of(cls, values: Int64s) -> "Distribution":
+        """Count ``values`` (n,), in any order."""
+        return cls(*np.unique(values, return_counts=True))
+
+    @property
+    def size(self) -> int:
+        """How many were counted."""
+        return int(self.counts.sum())
+
+    @property
+    def total(self) -> int:
+        """The sum of all that were counted."""
+        return int(self.values @ self.counts)
+
+    @property
+    def quantiles(self) -> dict[str, float]:
+        """Median, p90, p99 and max.
+
+        A quantile q is the smallest value that is at least as large as a fraction q of the values.
+        """
+        up_to = 100 * np.cumsum(self.counts)
+        wanted = np.array([*PER_CENT.values()]) * self.size
+        found = self.values[np.searchsorted(up_to, wanted)]
+        return dict(zip(PER_CENT, found.astype(float).tolist(), strict=True))
+
+    def count_above(self, limit: int) -> int:
+        """Count those above ``limit``."""
+        return int(self.counts[self.values > limit].sum())
+
+    def tail(self) -> tuple[Int64s, Float64s]:
+        """Return the positive values, ascending, and the share at or above each."""
+        share = np.cumsum(self.counts[::-1])[::-1] / self.size
+        return self.values[self.values > 0], share[self.values > 0]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """An anchor with many edges.
+
+    Attributes:
+        text: the anchor's text.
+        num_queries: number of train queries linked to it.
+        num_ads: number of ads linked to it.
+        share: its share of the anchor set's edges.
+    """
+
+    text: str
+    num_queries: int
+    num_ads: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, both counted; ``what`` names the part."""
+
+    what: str
+    part: int
+    whole: int
+
+    @property
+    def value(self) -> float:
+        """The part divided by the whole; 0 if the whole is 0."""
+        return self.part / self.whole if self.whole else 0.0
+
+
+@dataclass(frozen=True)
+class SplitSize:
+    """A split's number of queries and of clicks; ``weight`` sums the clicks' weights, if any."""
+
+    num_queries: int
+    num_clicks: int
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many clicks or edges nodes have.
+
+    Attributes:
+        of: what is counted: clicks, or the name of an anchor set for its edges.
+        per: the kind of node: query, ad or anchor.
+        distribution: over all nodes of the kind.
+    """
+
+    of: str
+    per: str
+    distribution: Distribution
+
+
+@dataclass(frozen=True)
+class PopularityGroup:
+    """Ads with many or with few train clicks.
+
+    Attributes:
+        clicks: the lowest and the highest number of train clicks of an ad; None without ads.
+        shares: the group's share of the ads, the train clicks and the test clicks.
+    """
+
+    clicks: tuple[int, int] | None
+    shares: Mapping[str, Share]
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """Token counts of a table's texts, or of a sample of them.
+
+    Attributes:
+        num_texts: rows of the table.
+        lengths: before truncation, with special tokens.
+        figures: unknown tokens before truncation, and different texts after it.
+    """
+
+    num_texts: int
+    lengths: Distribution
+    figures: TextFigures
+
+    def share_above(self, limit: int) -> Share:
+        """Return the share of the counted texts that have more tokens."""
+        return Share(f"over {limit}", self.lengths.count_above(limit), self.lengths.size)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The figures and samples that describe a dataset; small, however large the dataset is.
+
+    Attributes:
+        metadata: the content of ``dataset.json``.
+        statistics: see :func:`ramen_ray.data.describe.counts.dataset_statistics`.
+        splits: their sizes.
+        degrees: of nodes, by metric name; clicks are those of the train split.
+        shares: of nodes without clicks or edges, of test clicks on rare ads, by metric name.
+        groups: head, torso and tail.
+        hubs: the anchors with most edges by anchor set, most first.
+        tokens: token counts by table.
+        max_length: texts with more tokens are truncated in training.
+        tokenizer: the encoder whose tokenizer counted the tokens.
+        samples: a few train queries.
+        signals: what each anchor set could bring.
+    """
+
+    metadata: Mapping[str, Any]
+    statistics: Mapping[str, float]
+    splits: Mapping[str, SplitSize]
+    degrees: Mapping[str, Degrees]
+    shares: Mapping[str, Share]
+    groups: Mapping[str, PopularityGroup]
+    hubs: Mapping[str, list[Hub]]
+    tokens: Mapping[str, TokenLengths]
+    max_length: int
+    tokenizer: str
+    samples: list[SampleQuery]
+    signals: Mapping[str, GraphSignal]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All figures by name, the statistics first."""
+        metrics = dict(self.statistics)
+        for name, degrees in self.degrees.items():
+            metrics |= _named(name, degrees.distribution.quantiles)
+        metrics |= {f"share_{name}": share.value for name, share in self.shares.items()}
+        for name, group in self.groups.items():
+            shares = {f"share_{of}": share.value for of, share in group.shares.items()}
+            metrics |= _named(name, shares)
+        for table, tokens in self.tokens.items():
+            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles)
+            too_long = tokens.share_above(self.max_length)
+            metrics[f"tokens/{table}/share_too_long"] = too_long.value
+            metrics[f"tokens/{table}/share_unknown"] = tokens.figures.share_unknown
+            metrics[f"tokens/{table}/share_repeated"] = tokens.figures.share_repeated
+        for name, signal in self.signals.items():
+            metrics |= _named(f"signal/{name}", signal.metrics)
+        return metrics
+
+
+def _named(of: str, figures: Mapping[str, float]) -> dict[str, float]:
+    return {f"{of}/{name}": value for name, value in figures.items()}

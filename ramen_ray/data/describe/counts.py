@@ -1,0 +1,144 @@
+"""Count the clicks and edges of every query, ad and anchor, as a stream without texts.
+
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import SPLITS
+
+
+@dataclass(frozen=True)
+class ClickCounts:
+    """The clicks of a split.
+
+    Attributes:
+        per_query: (queries of the split,) int64, in row order.
+        per_ad: (ads,) int64.
+        weight: sum of the clicks' weights; None if the split has no weights.
+    """
+
+    per_query: Int64s
+    per_ad: Int64s
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class EdgeCounts:
+    """The edges of an anchor set, counted at both ends; all zero on a side without edges.
+
+    Attributes:
+        per_query: (train queries,) int64.
+        per_ad: (ads,) int64.
+        queries_per_anchor: (anchors,) int64.
+        ads_per_anchor: (anchors,) int64.
+    """
+
+    per_query: Int64s
+    per_ad: Int64s
+    queries_per_anchor: Int64s
+    ads_per_anchor: Int64s
+
+    @property
+    def per_anchor(self) -> Int64s:
+        """(anchors,) int64, queries and ads together."""
+        return self.queries_per_anchor + self.ads_per_anchor
+
+
+def count_clicks(dataset: Dataset, split: str) -> ClickCounts:
+    """Count the clicks of a split at both ends."""
+    table = f"queries/{split}"
+    columns = [name for name in ("ad_ids", "weights") if name in dataset.schema(table).names]
+    per_query = [np.empty(0, dtype=np.int64)]
+    per_ad = np.zeros(dataset.num_rows("ads"), dtype=np.int64)
+    weight = 0.0
+    for batch in dataset.batches(table, columns):
+        ad_ids = batch.column("ad_ids")
+        per_query.append(pc.list_value_length(ad_ids).to_numpy().astype(np.int64))
+        np.add.at(per_ad, ad_ids.flatten().to_numpy(), 1)
+        if "weights" in columns:
+            weight += pc.sum(batch.column("weights").flatten()).as_py() or 0.0
+    return ClickCounts(np.concatenate(per_query), per_ad, weight if "weights" in columns else None)
+
+
+def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
+    """Count the edges of an anchor set at both ends."""
+    num_anchors = dataset.num_rows(f"anchors/{anchor_set}")
+    per_query, queries_per_anchor = _count_side(
+        dataset, f"edges/{anchor_set}/query", dataset.num_rows("queries/train"), num_anchors
+    )
+    per_ad, ads_per_anchor = _count_side(
+        dataset, f"edges/{anchor_set}/ad", dataset.num_rows("ads"), num_anchors
+    )
+    return EdgeCounts(per_query, per_ad, queries_per_anchor, ads_per_anchor)
+
+
+def _count_side(
+    dataset: Dataset, table: str, num_nodes: int, num_anchors: int
+) -> tuple[Int64s, Int64s]:
+    per_node = np.zeros(num_nodes, dtype=np.int64)
+    per_anchor = np.zeros(num_anchors, dtype=np.int64)
+    if dataset.has(table):
+        columns = dataset.schema(table).names[:2]
+        for batch in dataset.batches(table, columns):
+            for ids, counts in zip(batch.columns, (per_node, per_anchor), strict=True):
+                np.add.at(counts, ids.to_numpy(), 1)
+    return per_node, per_anchor
+
+
+def dataset_statistics(
+    dataset: Dataset, clicks: Mapping[str, ClickCounts] | None = None
+) -> dict[str, float]:
+    """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
+
+    Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
+    and an ad is a label: clicks per query are over the train queries, queries per ad over all ads,
+    including those without a train click. The counts of the other splits are added, and the shares
+    of ads with no train click and with exactly one.
+
+    Args:
+        dataset: the dataset directory.
+        clicks: those of its splits, if they have been counted.
+
+    Returns:
+        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and
+        ``queries_per_ad`` (train); ``share_ads_without_click`` and ``share_ads_with_one_click``
+        (train); and per anchor set ``<set>_num_anchors``, ``<set>_anchors_per_query`` (train
+        queries) and ``<set>_anchors_per_ad``, zero on a side without edges.
+    """
+    num_ads = dataset.num_rows("ads")
+    statistics = {f"num_{split}_queries": dataset.num_rows(f"queries/{split}") for split in SPLITS}
+    if clicks is None:
+        clicks = {split: count_clicks(dataset, split) for split in SPLITS}
+    clicks_per_ad = {split: clicks[split].per_ad for split in SPLITS}
+    statistics |= {f"num_{split}_clicks": int(clicks_per_ad[split].sum()) for split in SPLITS}
+    num_queries = statistics["num_train_queries"]
+    averages = {
+        "clicks_per_query": _ratio(statistics["num_train_clicks"], num_queries),
+        "queries_per_ad": _ratio(statistics["num_train_clicks"], num_ads),
+        "share_ads_without_click": _ratio(int((clicks_per_ad["train"] == 0).sum()), num_ads),
+        "share_ads_with_one_click": _ratio(int((clicks_per_ad["train"] == 1).sum()), num_ads),
+    }
+    for name in dataset.anchor_sets:
+        averages |= {
+            f"{name}_num_anchors": dataset.num_rows(f"anchors/{name}"),
+            f"{name}_anchors_per_query": _ratio(_num_edges(dataset, name, "query"), num_queries),
+            f"{name}_anchors_per_ad": _ratio(_num_edges(dataset, name, "ad"), num_ads),
+        }
+    everything = {**statistics, "num_ads": num_ads, **averages}
+    return {key: float(value) for key, value in everything.items()}
+
+
+def _num_edges(dataset: Dataset, anchor_set: str, side: str) -> int:
+    table = f"edges/{anchor_set}/{side}"
+    return dataset.num_rows(table) if dataset.has(table) else 0
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

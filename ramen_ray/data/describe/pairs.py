@@ -1,0 +1,182 @@
+"""Pairs of nodes that have something in common, such as an anchor or a click; and how many would.
+
+Tables are read as streams; memory holds a sample of the clicks, and the edges of its nodes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from scipy.sparse import csr_array
+
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.leaks import NODE_TABLES
+from ramen_ray.data.prepared.hashing import find, hash_strings, keyed_hash
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.lists import click_pairs, list_entries
+from ramen_ray.data.store.texts import fold
+
+NUM_SHUFFLES = 10
+MAX_CLICKS = 200_000
+"""If there are more train clicks, this many are used, chosen by their hash."""
+CLICKS_AT_ONCE = 1 << 16
+_SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How many of some pairs have a third thing in common, and how many by chance.
+
+    Attributes:
+        pairs: clicks whose query and ad both have edges; or pairs that a set of one side joins.
+        shared: clicks whose query and ad share an anchor; or pairs that share a click.
+        by_chance: as many as ``shared`` if one end is shuffled among the pairs, on average.
+    """
+
+    pairs: int
+    shared: int
+    by_chance: float
+
+    @property
+    def share(self) -> float:
+        """``shared`` over ``pairs``."""
+        return self.shared / self.pairs if self.pairs else 0.0
+
+    @property
+    def share_by_chance(self) -> float:
+        """``by_chance`` over ``pairs``."""
+        return self.by_chance / self.pairs if self.pairs else 0.0
+
+    @property
+    def lift(self) -> float:
+        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
+        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
+
+
+def sample_clicks(dataset: Dataset) -> tuple[Int64s, Int64s]:
+    """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
+    draws = np.empty(0, dtype=np.uint64)
+    clicks = np.empty((2, 0), dtype=np.int64)
+    first = 0
+    for rows in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
+        found = np.stack(click_pairs(rows))
+        numbers = np.arange(first, first + found.shape[1])
+        draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
+        clicks = np.concatenate([clicks, found], axis=1)
+        first += len(numbers)
+        if len(draws) > MAX_CLICKS:
+            lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
+            draws, clicks = draws[lowest], clicks[:, lowest]
+    return clicks[0], clicks[1]
+
+
+def joined_pairs(dataset: Dataset, name: str, side: str, nodes: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the rows (pairs,) of ``nodes`` (n,) that an anchor set joins.
+
+    An anchor whose text is a node's joins that node to others, as in co-click graphs. Other anchors
+    join nodes that have them in common. What there is more of counts.
+    """
+    edges = read_edges(dataset, name, side, nodes).tocoo()
+    rows, anchors = edges.row.astype(np.int64), edges.col.astype(np.int64)
+    texts = dataset.rows_with_ids(NODE_TABLES[side], nodes)["text"].combine_chunks()
+    hashes = hash_strings(fold(texts))
+    order = np.argsort(hashes, kind="stable")
+    node_of = [
+        find(hash_strings(fold(batch.column("text"))), hashes[order])
+        for batch in dataset.batches(f"anchors/{name}", ["anchor_id", "text"])
+    ]
+    named = np.append(order, -1)[np.concatenate(node_of)[anchors]]
+    is_other = (named >= 0) & (named != rows)
+    direct = rows[is_other], named[is_other]
+    order = np.lexsort((keyed_hash((_SAMPLE,), rows), anchors))
+    rows, anchors = rows[order], anchors[order]
+    first = np.searchsorted(anchors, anchors)
+    following = np.arange(1, len(anchors) + 1)
+    is_last = np.append(anchors[1:] != anchors[:-1], True)[: len(anchors)]
+    following = np.where(is_last, first, following)  # the last of an anchor is joined to its first
+    has_two = following != np.arange(len(anchors))
+    common = rows[has_two], rows[following[has_two]]
+    pairs = max(direct, common, key=lambda found: len(found[0]))
+    chosen = np.argsort(keyed_hash((_SAMPLE,), np.arange(len(pairs[0]))))[:MAX_CLICKS]
+    return pairs[0][chosen], pairs[1][chosen]
+
+
+def read_clicks(dataset: Dataset, side: str, nodes: Int64s) -> csr_array:
+    """Read the train clicks of some ``nodes`` (n,), of one side, as (n, nodes of the other)."""
+    others = dataset.num_rows(NODE_TABLES["ad" if side == "query" else "query"])
+    row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
+    row_of[nodes] = np.arange(len(nodes))
+    found = []
+    for batch in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
+        queries, ads = click_pairs(batch)
+        own, other = (queries, ads) if side == "query" else (ads, queries)
+        rows = row_of[own]
+        found.append((rows[rows >= 0], other[rows >= 0]))
+    rows, columns = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    return _ones(rows, columns, (len(nodes), others))
+
+
+def count_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Shared:
+    """Count the pairs (n,) of a row of each matrix that have a column in common.
+
+    A row that shuffling pairs with itself does not count.
+    """
+    orders = [np.argsort(keyed_hash((n,), np.arange(len(rows)))) for n in range(NUM_SHUFFLES)]
+    by_chance = []
+    for order in orders:
+        dealt = other_rows[order]
+        apart = (rows != dealt) if one is other else np.ones(len(rows), dtype=np.bool_)
+        found = int(_flag_shared(one, other, rows[apart], dealt[apart]).sum())
+        by_chance.append(found * len(rows) / max(int(apart.sum()), 1))
+    shared = int(_flag_shared(one, other, rows, other_rows).sum())
+    return Shared(len(rows), shared, float(np.mean(by_chance)))
+
+
+def words_in_common(
+    dataset: Dataset, tables: tuple[str, str], pairs: tuple[Int64s, Int64s]
+) -> Booleans:
+    """Flag the pairs (n,) of ids in two tables whose texts share a word, in any case."""
+    words, rows = [], []
+    for table, nodes in zip(tables, pairs, strict=True):
+        ids, of_pair = np.unique(nodes, return_inverse=True)
+        texts = fold(dataset.rows_with_ids(table, ids)["text"].combine_chunks())
+        row, found = list_entries(pc.split_pattern_regex(texts, r"[^\p{L}\p{N}]+"))
+        is_word = np.asarray(pc.not_equal(found, ""))
+        words.append((row[is_word], hash_strings(found)[is_word], len(ids)))
+        rows.append(of_pair)
+    vocabulary = np.unique(np.concatenate([hashes for _, hashes, _ in words]))
+    matrices = [
+        _ones(row, np.searchsorted(vocabulary, hashes), (count, len(vocabulary)))
+        for row, hashes, count in words
+    ]
+    return _flag_shared(*matrices, *rows)
+
+
+def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> csr_array:
+    """Read the edges of some ``nodes`` (n,), train queries or ads, as (n, anchors), 1 each."""
+    table = f"edges/{anchor_set}/{side}"
+    shape = len(nodes), dataset.num_rows(f"anchors/{anchor_set}")
+    if not dataset.has(table):
+        return csr_array(shape, dtype=np.int32)
+    row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
+    row_of[nodes] = np.arange(len(nodes))
+    found = []
+    for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
+        rows, anchors = row_of[batch.column(0).to_numpy()], batch.column(1).to_numpy()
+        found.append((rows[rows >= 0], anchors[rows >= 0]))
+    rows, anchors = (np.concatenate(ends) for ends in zip(*found, strict=True))
+    return _ones(rows, anchors, shape)
+
+
+def _flag_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Booleans:
+    """Flag the pairs (n,) of a row of each matrix that have an entry in the same column."""
+    flags = np.zeros(len(rows), dtype=np.bool_)
+    for start in range(0, len(rows), CLICKS_AT_ONCE):
+        some = slice(start, start + CLICKS_AT_ONCE)
+        both = one[rows[some]].multiply(other[other_rows[some]]).tocsr()
+        flags[some] = np.diff(both.indptr) > 0
+    return flags
+
+
+def _ones(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> csr_array:
+    return csr_array((np.ones(len(rows), dtype=np.int32), (rows, columns)), shape=shape)

@@ -1,1 +1,0 @@
-"""Importers that turn published data and users' tables into the dataset directory."""

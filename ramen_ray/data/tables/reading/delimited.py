@@ -1,0 +1,274 @@
+"""CSV and TSV: where records begin and end, quotes that break the rules, and cells.
+
+A cell of CSV that begins with a quote ends with one, before a delimiter or the end of a line, and a
+quote within it is doubled (RFC 4180). Quotes within other cells, and all those of TSV, are letters.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
+from ramen_ray.data.store.errors import DatasetError
+from ramen_ray.data.store.limits import MAX_LINE_BYTES
+from ramen_ray.data.tables.reading.lines import (
+    MAX_HEADER_BYTES,
+    Block,
+    Found,
+    Records,
+    Rows,
+)
+
+CHANGED = "{} has changed while it was read; run the same command again"
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+QUOTE, LINE_BREAK, COMMA = b'"\n,'
+_QUOTED_CELL = re.compile(rb'"[^"]*+(?:""[^"]*+)*+("?)')
+_PLAIN_CELL = re.compile(rb"[^,\n]*+")
+
+OPEN_QUOTE = Kind("lines begin a record with a quote that is not closed", "close it, or double it")
+BAD_QUOTE = Kind(
+    "lines have a closing quote that no delimiter follows",
+    'write quotes within cells doubled, as "", not as \\"',
+)
+INNER_QUOTE = Kind(
+    "lines have a quote in the middle of a cell, which is kept",
+    "check these cells",
+    severity="warning",
+)
+CELLS_ADVICE = {
+    "csv": "quote cells that hold the delimiter",
+    "tsv": "TSV has no quoting: write cells without tabs and line breaks, or the table as CSV",
+}
+MANY_QUOTED = 0.9
+QUOTED = r'^".*"$'
+QUOTED_AS_CSV = r'^".*"".*"$'
+KEPT_QUOTES = Kind(
+    "lines have cells in quotes, which are kept: TSV has no quoting",
+    "leave the quotes out if they are not part of the texts",
+    severity="warning",
+)
+ALL_QUOTED = Kind(
+    "lines have cells in quotes, as nearly all of this column: TSV has no quoting",
+    "write the cells as they are, or the table as CSV",
+)
+CSV_IN_TSV = Kind(
+    "lines have cells in quotes with doubled quotes, as in CSV: TSV has no quoting",
+    "write the cells as they are, or the table as CSV",
+)
+
+
+def header_of(start: bytes, kind: str) -> tuple[str, ...]:
+    """Return the columns of a file that begins with ``start``.
+
+    Raises:
+        DatasetError: its first line names no columns.
+    """
+    first = _first_record(start, kind)
+    if first is None:
+        raise DatasetError(
+            "its first line, which should name the columns, has an open quote, or over"
+            f" {MAX_HEADER_BYTES} bytes"
+        )
+    if not first.strip():
+        raise DatasetError("its first line, which should name the columns, is empty")
+    if b"\r" in first.rstrip(b"\r\n"):
+        raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
+    return tuple(pa.csv.read_csv(pa.BufferReader(first), parse_options=_options(kind)).column_names)
+
+
+def _first_record(start: bytes, kind: str) -> bytes | None:
+    """Return the first record of a file's beginning; None if it has no end."""
+    whole = start[: start.rfind(b"\n") + 1]
+    if kind == "tsv":
+        return whole[: whole.find(b"\n") + 1] or None
+    records = split_records(whole, False)
+    if len(records.lines) == 1:
+        return records.data
+    if not len(records.lines) or records.lines[0]:
+        return None
+    return b"".join(whole.splitlines(keepends=True)[: int(records.lines[1])])
+
+
+def parse_records(
+    block: Block, path: object, kind: str, header: tuple[str, ...], columns: list[str]
+) -> Rows:
+    """Return some columns of a block's rows as texts.
+
+    The first record of a file is its header, and blank lines are no rows.
+
+    Raises:
+        DatasetError: the file no longer begins with ``header``.
+    """
+    lines = block.lines
+    is_first = len(lines) > 0 and lines[0] == 1
+    lines = lines[int(is_first) :]
+    if not len(lines):
+        empty = pa.table({name: pa.array([], pa.string()) for name in columns})
+        return Rows(empty, lines, block.faults)
+    other: list[pa.csv.InvalidRow] = []
+    rows = pa.csv.read_csv(
+        pa.BufferReader(block.data),
+        pa.csv.ReadOptions(use_threads=False, block_size=len(block.data), column_names=header),
+        _options(kind, partial(_skip, other)),
+        pa.csv.ConvertOptions(
+            include_columns=columns, column_types={name: pa.string() for name in columns}
+        ),
+    )
+    if is_first:
+        _check_header(path, rows[:1])
+        rows = rows.slice(1)
+    bad = np.array([row.number - 1 - int(is_first) for row in other], dtype=np.int64)
+    numbers = np.delete(lines, bad)
+    if len(numbers) != len(rows):
+        raise error_at(path, "its lines cannot be told apart", row=int(lines[0]))
+    faults = [*block.faults, *_other_cells(lines[bad], other, CELLS_ADVICE[kind])]
+    if kind == "tsv":
+        faults += _quotes_in_tsv(rows, numbers)
+    filled = np.any([pc.not_equal(column, "").to_numpy() for column in rows.columns], axis=0)
+    return Rows(rows.filter(pa.array(filled)), numbers[filled], faults)
+
+
+def _options(
+    kind: str, skip: Callable[[pa.csv.InvalidRow], str] | None = None
+) -> pa.csv.ParseOptions:
+    """Return how cells are parsed; ``skip`` takes rows with more or fewer than the header."""
+    return pa.csv.ParseOptions(
+        delimiter=DELIMITERS[kind],
+        quote_char='"' if kind == "csv" else False,
+        newlines_in_values=True,
+        invalid_row_handler=skip,
+        ignore_empty_lines=False,
+    )
+
+
+def _check_header(path: object, first: pa.Table) -> None:
+    """Check that the file still begins with the columns that it was opened with."""
+    found = [" ".join(str(column[0]).split()) for column in first.columns if len(column)]
+    if found != [" ".join(name.split()) for name in first.column_names]:
+        raise DatasetError(CHANGED.format(path))
+
+
+def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
+    skipped.append(row)
+    return "skip"
+
+
+def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:
+    """Say which lines have more or fewer cells than the header, by how many they have."""
+    counts = np.array([row.actual_columns for row in skipped])
+    for count in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == count)
+        cells = [skipped[row].text[:80] for row in rows[:MAX_EXAMPLES]]
+        message = f"lines have {count} cells instead of {skipped[0].expected_columns}"
+        yield Kind(message, advice), lines[rows], cells
+
+
+def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
+    """Find lines whose cells are in quotes, each line once."""
+    seen = np.zeros(len(rows), dtype=bool)
+    for column in rows.columns:
+        quoted = pc.match_substring_regex(column, QUOTED).to_numpy()
+        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy() & ~seen
+        many = quoted.sum() > max(FEW, MANY_QUOTED * len(rows))
+        for kind, chosen in (
+            (CSV_IN_TSV, as_csv),
+            (ALL_QUOTED if many else KEPT_QUOTES, quoted & ~as_csv & ~seen),
+        ):
+            if chosen.any():
+                cells = column.filter(pa.array(chosen))[:MAX_EXAMPLES].to_pylist()
+                yield kind, numbers[chosen], cells
+        seen |= quoted
+
+
+def split_records(data: bytes, at_end: bool) -> Records:
+    """Split whole lines of CSV into records; a record may need more lines unless it is ``at_end``.
+
+    Lines with open or bad quotes are not among the records.
+    """
+    letters = np.frombuffer(data, dtype=np.uint8)
+    ends = np.flatnonzero(letters == LINE_BREAK)
+    quotes = np.flatnonzero(letters == QUOTE)
+    if not len(quotes):
+        return Records(np.arange(len(ends)), data)
+    if not _follow_the_rules(letters, quotes):
+        return _split_slowly(data, at_end)
+    is_end = np.searchsorted(quotes, ends) % 2 == 0
+    rest = b""
+    if len(quotes) % 2:  # the last record goes on, or its quote is never closed
+        last = int(ends[is_end][-1]) + 1 if is_end.any() else 0
+        if at_end or len(data) - last > MAX_LINE_BYTES:
+            return _split_slowly(data, at_end)
+        data, rest = data[:last], data[last:]
+        is_end = is_end[: np.searchsorted(ends, last)]
+    begins = np.concatenate([[True], is_end[:-1]]) if len(is_end) else is_end
+    return Records(np.flatnonzero(begins), data, rest)
+
+
+def _follow_the_rules(letters: np.ndarray, quotes: Int64s) -> bool:
+    """Return whether quotes in turn open a cell and close it, doubled ones within it aside."""
+    padded = np.concatenate([[LINE_BREAK], letters, [LINE_BREAK]])
+    before, after = padded[quotes], padded[quotes + 2]
+    touching = np.diff(quotes) == 1
+    opens, closes = slice(0, None, 2), slice(1, None, 2)
+    doubled_open = np.concatenate([[False], touching])[opens]
+    doubled_close = np.concatenate([touching, [False]])[closes]
+    starts = (before == COMMA) | (before == LINE_BREAK)
+    stops = (after == COMMA) | (after == LINE_BREAK)
+    return bool((starts[opens] | doubled_open).all() and (stops[closes] | doubled_close).all())
+
+
+def _split_slowly(data: bytes, at_end: bool) -> Records:
+    """Split lines of which some break the rules; these are left out, each a line alone."""
+    faults: dict[Kind, list[int]] = {OPEN_QUOTE: [], BAD_QUOTE: [], INNER_QUOTE: []}
+    lines: list[int] = []
+    kept: list[bytes] = []
+    rest = b""
+    position = line = 0
+    while position < len(data):
+        quote = data.find(b'"', position)
+        start = len(data) if quote < 0 else max(data.rfind(b"\n", 0, quote) + 1, position)
+        stop, fault = (start, None) if quote < 0 else _end_of_record(data, start)
+        whole = data.count(b"\n", position, start)
+        kept.append(data[position:start])
+        lines += range(line, line + whole)
+        line, position = line + whole, start
+        if fault == OPEN_QUOTE and not at_end and len(data) - start <= MAX_LINE_BYTES:
+            rest = data[start:]
+            break
+        if fault is not None:
+            faults[fault].append(line)
+        if stop is None:
+            line, position = line + 1, data.index(b"\n", start) + 1
+        elif stop > start:
+            kept.append(data[start:stop])
+            lines.append(line)
+            line, position = line + data.count(b"\n", start, stop), stop
+    return Records(np.array(lines, dtype=np.int64), b"".join(kept), rest, faults)
+
+
+def _end_of_record(data: bytes, start: int) -> tuple[int | None, Kind | None]:
+    """Return where the record ends that begins at ``start``, if it does, and what is wrong."""
+    position, fault = start, None
+    while True:
+        if data[position] == QUOTE:
+            cell = _QUOTED_CELL.match(data, position)
+            assert cell
+            if not cell[1]:
+                return None, OPEN_QUOTE
+            position = cell.end()
+            if data[position] not in (COMMA, LINE_BREAK):
+                return None, BAD_QUOTE
+        else:
+            plain = _PLAIN_CELL.match(data, position)
+            assert plain
+            fault = INNER_QUOTE if b'"' in plain[0] else fault
+            position = plain.end()
+        if data[position] == LINE_BREAK:
+            return position + 1, fault
+        position += 1

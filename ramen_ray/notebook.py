@@ -1,0 +1,144 @@
+"""The library in a notebook: tables in memory to a dataset directory, training, search.
+
+    from ramen_ray.notebook import Dataset, fit, load_retriever, overlay, presets, write_dataset
+
+    write_dataset("mine", clicks, ads=catalogue, columns=Columns(ad_text=("title",)))
+    result = fit(overlay(presets.rdocs(), {"dataset": "mine"}))
+    load_retriever(result.run_directory).search(["red shoes"], top_k=3).to_pandas()
+
+Only ``fit`` and ``evaluate`` need Ray, which they start if none runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ramen_ray import presets as presets
+from ramen_ray.config import overlay as overlay
+from ramen_ray.data.checks import validate as validate
+from ramen_ray.data.store.dataset import Dataset as Dataset
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.column_names import Columns as Columns
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint as evaluate
+from ramen_ray.orchestration.run.finished import retriever_uri
+from ramen_ray.orchestration.run.fit import fit as fit
+from ramen_ray.tracking.registry import Registry, RegistryError, ask
+from ramen_ray.tracking.runs import tracking_uri
+
+__all__ = [
+    "Columns",
+    "Dataset",
+    "Retriever",
+    "evaluate",
+    "fit",
+    "load_retriever",
+    "overlay",
+    "presets",
+    "validate",
+    "write_dataset",
+]
+
+ANSWERS = pa.schema(
+    [
+        ("query", pa.string()),
+        ("rank", pa.int64()),
+        ("ad_id", pa.string()),
+        ("ad", pa.string()),
+        ("score", pa.float64()),
+    ]
+)
+
+Frame = Any
+"""A table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``."""
+
+
+def write_dataset(
+    path: str | Path,
+    clicks: Frame,
+    *,
+    queries: Frame | None = None,
+    ads: Frame | None = None,
+    query_edges: Mapping[str, Frame] | None = None,
+    ad_edges: Mapping[str, Frame] | None = None,
+    **settings: Any,
+) -> Dataset:
+    """Write a dataset directory from tables in memory, checked as ``jobs/ingest.py tables`` does.
+
+    Args:
+        path: the folder, which must not exist.
+        clicks: a row per click, or per query and ad with a weight.
+        queries: id and text; without it, clicks name queries by their texts.
+        ads: id and text; without it, clicks name ads by their texts.
+        query_edges: by anchor set: query, anchor, and weight if ``columns`` names it.
+        ad_edges: likewise for ads.
+        settings: ``columns``, where they do not have the usual names, and others of
+            :class:`~ramen_ray.data.tables.clicks.settings.UserTables`.
+
+    Raises:
+        DatasetError: a row is wrong, or the folder exists.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def written(name: str, frame: Frame) -> str:
+            file = folder / f"{name}.parquet"
+            pq.write_table(pa.table(frame), file)
+            return str(file)
+
+        def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
+            return {name: written(f"{side}.{name}", one) for name, one in (given or {}).items()}
+
+        tables = UserTables(
+            written("clicks", clicks),
+            None if queries is None else written("queries", queries),
+            None if ads is None else written("ads", ads),
+            query_edges=edges("query", query_edges),
+            ad_edges=edges("ad", ad_edges),
+            **settings,
+        )
+        return import_tables(tables, Path(path))
+
+
+class Retriever:
+    """A retriever in memory, which answers on the CPU."""
+
+    def __init__(self, uri: str, registry: Registry) -> None:
+        """Load the retriever at ``uri``."""
+        self.uri = uri
+        self._model = registry.load(uri, "cpu")
+
+    def search(self, queries: Sequence[str], top_k: int = 10) -> pa.Table:
+        """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score.
+
+        Raises:
+            RegistryError: a query has no answer, or the retriever has fewer ads.
+        """
+        rows = []
+        for query, answer in zip(queries, ask(self._model, queries, top_k), strict=True):
+            if answer["error"]:
+                raise RegistryError(f"the query {query!r}: {answer['error']}")
+            found = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
+            rows += [(query, rank, *one) for rank, one in enumerate(found, start=1)]
+        columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
+        return pa.table([list(one) for one in columns], schema=ANSWERS)
+
+
+def load_retriever(named: str | Path | None = None, output: str | Path = "outputs") -> Retriever:
+    """Load a retriever.
+
+    Args:
+        named: its URI, such as ``models:/shop@champion``, or a run's folder; None for the run in
+            ``output`` that was finished last.
+        output: folder of the runs and, unless MLFLOW_TRACKING_URI is set, of the MLflow store.
+
+    Raises:
+        RegistryError, TrackingError: there is none, or it cannot be loaded.
+    """
+    registry = Registry(tracking_uri(Path(output)))
+    given = None if named is None else str(named)
+    return Retriever(retriever_uri(registry, given, Path(output)), registry)

@@ -1,0 +1,210 @@
+"""Build the parts of a run from its configuration; this module does not need Ray."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.distributed import gather_arrays, own_range
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.pretrained import (
+    load_tokenizer,
+    load_transformer_tokenizer,
+    text_tokenizer,
+)
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.classifier_terms import (
+    bce_term,
+    classifier_reverse_term,
+    classifier_term,
+    reverse_term,
+)
+from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
+from ramen_ray.method.objectives.terms import Objective, Term, ramen_objective, task_term
+from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import TrainState
+
+PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
+
+
+def build_model(config: RunConfig) -> DualEncoder:
+    """Build the model that training starts from; its classifiers, if any, are built apart."""
+    encoder = build_encoder(config.encoder)
+    width, dim = encoder.width, config.encoder.projection_dim
+    if dim is not None and encoder.projection is None:
+        encoder.projection = Head.orthogonal(width, dim, True, config.seed + PROJECTION_SEED)
+    if config.base.parts.heads == "none":
+        return DualEncoder(encoder)
+    seed = config.seed + CLASSIFIER_HEAD_SEED
+    model = DualEncoder(encoder, Head.orthogonal(width, encoder.dim, False, seed))
+    model.scoring = Scoring(config.classifier.weight, config.classifier.text_scale)
+    return model
+
+
+def build_encoder(config: EncoderConfig) -> Encoder:
+    """Build the encoder that training starts from, with no head but its own projection, if any."""
+    if config.kind == "bag":
+        return build_bag(config.pretrained)
+    return build_transformer(config.pretrained, config.pooling, config.num_layers)
+
+
+def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
+    """Add to a new model, on its device, what is made of the data: classifiers."""
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
+    return model
+
+
+def build_classifiers(config: RunConfig, model: DualEncoder, data: Prepared) -> Classifiers:
+    """Build the classifiers that training starts from: the head's vectors of the ads' texts."""
+    num_ads = len(data.ads)
+    own = own_range(num_ads)
+    vectors = model.classifier_vectors(data.ads, own)
+    settings = config.classifier
+    if not settings.sharded:
+        vectors = np.concatenate(gather_arrays(vectors, model.device))
+    is_clicked = np.asarray(data.train_click_counts) > 0
+    is_trained = is_clicked if settings.unclicked == "text" else np.ones(num_ads, dtype=bool)
+    first = int(own[0]) if settings.sharded else 0
+    return Classifiers(torch.from_numpy(vectors).to(model.device), first, is_trained)
+
+
+def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
+    """Return the ads whose classifiers this worker trains; None for all."""
+    if not config.classifier.sharded:
+        return None
+    own = own_range(len(data.ads))
+    return range(int(own[0]), int(own[-1]) + 1)
+
+
+def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
+    """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
+    special = encoder.kind == "transformer"
+    load = load_transformer_tokenizer if special else load_tokenizer
+    return text_tokenizer(load(encoder.pretrained), encoder.max_length, special)
+
+
+def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint, whatever has become of the encoder that it began with."""
+    own = str(checkpoint / ENCODER_FOLDER)
+    return encoder_tokenizer(encoder.model_copy(update={"pretrained": own}))
+
+
+def build_objective(config: RunConfig) -> Objective:
+    """Build the terms that a run minimises."""
+    constants = config.loss
+    triplet = TripletLoss(constants.margin, constants.num_negatives, constants.softmax_weighting)
+    weights, task = config.regularization, _task_terms(config, triplet)
+    return ramen_objective(triplet, weights.lambda_x, weights.lambda_z, weights.every_steps, task)
+
+
+def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
+    """Build the terms of the task: UniDEC's equations 3 to 6, or the triplet loss alone."""
+    parts, settings, reverse = config.base.parts, config.classifier, config.loss.reverse_share
+    encoder_share = 1.0 if parts.heads == "none" else 1 - settings.share
+
+    def loss(temperature: float) -> Loss:
+        is_decoupled = parts.loss == "decoupled"
+        return triplet if parts.loss == "triplet" else SoftmaxLoss(temperature, is_decoupled)
+
+    own, classifiers_own = loss(config.loss.temperature), loss(settings.temperature)
+    by_cosine = parts.loss == "triplet"
+    terms = [task_term(own, encoder_share * (1 - reverse))]
+    if reverse:
+        terms.append(reverse_term(own, encoder_share * reverse))
+    if parts.heads == "classifier":
+        share = settings.share
+        terms.append(classifier_term(classifiers_own, share * (1 - reverse), by_cosine))
+        if reverse:
+            terms.append(classifier_reverse_term(classifiers_own, share * reverse))
+        if settings.bce:
+            terms.append(bce_term(settings.temperature, share * settings.bce))
+    return terms
+
+
+def build_propensity(config: RunConfig) -> Propensity:
+    """Take the propensity model's constants out of the configuration."""
+    return Propensity(config.evaluation.propensity_a, config.evaluation.propensity_b)
+
+
+def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
+    """Build the sampler that draws a run's batches."""
+    parts = config.base.parts
+    has_shortlists = parts.hard_negatives == "shortlists"
+    return Sampler(
+        training_data,
+        config.training.global_batch_size,
+        config.seed,
+        data.weighted_clicks if config.training.sampling == "clicks" else None,
+        parts.num_hard_negatives if has_shortlists else 0,
+        config.regularization.nodes,
+        parts.num_positives,
+    )
+
+
+def cluster_schedule(config: RunConfig) -> ClusterSchedule:
+    """Return when clusters of queries are made, and how large they are."""
+    base, training = config.base, config.training
+    size, double_at = base.cluster_size, base.double_cluster_size_at
+    if base.parts.order == "batch_clusters":
+        size, double_at = training.global_batch_size, ()
+    return ClusterSchedule(
+        base.first_clustered_epoch, base.refresh_every, size, double_at, training.epochs
+    )
+
+
+def build_state(
+    config: RunConfig, model: DualEncoder, trained: nn.Module, sampler: Sampler
+) -> TrainState:
+    """Build the state that a run changes as it goes, before the first step.
+
+    Args:
+        config: the run's.
+        model: on the device where it is trained.
+        trained: what steps call: the model, or its wrapper for several workers.
+        sampler: the run's.
+    """
+    rates, regularization, device = config.optimizer, config.regularization, model.device
+    num_steps = sampler.steps_per_epoch * config.training.epochs
+    heads = [one for one in (model.encoder.projection, model.classifier_head) if one is not None]
+    optimizer = build_optimizer(
+        model.encoder, rates.lr, rates.weight_decay, rates.embedding_lr, heads, rates.head_lr
+    )
+
+    def scheduled(one: torch.optim.Optimizer) -> LRScheduler:
+        warmup_steps = round(rates.warmup_fraction * num_steps)
+        return build_schedule(one, warmup_steps, num_steps, rates.decay)
+
+    parts: list[StepPart] = []
+    if model.classifiers is not None:
+        lr = config.classifier.lr
+        parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
+    if regularization.adaptive:
+        objective = build_objective(config)
+        highest, step_size = regularization.adaptive_max, regularization.adaptive_step
+        parts.append(AdaptiveWeights(objective, highest, step_size, device))
+    if config.base.parts.order != "random":
+        schedule = cluster_schedule(config)
+        parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
+    draws = DrawState(sampler.data.graphs)
+    return TrainState(trained, optimizer, scheduled(optimizer), draws, parts=parts)
+
+
+def use_bf16(config: RunConfig, device: torch.device) -> bool:
+    """Say whether a run encodes under bfloat16 autocast on a device."""
+    precision = config.training.precision
+    return precision == "bf16" or (precision == "auto" and device.type == "cuda")

@@ -1,0 +1,150 @@
+"""The checkpoints of a run: folders that come and go by renaming; the best and the last stay.
+
+They are the run's own, whether one process trains it or several: the run's folder is on a disk that
+all machines can reach, and Ray Train is told of no checkpoint.
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
+from ramen_ray.orchestration.run.directory import RunError
+
+CHECKPOINT_FOLDER = "checkpoint_{:09d}"
+CHECKPOINTS = "checkpoint_[0-9]*"
+ASIDE = ".checkpoint-{}"
+REPORT_FILE = "report.json"
+"""In a checkpoint: what was reported with it."""
+WRITER_FILE = ".writer"
+"""In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
+SCORE = "score"
+"""In a report: the higher, the better."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's folder, and what was reported with it."""
+
+    folder: Path
+    report: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The number of steps done when it was written."""
+        return int(self.folder.name.rpartition("_")[2])
+
+
+class Checkpoints:
+    """What the workers of a run write and go on from; all of them make one together."""
+
+    def __init__(self, run: Path, device: torch.device) -> None:
+        """Take over the run in a folder; a writer that began before, and lives, can write no more.
+
+        Args:
+            run: the run's folder.
+            device: this worker's.
+        """
+        self._run, self._device = run, device
+        self._token = str(from_first_worker(secrets.randbits(62), device))
+        self._aside = run / ASIDE.format(self._token)
+        if world()[0] == 0:
+            with whole_file(run / WRITER_FILE) as file:
+                file.write_text(self._token)
+
+    def last(self) -> Checkpoint | None:
+        """Return what the run goes on from; None if it begins."""
+        return self._known_to_the_first(max(kept_in(self._run), key=_step, default=None))
+
+    def best(self) -> Checkpoint:
+        """Return the one of the highest score, of equals the latest."""
+        best = self._known_to_the_first(max(kept_in(self._run), key=_rank, default=None))
+        assert best is not None, "the last step has a checkpoint"
+        return best
+
+    @contextmanager
+    def written(self, report: Mapping[str, Any], is_shared: bool) -> Iterator[Path]:
+        """Yield a folder to write into; at the end it is the checkpoint of ``report["step"]``.
+
+        Args:
+            report: plain values, ``step`` and SCORE among them.
+            is_shared: whether all workers write into it, or else only the first.
+
+        Raises:
+            RunError: another process has taken over the run.
+        """
+        rank, num_workers = world()
+        if rank == 0:
+            for left in self._run.glob(ASIDE.format("*")):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            self._aside.mkdir()
+            (self._aside / REPORT_FILE).write_text(json.dumps(report) + "\n")
+        if is_shared:
+            self._wait_for_all()
+        yield self._aside
+        if rank == 0 or is_shared:
+            write_checksums(self._aside, rank, num_workers if is_shared else 1)
+        if is_shared:
+            self._wait_for_all()
+        if rank == 0:
+            self._publish(CHECKPOINT_FOLDER.format(report["step"]))
+
+    def _publish(self, name: str) -> None:
+        if (self._run / WRITER_FILE).read_text() != self._token:
+            raise RunError(f"another process trains {self._run} now, so this one ends")
+        self._aside.rename(self._run / name)
+        *earlier, last = sorted(kept_in(self._run), key=_step)
+        best = max([*earlier, last], key=_rank)
+        for one in earlier:
+            if one != best:
+                one.folder.rename(self._aside)  # so that a kill leaves no half of it
+                shutil.rmtree(self._aside)
+
+    def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
+        """Return what the first worker has found, as others may see a shared folder late."""
+        step = from_first_worker(-1 if found is None else found.step, self._device)
+        return None if step < 0 else _open(self._run / CHECKPOINT_FOLDER.format(step))
+
+    def _wait_for_all(self) -> None:
+        sum_over_workers(torch.zeros(1, device=self._device)).item()
+
+
+def kept_in(run: Path) -> list[Checkpoint]:
+    """Return the checkpoints in a run's folder, from old to new."""
+    return [_open(folder) for folder in sorted(run.glob(CHECKPOINTS))]
+
+
+def keep_intact_checkpoints(run: Path) -> None:
+    """Remove the damaged checkpoints of a run's folder before it is resumed, with a warning each.
+
+    The run resumes from the newest one that is left, or else starts anew. One that is not the
+    newest was the best so far; the best of the others takes its place.
+    """
+    found, kept = sorted(run.glob(CHECKPOINTS)), list[Path]()
+    for folder in found:
+        otherwise = "the run goes on from " + (kept[-1].name if kept else "its start")
+        if folder != found[-1]:
+            otherwise = f"the best model so far is lost; to train from the start, delete {run}"
+        if is_intact(folder, otherwise):
+            kept.append(folder)
+
+
+def _open(folder: Path) -> Checkpoint:
+    return Checkpoint(folder, json.loads((folder / REPORT_FILE).read_text()))
+
+
+def _step(one: Checkpoint) -> int:
+    return one.step
+
+
+def _rank(one: Checkpoint) -> tuple[float, int]:
+    return one.report[SCORE], one.step

@@ -1,0 +1,199 @@
+"""Checks of a run's configuration and data before anything is started."""
+
+import logging
+from functools import cache
+
+import numpy as np
+
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
+from ramen_ray.data.checks.structure import check_structure
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.method.metrics.judgement import METRICS
+from ramen_ray.method.model.pretrained import EncoderError, check_length, load_config
+from ramen_ray.method.model.sentence_folder import (
+    SentenceFolder,
+    choose_pooling,
+    pooled_width,
+    read_sentence_folder,
+)
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
+from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
+from ramen_ray.presets import check_sets
+
+MOST_UNKNOWN = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
+    """Check what can be known before anything is started, and return the encoder's tokenizer.
+
+    Raises:
+        DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
+        ConfigError: an anchor set, its edges or the selection metric do not exist; layers are more,
+            or heads wider, than the encoder has; training ends before pruning or the base's hard
+            negatives begin; clusters outgrow a batch, or are to double in an epoch that makes none;
+            ads are to be ranked for queries, and also the reverse, by a triplet loss.
+        EncoderError: encoder or tokenizer cannot be found, or do what training would leave out;
+            texts may be longer than the encoder takes.
+    """
+    num_rows = check_structure(dataset)
+    check_sets(config, dataset)
+    batch = config.training.global_batch_size
+    if num_rows["queries/train"] < batch:
+        raise DatasetError(
+            f"{dataset.path} has {num_rows['queries/train']} train queries, fewer than "
+            f"training.global_batch_size {batch}"
+        )
+    if config.training.selection_metric not in METRICS:
+        raise ConfigError(
+            f"training.selection_metric {config.training.selection_metric!r} is not one of "
+            f"{', '.join(METRICS)}"
+        )
+    _check_encoder(config.encoder)
+    _check_pruning(config)
+    _check_base(config)
+    if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
+        raise ConfigError(
+            f"index.kind ivf_pq learns its cells from at least {FEWEST_IVF_PQ_ADS} ads; "
+            f"{dataset.path} has {num_rows['ads']}, for which flat is best"
+        )
+    return encoder_tokenizer(config.encoder)
+
+
+def check_clicks(config: RunConfig, data: Prepared) -> None:
+    """Check that a batch can be filled with train queries that have clicks.
+
+    Raises:
+        DatasetError: there are fewer than a batch.
+        ConfigError: no query has as many clicks as are to be drawn for each.
+    """
+    drawn, most = config.base.parts.num_positives, int(np.diff(data.clicks["train"].indptr).max())
+    if drawn > most:
+        raise ConfigError(
+            f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
+            f"the most is {most}"
+        )
+    batch, found = config.training.global_batch_size, len(data.clicked_queries)
+    if found < batch:
+        raise DatasetError(
+            f"{data.metadata['name']} has {found} train queries with clicks, fewer than "
+            f"training.global_batch_size {batch}"
+        )
+
+
+def check_prepared(config: RunConfig, data: Prepared) -> None:
+    """Check what only the prepared data tell.
+
+    Raises:
+        DatasetError, ConfigError, EncoderError: as :func:`check_clicks`, :func:`check_vocabulary`.
+    """
+    check_vocabulary(config, data)
+    check_clicks(config, data)
+
+
+def check_vocabulary(config: RunConfig, data: Prepared) -> None:
+    """Check that the encoder's vocabulary has what train queries and ads are written in.
+
+    Raises:
+        EncoderError: more than ``MOST_UNKNOWN`` of a table's tokens are unknown.
+    """
+    name = config.encoder.pretrained
+    for table in ("queries/train", "ads"):
+        share = data.text_figures[table].share_unknown
+        if share > MOST_UNKNOWN:
+            raise EncoderError(
+                f"encoder.pretrained {name!r}: its vocabulary does not know {share:.0%} of the "
+                f"tokens of {data.metadata['name']}'s {table}, whose texts it cannot tell apart; "
+                f"set encoder.pretrained to an encoder for their language, such as a multilingual "
+                f"one"
+            )
+
+
+def _check_encoder(encoder: EncoderConfig) -> None:
+    folder = read_sentence_folder(encoder.pretrained, encoder.kind)
+    for note in folder.notes:
+        _warn_once(note)
+    width, dim = pooled_width(encoder.pretrained, folder), encoder.projection_dim
+    if dim is not None and folder.dense_dim not in (None, dim):
+        raise ConfigError(
+            f"encoder.projection_dim {dim}: {encoder.pretrained!r} has a projection to "
+            f"{folder.dense_dim} dimensions already, which is trained further; leave the flag out"
+        )
+    if dim is not None and folder.dense_dim is None and dim > width:
+        raise ConfigError(
+            f"encoder.projection_dim {dim} is more than the {width} dimensions of "
+            f"{encoder.pretrained!r}"
+        )
+    if encoder.kind == "transformer":
+        _check_transformer(encoder, folder)
+
+
+def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
+    choose_pooling(encoder.pretrained, folder, encoder.pooling)
+    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
+    num_layers = load_config(encoder.pretrained).num_hidden_layers
+    if encoder.num_layers is not None and encoder.num_layers > num_layers:
+        raise ConfigError(
+            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
+            f"layers of {encoder.pretrained!r}"
+        )
+
+
+@cache
+def _warn_once(note: str) -> None:
+    """Warn of what a sweep or an ablation would find again in each of its runs."""
+    logger.warning("%s", note)
+
+
+def _check_pruning(config: RunConfig) -> None:
+    pruning, epochs = config.pruning, config.training.epochs
+    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # pruning takes an epoch of training
+    if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} is too few: the graph that is pruned after "
+            f"pruning.warmup_epochs {pruning.warmup_epochs} would never be used; "
+            f"shorten the warm-up, or set pruning.mode to never"
+        )
+
+
+def _check_base(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
+    if base.parts.hard_negatives == "shortlists" and base.refresh_every + meanwhile >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} is too few: the shortlists of hard negatives that are made "
+            f"after base.refresh_every {base.refresh_every} would never be used; refresh more often"
+        )
+    if base.parts.order != "random":
+        _check_clusters(config)
+    if config.loss.reverse_share and base.parts.loss == "triplet":
+        raise ConfigError(
+            f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
+            f"to decoupled or supcon"
+        )
+
+
+def _check_clusters(config: RunConfig) -> None:
+    base, epochs = config.base, config.training.epochs
+    schedule = cluster_schedule(config)
+    if base.first_clustered_epoch >= epochs:
+        raise ConfigError(
+            f"training.epochs {epochs} is too few: clustered batches begin at "
+            f"base.first_clustered_epoch {base.first_clustered_epoch}; begin them earlier"
+        )
+    for epoch in schedule.double_at:
+        if epoch < epochs and not schedule.is_due(epoch):
+            raise ConfigError(
+                f"base.double_cluster_size_at {epoch}: no clusters are made at this epoch, only "
+                f"every base.refresh_every {base.refresh_every} epochs from "
+                f"base.first_clustered_epoch {base.first_clustered_epoch} on"
+            )
+    largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
+    if largest > batch:
+        raise ConfigError(
+            f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "
+            f"training.global_batch_size {batch}; double it at fewer epochs"
+        )

@@ -1,0 +1,293 @@
+"""A run's folder: its name, its configuration, its lock, and whether it is finished."""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ramen_ray.config import (
+    RunConfig,
+    flatten,
+    read_config,
+    write_config,
+)
+from ramen_ray.data.store.checksums import parse_checked, with_checksum
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.errors import UserError
+from ramen_ray.naming import joined_name
+
+WHERE_IT_RUNS = {
+    "dataset",
+    "name",
+    "output",
+    "local_folder",
+    "experiment",
+    "workers",
+    "allow_changed",
+}
+RUNS = "runs"
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+TEST_ADS_FILE = "test_ads.npy"
+IDENTITY_FILE = "made_from.json"
+"""In a checkpoint: what its run is made from."""
+
+Identity = dict[str, str]
+"""What a run is made from besides its settings, by name; see :mod:`.identity`."""
+
+logger = logging.getLogger(__name__)
+
+
+class RunError(UserError):
+    """A run cannot be started or continued under its name."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The folder ``output/runs/NAME``; it has the checkpoints too."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, output: str, name: str) -> "RunDirectory":
+        """Return the folder of the run ``name``, which need not exist yet."""
+        return cls(Path(output).absolute() / RUNS / name)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The notes: identity, made_from, mlflow_run_id; at the end finished, metrics and others.
+
+        Raises:
+            RunError: they are damaged.
+        """
+        file = self.path / RUN_FILE
+        try:
+            return parse_checked(file.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise RunError(
+                f"{file} is damaged; to train this run from the start, delete {self.path}"
+            ) from error
+
+    def create(self) -> bool:
+        """Make the folder if it does not exist; returns whether it was made.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError as error:
+            if not self.path.is_dir():
+                raise RunError(f"{self.path} is a file, not the folder of a run") from error
+            return False
+        except OSError as error:
+            raise RunError(f"cannot write the folder {self.path}: {error.strerror}") from error
+        return True
+
+    def note(self, **notes: Any) -> None:
+        """Add to the run's notes."""
+        content = with_checksum({**self.notes, **notes})
+        with whole_file(self.path / RUN_FILE) as aside:
+            aside.write_text(content)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Lock the folder, made if it is missing, until the block ends.
+
+        Raises:
+            RunError: another process has the lock, or the folder cannot be written.
+        """
+        self.create()
+        try:
+            lock = FileLock(self.path / ".lock").acquire(blocking=False)
+        except Timeout:
+            raise RunError(f"{self.path} is in use by another process") from None
+        with lock:
+            yield
+
+    def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
+        """Check that what the folder has so far is made from the same.
+
+        Args:
+            made_from: what it would be made from now.
+            allow_changed: say so and go on, if it is not; but never on another dataset.
+
+        Raises:
+            RunError: it is not.
+        """
+        notes = self.notes
+        before = notes.get("made_from", {}) if notes else made_from
+        changed = differences(before, made_from)
+        is_same_data = before.get("dataset", made_from["dataset"]) == made_from["dataset"]
+        if changed and not (allow_changed and is_same_data):
+            allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
+            raise RunError(
+                f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
+            )
+        if changed:
+            _say_once(f"warning: goes on, although what it is made from has changed: {changed}")
+
+
+@cache
+def _say_once(line: str) -> None:
+    logger.warning("%s", line)  # once for all runs of an ablation
+
+
+def read_run_config(file: Path) -> RunConfig:
+    """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
+
+    Raises:
+        ConfigError: the file is missing or does not hold a valid configuration.
+    """
+    config = read_config(file)
+    for folder in file.absolute().parents:
+        if folder.parent.name == RUNS and (folder / RUN_FILE).is_file():
+            return config.model_copy(update={"output": str(folder.parent.parent)})
+    return config
+
+
+def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
+    """Hash what determines a run's result: the data, and all settings but where it runs."""
+    settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
+    content = f"{settings}{dataset_fingerprint}".encode()
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
+
+
+@contextmanager
+def open_run_directory(
+    config: RunConfig, dataset_name: str, made_from: Identity
+) -> Iterator[RunDirectory]:
+    """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
+
+    The same configuration on the same data resumes a run that was interrupted. It starts a new run
+    (with a number after its name) when all earlier ones are finished or in use.
+
+    Args:
+        config: the run's.
+        dataset_name: with which a name begins that is not given.
+        made_from: what the run is made from.
+
+    Raises:
+        RunError: the name is taken by a finished or active run, or by one with a different
+            configuration, or made from something else; the message lists what differs.
+    """
+    identity = experiment_hash(config, made_from["dataset"])
+    default_name = joined_name(dataset_name, identity)
+    names = _numbered(default_name) if config.name is None else iter([config.name])
+    for name in names:
+        directory = RunDirectory.of(config.output, name)
+        is_made_here = directory.create()
+        try:
+            held = FileLock(directory.path / ".lock").acquire(blocking=False)
+        except Timeout:
+            reason = "is in use by another process"
+        else:
+            with held:
+                if not directory.notes.get("finished"):
+                    with _undone_on_early_failure(directory.path, is_made_here):
+                        _claim(directory, config, identity, made_from)
+                        yield directory
+                    return
+            reason = "is finished"
+        if config.name is not None:
+            runs = directory.path.parent
+            raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
+
+
+def is_finished(config: RunConfig) -> bool:
+    """Return whether the run that ``config`` names is finished."""
+    return bool(RunDirectory.of(config.output, str(config.name)).notes.get("finished"))
+
+
+def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
+    """Return the folder of the run that ``config`` names, or None if it is not finished.
+
+    Raises:
+        RunError: it has another configuration or other data, or is made from something else.
+    """
+    if not is_finished(config):
+        return None
+    directory = RunDirectory.of(config.output, str(config.name))
+    _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
+    directory.refuse_changed(made_from, config.allow_changed)
+    return directory
+
+
+@contextmanager
+def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
+    """Remove a new run that fails before its first checkpoint.
+
+    A folder that existed before may hold files of others. It stays, and only the run's own notes
+    are removed.
+    """
+    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
+    try:
+        yield
+    except BaseException:
+        if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
+            if is_made_here:
+                shutil.rmtree(path)
+            else:
+                for note in notes:
+                    note.unlink(missing_ok=True)
+        raise
+
+
+def _numbered(stem: str) -> Iterator[str]:
+    yield stem
+    number = 2
+    while True:
+        yield f"{stem}-{number}"
+        number += 1
+
+
+def _claim(directory: RunDirectory, config: RunConfig, identity: str, made_from: Identity) -> None:
+    """Write down the run's configuration, or refuse if the folder belongs to another."""
+    file = directory.path / CONFIG_FILE
+    if file.exists():
+        _refuse_another(directory, config, identity)
+        directory.refuse_changed(made_from, config.allow_changed)
+    write_config(config, file)  # anew: the file may be damaged
+    directory.note(identity=identity, made_from=made_from)
+
+
+def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:
+    if directory.notes.get("identity") == identity:
+        return
+    before = deciding_settings(read_config(directory.path / CONFIG_FILE))
+    changed = differences(before, deciding_settings(config))
+    raise RunError(
+        f"the checkpoints in {directory.path} come from a different configuration: "
+        f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
+        f"choose another name"
+    )
+
+
+def deciding_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that determine a run's result, all but where it runs, by dotted key."""
+    settings = flatten(config).items()
+    return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe in one line which keys have different values now than before."""
+    return "; ".join(
+        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    )

@@ -1,0 +1,188 @@
+"""Train one configuration: prepare the data, run the workers, put everything into MLflow."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray.train import UserCallback
+
+from ramen_ray.config import RunConfig, flatten, with_absolute_paths
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.links import LINKS_OF
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
+from ramen_ray.orchestration.run.checks import check_config, check_prepared
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    Identity,
+    finished_run,
+    is_finished,
+    open_run_directory,
+)
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.ready import edges_to_train
+from ramen_ray.orchestration.run.task import (
+    OnReport,
+    WorkerResult,
+    WorkerTask,
+    train_loop_per_worker,
+)
+from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Results of a finished run.
+
+    Attributes:
+        metrics: by row (``untrained``, ``trained``), then split, then metric name.
+        encoder: folder of the best encoder.
+        run_directory: folder with configuration and checkpoints.
+        run: the run in MLflow.
+    """
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+    encoder: Path
+    run_directory: Path
+    run: Run
+
+
+def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
+    """Return the results of the run of this name, or None if it is not finished.
+
+    Args:
+        config: the run's.
+        expected: what the run must be made from, to be compared with others.
+
+    Raises:
+        RunError: it has another configuration or other data, or something has changed meanwhile.
+    """
+    if not is_finished(config):
+        return None
+    made_from = identity_of(config, Dataset(config.dataset))
+    check_meanwhile(expected, made_from)
+    directory = finished_run(config, made_from)
+    if directory is None:
+        return None
+    notes = directory.notes
+    encoder = directory.path / notes["best_checkpoint"] / ENCODER_FOLDER
+    run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
+    return TrainResult(notes["metrics"], encoder, directory.path, run)
+
+
+def fit(
+    config: RunConfig,
+    parent: Run | None = None,
+    callbacks: Sequence[UserCallback] = (),
+    on_report: OnReport | None = None,
+    expected: Identity | None = None,
+) -> TrainResult:
+    """Train a run, or resume one that was interrupted, and evaluate its best encoder.
+
+    Args:
+        config: what to train.
+        parent: the MLflow run that this one is part of, if any; its progress is then not shown.
+        callbacks: Ray Train callbacks, called at every report.
+        on_report: given by a process that holds what the only worker needs, to train in it without
+            Ray Train; called at every report.
+        expected: what the run must be made from, to be compared with others.
+
+    Raises:
+        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: the input,
+            the store or the cluster is not usable; no half-written files are left.
+        DivergedError: losses or weights are no longer finite; no retriever is logged.
+        DamagedError: a checkpoint is damaged while it is in use; the same call goes on without it.
+    """
+    config = with_absolute_paths(config)
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    check_meanwhile(expected or made_from, made_from)
+    tokenizer = check_config(config, dataset)
+    output = Path(config.output)
+    with open_run_directory(config, dataset.name, made_from) as directory:
+        uri = tracking_uri(output) if parent is None else parent.uri
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(uri, config.experiment, directory.name, output, known, parent)
+        directory.note(mlflow_run_id=run.id)
+        keep_intact_checkpoints(directory.path)
+        with run.closing(is_nested := parent is not None):
+            run.log_first_artifact(directory.path / CONFIG_FILE)
+            seconds: dict[str, float] = {}
+            with _timed(seconds, "ray"):
+                start_ray(for_ray_train=config.workers.num_workers > 1)
+                if not is_nested:  # else its sweep or ablation did, whose other runs hold CPUs
+                    check_resources(config.workers)
+            logger.info("data:    %s", dataset.path)
+            logger.info("run:     %s", directory.path)
+            with _timed(seconds, "prepare"):
+                data = prepare(dataset, output / "prepared", tokenizer)
+            check_prepared(config, data)
+            with _timed(seconds, "walk"):
+                edges = str(edges_to_train(config, data))
+            _log_inputs(run, config, data, made_from)
+            task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
+            called = time.time()
+            with nullcontext() if is_nested else shown_progress(directory.path):
+                trained = _train(task, parent, callbacks, on_report)
+            seconds["workers"] = trained.entered_at - called
+            seconds["first_step"] = trained.first_step_at - trained.entered_at
+            run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
+            # imported here, so that training does not wait for what only its end needs
+            from ramen_ray.orchestration.run.results import log_results
+
+            log_results(task, trained, dataset, data, is_worker=on_report is not None)
+        ended = trained.evaluation
+        best = Path(ended.best_checkpoint)
+        directory.note(
+            finished=True,
+            best_checkpoint=best.name,
+            part=ended.part,
+            trained_seconds=trained.trained_seconds,
+            waited_seconds=trained.waited_seconds,
+            metrics=ended.metrics,
+            **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
+        )
+    return TrainResult(ended.metrics, best / ENCODER_FOLDER, directory.path, run)
+
+
+def _train(
+    task: WorkerTask,
+    parent: Run | None,
+    callbacks: Sequence[UserCallback],
+    on_report: OnReport | None,
+) -> WorkerResult:
+    if on_report is not None:
+        from ramen_ray.orchestration.run.loop import run_worker
+        from ramen_ray.orchestration.run.setup import only_worker
+
+        return run_worker(task, only_worker(on_report))
+    if task.config.workers.num_workers == 1 and parent is None:
+        return train_in_one_worker(task)
+    trained: WorkerResult = train_in_workers(
+        train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
+    )
+    return trained
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    seconds[name] = time.monotonic() - started
+
+
+def _log_inputs(run: Run, config: RunConfig, data: Prepared, made_from: Identity) -> None:
+    statistics = data.metadata["statistics"]
+    parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
+    tags = {f"made_from.{name}": value for name, value in made_from.items()}
+    run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

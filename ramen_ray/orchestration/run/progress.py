@@ -1,0 +1,203 @@
+"""What a run says while it trains: its first worker logs it, the driver shows how far it is."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from torch import Tensor
+
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.tracking.step_logger import StepLogger
+
+PROGRESS_FILE = "progress.json"
+SHOWN_METRICS = ("P@1", "R@10")
+SECONDS_BETWEEN_WRITES = 1
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LINES = 30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LiveProgress:
+    """How far a run has come.
+
+    Attributes:
+        step: the last step that is done (from 1).
+        total_steps: steps of the whole training.
+        message: the results of the last epoch, or the latest news.
+    """
+
+    step: int
+    total_steps: int
+    message: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write the progress into the run's folder."""
+        with whole_file(folder / PROGRESS_FILE) as aside:
+            aside.write_text(json.dumps(asdict(self)) + "\n")
+
+
+def read_progress(folder: Path) -> LiveProgress | None:
+    """Read how far the run in ``folder`` has come; None before its first step."""
+    try:
+        return LiveProgress(**json.loads((folder / PROGRESS_FILE).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+class RunLog:
+    """Logs figures and progress; only the first worker has one."""
+
+    def __init__(
+        self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
+    ) -> None:
+        """Log to a run of MLflow.
+
+        Args:
+            steps: logger of the run's steps.
+            objective: it names the terms.
+            total_steps: steps of the whole training.
+            folder: the run's.
+        """
+        self._steps = steps
+        self._objective = objective
+        self._total_steps = total_steps
+        self._folder = folder
+        self._message = ""
+        self._next_write_at = 0.0
+
+    def log_steps(
+        self,
+        losses: NDArray[np.float32],
+        weights: list[Tensor],
+        step: int,
+        queries_per_s: float,
+    ) -> None:
+        """Log the latest steps.
+
+        Args:
+            losses: (steps, terms) global losses.
+            weights: each step's weights (terms,) if they are adapted, else empty.
+            step: the last of the steps (from 1).
+            queries_per_s: training speed during these steps.
+        """
+        latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
+        moved = torch.stack(weights).cpu().numpy() if weights else None
+        self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
+
+    def show_step(self, step: int) -> None:
+        """Show which step is done; at most once a second, so every step may call this."""
+        if time.monotonic() >= self._next_write_at:
+            self._next_write_at = time.monotonic() + SECONDS_BETWEEN_WRITES
+            LiveProgress(step, self._total_steps, self._message).write(self._folder)
+
+    def _show(self, message: str, step: int) -> None:
+        self._message, self._next_write_at = message, 0.0
+        self.show_step(step)
+
+    def show_epoch(
+        self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
+    ) -> None:
+        """Show the results of an epoch, such as ``3/10``."""
+        parts = [f"{name} {value:.4f}" for name, value in losses.items()]
+        parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
+        self._show(f"epoch {epoch}: {', '.join(parts)}", step)
+
+    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the metrics of a validation after ``step`` steps."""
+        if metrics:
+            self._steps.log_validation(metrics, step)
+
+    def log_figures(self, name: str, figures: Mapping[str, float], step: int) -> None:
+        """Log what there is to say of a step's batch, under ``name``."""
+        if figures:
+            self._steps.log_background(name, figures, step)
+
+    def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
+        """Log a background task's figures, and show which result is in use from ``step`` on."""
+        self._steps.log_background(name, figures, step)
+        if "step" in figures:
+            parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
+            self._show(f"new {name}: {parts}", step)
+
+
+@contextmanager
+def shown_progress(folder: Path) -> Iterator[None]:
+    """Show the progress of the run in ``folder`` until the ``with`` block ends.
+
+    A terminal shows one line that changes. Elsewhere a line is logged for each new message, and
+    every half minute. The time left includes validations and checkpoints.
+    """
+    (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    ended = Event()
+    show = _show_bar if sys.stdout.isatty() else _log_lines
+    thread = Thread(target=show, args=(folder, ended))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show_bar(folder: Path, ended: Event) -> None:
+    rest = TextColumn("{task.fields[rest]}", table_column=Column(no_wrap=True, ratio=1))
+    with Progress(TextColumn("{task.description}"), BarColumn(20), rest, expand=True) as bar:
+        task = bar.add_task("starting workers", total=None, rest="")
+        for now, left in _updates(folder, ended):
+            bar.update(
+                task,
+                description="training" if now.step < now.total_steps else "evaluating",
+                completed=now.step,
+                total=now.total_steps,
+                rest=_line(now, left),
+            )
+
+
+def _log_lines(folder: Path, ended: Event) -> None:
+    message, next_line_at = "", time.monotonic() + SECONDS_BETWEEN_LINES
+    for now, left in _updates(folder, ended):
+        if now.message != message or time.monotonic() > next_line_at:
+            logger.info(_line(now, left))
+            message, next_line_at = now.message, time.monotonic() + SECONDS_BETWEEN_LINES
+
+
+def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
+    """Yield the progress in ``folder`` and the time left until ``ended``, and once more then."""
+    first: tuple[int, float] | None = None
+    is_last = False
+    while not is_last:
+        is_last = ended.wait(SECONDS_BETWEEN_LOOKS)
+        now = read_progress(folder)
+        if now is None:
+            continue
+        if first is None or now.step < first[0]:  # after a lost worker, from a checkpoint
+            first = (now.step, time.monotonic())
+        yield now, _time_left(now, *first)
+
+
+def _time_left(now: LiveProgress, first_step: int, first_seen: float) -> str:
+    steps, to_come = now.step - first_step, now.total_steps - now.step
+    if not steps or not to_come:
+        return ""
+    seconds = (time.monotonic() - first_seen) / steps * to_come
+    return f"{timedelta(seconds=round(seconds))} left"
+
+
+def _line(now: LiveProgress, left: str) -> str:
+    return "  ".join(filter(None, (f"step {now.step}/{now.total_steps}", left, now.message)))

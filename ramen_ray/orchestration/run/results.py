@@ -1,0 +1,127 @@
+"""Log what a finished run leaves in MLflow: retriever, figures, sample predictions, plots."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from ramen_ray.bases import Part
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.predictions import shown_ads, spell_out
+from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
+from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.orchestration.cluster.resources import worker_task
+from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.reports.run import write_plots
+from ramen_ray.tracking.retriever import NAME as RETRIEVER
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.step_logger import StepLogger
+
+SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
+EXAMPLE_QUERIES = 2
+
+
+def log_results(
+    task: WorkerTask,
+    trained: WorkerResult,
+    dataset: Dataset,
+    data: Prepared,
+    is_worker: bool = False,
+) -> None:
+    """Log a finished run.
+
+    Args:
+        task: what its workers were sent.
+        trained: what the first of them returned.
+        dataset: the dataset it was trained on.
+        data: the same dataset, prepared.
+        is_worker: whether this process holds what a worker needs.
+
+    Raises:
+        DatasetError: the dataset has changed since the run began; no retriever is logged.
+    """
+    config, run, ended = task.config, task.run, trained.evaluation
+    folder, metrics = Path(task.run_directory), ended.metrics
+    StepLogger(run, folder).send_unsent()
+    kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
+    with scratch_folder(folder / ".retriever") as aside:
+        with dataset.unchanged(SINCE_IT_BEGAN):
+            sample = _sample_predictions(dataset, ended.sample)
+            best = Path(ended.best_checkpoint), ended.part
+            shard = config.workers.gb_per_shard
+            settings = RetrieverSettings(kind, config.encoder.max_length, shard)
+            work = (aside / RETRIEVER, best, dataset, data, settings)
+            is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
+            if is_worker or is_small:
+                measured = _write_retriever(*work)  # takes less time than starting a task
+            else:  # a worker has ended by now, so there is room
+                measured = ray.get(worker_task(_write_retriever, config.workers).remote(*work))
+            queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
+            metadata = {
+                "dataset": dataset.name,
+                "dataset_fingerprint": dataset.fingerprint,
+                "encoder": config.encoder.pretrained,
+                "index": kind,
+                "num_ads": len(data.ads),
+                "part": ended.part,
+            }
+        model_id = log_retriever(run, aside / RETRIEVER, queries.to_pylist(), metadata)
+    named = {
+        **_prefixed("index/", measured),
+        "best/step": ended.best_step,
+        "trained_seconds": trained.trained_seconds,
+        "waited_seconds": trained.waited_seconds,
+    }
+    for split, values in metrics["untrained"].items():
+        named |= _prefixed(f"untrained/{split}/", values)
+    for split, values in metrics["trained"].items():
+        named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
+    for part in set(metrics) - {"untrained", "trained"}:
+        for split, values in metrics[part].items():
+            named |= _prefixed(f"{part}/{split}/", values)
+    run.log_metrics(named, model_id=model_id)
+    run.log_predictions(sample)
+    with tempfile.TemporaryDirectory() as temporary:
+        plots = Path(temporary)
+        write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        run.log_artifacts(plots, "plots")
+
+
+def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
+    """Write the sample out as texts, one row per prediction, with hits marked."""
+    queries = dataset.rows_with_ids("queries/test", sample["queries"])
+    ad_ids, scores = np.array(sample["ads"]), np.array(sample["scores"], dtype=np.float32)
+    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
+    clicked = queries["ad_ids"].to_pylist()
+    hits = [
+        "hit" if ad in clicks else ""
+        for clicks, found in zip(clicked, sample["ads"], strict=True)
+        for ad in found
+        if ad >= 0
+    ]
+    rows = spell_out(queries, ads, (ad_ids, scores))
+    return {**rows.to_pydict(), "hit": hits}
+
+
+def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def _write_retriever(
+    folder: Path,
+    best: tuple[Path, Part],
+    dataset: Dataset,
+    data: Prepared,
+    settings: RetrieverSettings,
+) -> dict[str, float]:
+    """Write a retriever of the best model, with a GPU if there is one; returns figures of it."""
+    check_intact(best[0])
+    model = load_model(best[0], part=best[1])
+    model.to("cuda" if ray.get_gpu_ids() else "cpu")
+    return write_retriever(folder, model, dataset, data, settings)

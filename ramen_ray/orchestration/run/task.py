@@ -1,0 +1,120 @@
+"""What Ray calls in a run's workers, what these receive, and what they return.
+
+The driver and Ray Train's controller import this too, so it imports little: a worker's libraries
+take seconds.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray.train import ControllerError, UserCallback
+
+from ramen_ray.bases import Part
+from ramen_ray.config import RunConfig
+from ramen_ray.errors import UserError
+from ramen_ray.full_disk import is_disk_full
+from ramen_ray.tracking.runs import Run
+
+VALIDATION = "validation/"
+"""Begins the names of validation's metrics in reports."""
+OnReport = Callable[[dict[str, Any]], None]
+"""Called with the metrics of each checkpoint, once that outlives the process."""
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What the driver sends to every worker; plain values only.
+
+    Attributes:
+        config: what to train.
+        prepared: folder of the prepared dataset.
+        edges: folder of the graphs to train on.
+        run_directory: folder of the run.
+        run: the run in MLflow; it can be unpickled without importing MLflow.
+        made_from: what the run is made from, as the driver has found it.
+    """
+
+    config: RunConfig
+    prepared: str
+    edges: str
+    run_directory: str
+    run: Run
+    made_from: dict[str, str]
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """Results of the best model of a run.
+
+    Attributes:
+        metrics: by row (``untrained``, ``trained``), then split, then metric name. With
+            classifiers there are also ``encoder``, ``classifier`` and ``both``.
+        sample: test ``queries`` (n,), and their best ``ads`` and ``scores`` (n, k), as lists.
+        best_checkpoint: the best model's folder.
+        best_step: the step after which it was written.
+        part: which part of its vectors answers best on the validation split.
+    """
+
+    metrics: dict[str, dict[str, dict[str, float]]]
+    sample: dict[str, Any]
+    best_checkpoint: str
+    best_step: int
+    part: Part
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the driver uses that of the first.
+
+    Attributes:
+        evaluation: the same on every worker.
+        trained_seconds: time spent in steps, over all attempts.
+        waited_seconds: time spent waiting for background tasks.
+        entered_at: when the worker began, in seconds since 1970.
+        first_step_at: when its first step was done, likewise.
+    """
+
+    evaluation: FinalEvaluation
+    trained_seconds: float
+    waited_seconds: float
+    entered_at: float
+    first_step_at: float
+
+
+def train_alone(task: WorkerTask) -> WorkerResult:
+    """Run a task in the only worker."""
+    from ramen_ray.orchestration.run.loop import run_worker
+    from ramen_ray.orchestration.run.setup import only_worker
+
+    return run_worker(task, only_worker())
+
+
+def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
+    """Run the ``task`` of ``settings``, a :class:`WorkerTask`, in a worker of Ray Train.
+
+    An error that all workers find at once, and would find again, is returned: Ray Train would
+    start them anew if it was raised.
+    """
+    logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
+    from ramen_ray.data.store.checksums import DamagedError
+    from ramen_ray.method.training.step_losses import DivergedError
+    from ramen_ray.orchestration.run.directory import RunError
+    from ramen_ray.orchestration.run.loop import run_worker
+    from ramen_ray.orchestration.run.setup import ray_train_worker
+
+    try:
+        return run_worker(settings["task"], ray_train_worker())
+    except (DivergedError, DamagedError, RunError) as error:
+        return error
+
+
+class EndOnFullDisk(UserCallback):
+    """Ends a training whose disk is full: workers that are started anew would find it full."""
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """End the training, as Ray Train does not retry errors of its controller."""
+        for error in worker_exceptions.values():
+            if is_disk_full(error):
+                raise ControllerError(error)

@@ -1,0 +1,223 @@
+"""Find which part of the method helps: train all variants with all seeds, and compare them."""
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from ramen_ray.config import RunConfig, flatten, overlay, with_absolute_paths
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.propagation import (
+    NothingPropagatedError,
+    PropagationSettings,
+    propagate_clicks,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
+from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import (
+    TEST_ADS_FILE,
+    Identity,
+    RunDirectory,
+    RunError,
+    experiment_hash,
+    finished_run,
+)
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
+from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+logger = logging.getLogger(__name__)
+
+METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
+MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
+
+
+@dataclass(frozen=True)
+class AblationResult:
+    """The result of an ablation.
+
+    Attributes:
+        variants: the figures of each variant, by its name.
+        report: folder of the tables and plots.
+        run: the parent of all runs in MLflow.
+    """
+
+    variants: dict[str, VariantFigures]
+    report: Path
+    run: Run
+
+
+def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
+    """Train the missing runs of all variants and seeds, and compare them on the test split.
+
+    All runs have one parent in MLflow, which gets the tables and plots. Every variant is measured
+    with the popularity and test clicks of the dataset itself.
+
+    Raises:
+        DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
+            or the cluster is not usable; nothing has been trained.
+        RunError: some runs failed; the same call keeps the others and tries these again. Or a
+            finished run has a name of this ablation, but a different configuration or other data.
+            Or another process runs it, or what runs are made from changes between them.
+    """
+    config = with_absolute_paths(config)
+    dataset, output = Dataset(config.dataset), Path(config.output)
+    made_from = identity_of(config, dataset)
+    variants = variants_of(config, ablation.bases)
+    for variant in variants.values():
+        tokenizer = check_config(variant.config, dataset)
+    key = experiment_hash(config, dataset.fingerprint)
+    name = config.name or joined_name(dataset.name, "ablation", key)
+    directory = RunDirectory(output / "ablations" / name)
+    with directory.held():
+        directory.refuse_changed(made_from, config.allow_changed)
+        start_ray(show_workers=False, for_ray_train=True)
+        check_resources(config.workers)
+        data = prepare(dataset, output / "prepared", tokenizer)
+        propagated = propagated_dataset(config, dataset)
+        if propagated is None:
+            variants = {
+                name: variant for name, variant in variants.items() if not variant.propagated
+            }
+        else:
+            prepare(propagated, output / "prepared", tokenizer)
+        seeds = range(config.seed, config.seed + ablation.seeds)
+        runs = {
+            of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
+            for of, variant in variants.items()
+        }
+        expected = {
+            str(one.path): {**made_from, "dataset": one.fingerprint}
+            for one in (dataset, propagated)
+            if one is not None
+        }
+        missing = _missing(runs, expected)
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
+        directory.note(mlflow_run_id=run.id, made_from=made_from)
+        settings = {name: str(value) for name, value in ablation.model_dump().items()}
+        run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
+        with run.closing():
+            if errors := run_trials(missing, run, directory.path, expected):
+                check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+                raise RunError(_failures(errors, len(missing)))
+            figures = _compare(variants, runs, data)
+            report = directory.path / "report"
+            write_ablation_report(report, figures)
+            run.log_artifacts(report)
+            for variant_name, of_variant in figures.items():
+                logged = of_variant.logged.items()
+                run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
+        return AblationResult(figures, report, run)
+
+
+def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
+    """Return the dataset of AugGT for the graphs of ``config``; made if it does not exist.
+
+    None if these graphs lead from no query to a new ad, as graphs of one side do.
+    """
+    settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
+    key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
+    folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if not folder.is_dir():
+            try:
+                propagate_clicks(dataset, folder, settings)
+            except NothingPropagatedError as error:
+                logger.info("no variant for AugGT: %s", error)
+                return None
+    return Dataset(folder)
+
+
+def _run_config(
+    ablation: str, name: str, variant: Variant, seed: int, propagated: Dataset | None
+) -> RunConfig:
+    """Return the configuration of a variant's run in an ablation."""
+    where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
+    own = joined_name(ablation, name, f"seed{seed}")
+    return overlay(variant.config, {**where, "seed": seed, "name": own})
+
+
+def _missing(
+    runs: Mapping[str, list[RunConfig]], expected: Mapping[str, Identity]
+) -> dict[str, RunConfig]:
+    """Return the runs that are not finished, by name."""
+    return {
+        str(run.name): run
+        for of_variant in runs.values()
+        for run in of_variant
+        if finished_run(run, expected[run.dataset]) is None
+    }
+
+
+def _failures(errors: Mapping[str, str], num_runs: int) -> str:
+    """Say which runs failed, each error once."""
+    names = defaultdict[str, list[str]](list)
+    for name, error in errors.items():
+        names[error].append(name)
+    lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
+    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
+
+
+def _compare(
+    variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
+) -> dict[str, VariantFigures]:
+    scores = {name: [_scores(run, data) for run in of_variant] for name, of_variant in runs.items()}
+    notes = {
+        name: [_directory(run).notes for run in of_variant] for name, of_variant in runs.items()
+    }
+    trained, waited = (
+        {name: np.mean([one[what] for one in of_variant]) for name, of_variant in notes.items()}
+        for what in ("trained_seconds", "waited_seconds")
+    )
+    seconds = {name: trained[name] + waited[name] for name in runs}
+    figures = {}
+    for name, variant in variants.items():
+        by_seed = {
+            metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
+        }
+        figures[name] = VariantFigures(
+            base=variant.base,
+            means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
+            deviations={metric: _deviation(values) for metric, values in by_seed.items()},
+            gains=(
+                {}
+                if variant.base == name
+                else paired_differences_over_seeds(scores[name], scores[variant.base])
+            ),
+            seconds_ratio=float(seconds[name] / seconds[variant.base]),
+            share_waited=float(waited[name] / seconds[name]),
+        )
+    return figures
+
+
+def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
+    ads = np.load(_directory(run).path / TEST_ADS_FILE)
+    judgement = Judgement.from_prepared(data, "test", build_propensity(run))
+    tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
+    scores = {**tail, **judgement.by_query(ads)}
+    return {name: scores[name] for name in MEASURED}
+
+
+def _deviation(values: list[float]) -> float:
+    """Return the standard deviation over the seeds; 0 for one seed."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _directory(run: RunConfig) -> RunDirectory:
+    return RunDirectory.of(run.output, str(run.name))

@@ -1,0 +1,86 @@
+"""A run beside its bases: the same training without the graph, and in plain batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay, with_absolute_paths
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
+from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.tune.variants import used_sets
+from ramen_ray.presets import with_base
+
+PLAIN = "in_batch"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One of the runs, from the plainest to the one that was asked for.
+
+    Attributes:
+        result: the run.
+        gains: by how much its test metrics exceed those of the rung before; none for the first.
+    """
+
+    result: TrainResult
+    gains: Mapping[str, Difference]
+
+
+def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
+    """Train a run's bases, unless they are trained already, then the run, and compare them.
+
+    Returns:
+        The rungs by name: plain batches; the run's own base, if it is another; with the graph.
+
+    Raises:
+        ConfigError: the run is its own base.
+        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
+            :func:`~ramen_ray.orchestration.run.fit.fit`.
+    """
+    config = with_absolute_paths(config)
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    ladder = _ladder(config)
+    results = {}
+    for name, one in ladder.items():
+        if one is config:
+            results[name] = fit(config, expected=made_from)
+        else:
+            key = experiment_hash(one, dataset.fingerprint)
+            base = overlay(one, {"name": joined_name(dataset.name, "base", key)})
+            results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
+    tokenizer = encoder_tokenizer(config.encoder)
+    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
+    judgement = Judgement.from_prepared(data, "test", build_propensity(config))
+    rungs: dict[str, Rung] = {}
+    before = None
+    for name, result in results.items():
+        scores = judgement.by_query(np.load(result.run_directory / TEST_ADS_FILE))
+        rungs[name] = Rung(result, {} if before is None else paired_differences(scores, before))
+        before = scores
+    return rungs
+
+
+def _ladder(config: RunConfig) -> dict[str, RunConfig]:
+    ladder = {}
+    if config.base.kind != PLAIN:
+        parts = {f"base.{part.name}": None for part in fields(config.base.parts)}
+        plain = with_base(config, {**parts, "base.kind": PLAIN})
+        ladder[PLAIN] = overlay(plain, {**WITHOUT_GRAPH, "name": None})
+    if used_sets(config):
+        ladder[config.base.kind] = overlay(config, {**WITHOUT_GRAPH, "name": None})
+        ladder[f"{config.base.kind} + graph"] = config
+    else:
+        ladder[config.base.kind] = config
+    if len(ladder) == 1:
+        raise ConfigError(f"--with-base: {PLAIN} without a graph is the base itself")
+    return ladder

@@ -1,0 +1,156 @@
+"""How far trials are, and how each ended: told while they run, and kept in files."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+
+from ramen_ray.config import TrainingConfig
+from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.task import VALIDATION
+
+logger = logging.getLogger(__name__)
+
+NAME = "name"
+SUMMARY = "summary"
+EPOCH = "epoch"
+STOPPED_EARLY = "stopped early"
+OUT_OF_TIME = "out of time"
+FAILED = "failed: "
+BETWEEN_LINES_S = 20.0
+
+
+def name_of(trial: Trial) -> str:
+    """Return a trial's name."""
+    return str(trial.config.get(NAME, trial.trial_id))
+
+
+class Ends(tune.Callback):
+    """Logs the progress of trials, and how each ended, in files that outlive this process.
+
+    Attributes:
+        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
+        total: number of trials expected.
+        training: epochs of a trial, and the metric that its validations report.
+    """
+
+    def __init__(self, folder: Path, total: int, training: TrainingConfig) -> None:
+        """Make the folder."""
+        self.folder, self.total, self.training = folder, total, training
+        self.metric = VALIDATION + training.selection_metric
+        self.started, self.next_line = (0.0, 0.0), 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Log a line now and then: trials that run, the best value, and the time left."""
+        now = time.monotonic()
+        running = [one for one in trials if one.status == Trial.RUNNING]
+        epochs = [one.last_result.get(EPOCH, 0) for one in running]
+        done = self.count() + sum(epochs) / self.training.epochs
+        if not self.next_line:
+            self.started, self.next_line = (now, done), now + BETWEEN_LINES_S / 4
+        if now < self.next_line or done <= self.started[1]:
+            return
+        self.next_line = now + BETWEEN_LINES_S
+        left = (self.total - done) * (now - self.started[0]) / (done - self.started[1])
+        values = [self._best(one) for one in trials]
+        best = max((value for value in values if value is not None), default=0.0)
+        logger.info(
+            "%d of %d trials have ended, %d run (epoch %s of %d); best %s so far %.2f; "
+            "at most about %.0f s left",
+            self.count(),
+            self.total,
+            len(running),
+            ", ".join(map(str, epochs)),
+            self.training.epochs,
+            self.metric.replace("/", " "),
+            100 * best,
+            left,
+        )
+
+    def _best(self, trial: Trial) -> float | None:
+        value = trial.metric_analysis.get(self.metric, {}).get("max")
+        return None if value is None else float(value)
+
+    @contextmanager
+    def kept_of(self, name: str) -> Iterator[None]:
+        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
+
+        Tune starts each trial again that fails; one whose process did not die ends at once then.
+        """
+        file = self._message_of(name)
+        if file.exists():
+            raise RunError(file.read_text())
+        try:
+            yield
+        except Exception as error:
+            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            file.write_text(message[0])
+            raise
+
+    def _message_of(self, name: str) -> Path:
+        return self.folder / f".{name}"
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Let a trial whose process did not die be started again but once."""
+        if self._message_of(name_of(trial)).exists():
+            trial.run_metadata.num_failures = trial.max_failures
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
+    ) -> None:
+        """Record a trial that finished or was stopped early."""
+        value = self._best(trial)
+        reached = "" if value is None else f"{self.metric.replace('/', ' ')} {100 * value:.2f}, "
+        self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Record why a trial failed."""
+        file = self._message_of(name_of(trial))
+        error = (
+            file.read_text()
+            if file.exists()
+            else f"its process has died {trial.max_failures + 1} times, once more than "
+            f"workers.max_failures allows; see whether its machine has enough memory"
+        )
+        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
+        self._end(name_of(trial), f"{FAILED}{error}")
+
+    def _end(self, name: str, end: str, reached: str = "") -> None:
+        is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
+        (self.folder / name).write_text(end)
+        if not is_repeated:
+            logger.info("%d/%d %s: %s%s", self.count(), self.total, name, reached, end)
+
+    def count(self) -> int:
+        """Return how many trials have ended."""
+        return len(list(self.folder.glob("[!.]*")))
+
+    def forget_failures(self) -> None:
+        """Forget the failures of trials, so that these count as not ended."""
+        for name in self.errors():
+            (self.folder / name).unlink()
+        for file in self.folder.glob(".*"):
+            file.unlink()
+
+    def out_of_time(self, names: Iterable[str]) -> None:
+        """Record the trials that the sweep's time limit stopped."""
+        for name in names:
+            if not (self.folder / name).exists():
+                self._end(name, OUT_OF_TIME)
+
+    def by_trial(self) -> dict[str, str]:
+        """Return how trials ended, one line each, by name."""
+        return {file.name: file.read_text() for file in sorted(self.folder.glob("[!.]*"))}
+
+    def errors(self) -> dict[str, str]:
+        """Return the errors of failed trials, one line each, by name."""
+        ends = self.by_trial().items()
+        return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}

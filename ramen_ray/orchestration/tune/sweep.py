@@ -1,0 +1,291 @@
+"""Sweep over settings with Ray Tune: sample, train, stop bad trials early, resume after a kill."""
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import TPESampler
+from ray import tune
+from ray.tune.logger import JsonLoggerCallback
+from ray.tune.search import BasicVariantGenerator
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Domain
+
+from ramen_ray.config import (
+    Positive,
+    PositiveFloat,
+    RunConfig,
+    Section,
+    overlay,
+    with_absolute_paths,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import (
+    Identity,
+    RunDirectory,
+    RunError,
+    deciding_settings,
+    differences,
+)
+from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
+from ramen_ray.orchestration.run.ready import make_ready
+from ramen_ray.orchestration.tune.ends import Ends, name_of
+from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
+from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tune.trials import (
+    halving,
+    num_at_once,
+    report_run,
+    running_tune,
+    trainable,
+)
+from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+TUNE_FOLDER = "tune"
+SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
+
+
+class SweepConfig(Section):
+    """How to sweep."""
+
+    space: str = "regularization"
+    """The search space: a function of tune_spaces/."""
+    num_samples: Positive = 16
+    """Number of trials. The first takes the configuration's own values, if the space has them."""
+    search: Literal["tpe", "random", "grid"] = "tpe"
+    """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
+    combinations, whatever num_samples is."""
+    stop_early: bool = True
+    """Stop trials that lag behind the others after the same number of epochs (ASHA)."""
+    grace_epochs: Positive = 2
+    """Epochs that every trial gets before it may be stopped."""
+    time_budget: PositiveFloat | None = None
+    """Seconds after which the sweep ends."""
+    at_once: Positive | None = None
+    """Trials that train at once; None for as many as the current machines have room for, so set it
+    if an autoscaler adds more."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+        trials: the trials, best first.
+        command: command that trains with the best trial's settings.
+        report: folder of the table and plots.
+        run: the parent of all trials' runs in MLflow.
+    """
+
+    trials: list[SweepTrial]
+    command: str
+    report: Path
+    run: Run
+
+
+def sweep(
+    config: RunConfig, settings: SweepConfig, space: Space, command: Callable[[RunConfig], str]
+) -> SweepResult:
+    """Sweep over ``space`` around ``config``, or resume the same sweep.
+
+    Resuming keeps finished trials and tries failed ones again. Every trial is a run made by
+    :func:`ramen_ray.orchestration.run.fit.fit`, and a child of the sweep's run in MLflow. The
+    selection metric on the validation split decides.
+
+    Args:
+        config: the configuration to tune.
+        settings: how to sweep.
+        space: samplers by dotted key.
+        command: returns the command that trains with a configuration.
+
+    Raises:
+        ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
+            the cluster or the store is not usable; nothing has been trained.
+        RunError: another sweep has the name, another process is running the sweep, or no trial has
+            been validated.
+    """
+    config = with_absolute_paths(config)
+    dataset, output = Dataset(config.dataset), Path(config.output)
+    made_from = identity_of(config, dataset)
+    check_config(config, dataset)
+    distributions = check_space(config, space, dataset)
+    plan = _plan(config, settings, distributions, dataset)
+    name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
+    directory = RunDirectory(output / "sweeps" / name)
+    with directory.held():
+        _refuse_another(directory, plan)
+        directory.refuse_changed(made_from, config.allow_changed)
+        # a trial that is stopped early prints a traceback
+        start_ray(show_workers=False, for_ray_train=True)
+        check_resources(config.workers)
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(tracking_uri(output), config.experiment, name, output, known)
+        directory.note(mlflow_run_id=run.id, plan=plan, made_from=made_from)
+        run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
+        progress = SweepProgress(config, distributions, directory, run, command)
+        with run.closing():
+            return RunningSweep(config, settings, dict(space), progress, made_from).run()
+
+
+def _plan(
+    config: RunConfig,
+    settings: SweepConfig,
+    distributions: Mapping[str, BaseDistribution],
+    dataset: Dataset,
+) -> dict[str, Any]:
+    """Return what must be the same to resume a sweep, as JSON values."""
+    plan = {
+        "sweep format": SWEEP_FORMAT,
+        **deciding_settings(config),
+        "dataset": dataset.fingerprint,
+        **settings.model_dump(exclude={"at_once"}),
+        **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
+    }
+    return dict(json.loads(json.dumps(plan)))
+
+
+def _digest(plan: dict[str, Any]) -> str:
+    text = json.dumps(plan, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _refuse_another(directory: RunDirectory, plan: dict[str, Any]) -> None:
+    changed = differences(directory.notes.get("plan", plan), plan)
+    if changed:
+        raise RunError(f"{directory.path} holds another sweep: {changed}; choose another name")
+
+
+@dataclass(frozen=True)
+class RunningSweep:
+    """A sweep in progress: what is tuned, how, where the progress is shown, and of what."""
+
+    config: RunConfig
+    settings: SweepConfig
+    space: dict[str, Domain]
+    progress: SweepProgress
+    made_from: Identity
+
+    def run(self) -> SweepResult:
+        """Run all trials and report on them."""
+        progress = self.progress
+        ends = Ends(progress.ends, self._num_trials(), self.config.training)
+        runnable = trainable(
+            _train_one,
+            self.settings.at_once or num_at_once(self.config.workers),
+            lambda params: overlay(self.config, params),
+            config=self.config,
+            sweep=progress.directory.name,
+            parent=progress.run,
+            ends=ends,
+            made_from=self.made_from,
+        )
+        if self.config.workers.num_workers == 1:
+            make_ready(self.config)  # most trials need nothing else then
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with running_tune(), warnings.catch_warnings():
+            # an interrupted trial reports the epochs since its last checkpoint again
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
+            try:
+                results = self._tuner(runnable, ends).fit()
+            finally:
+                progress.run.close_children_left_open()
+        if results.num_terminated + results.num_errors < len(results):
+            raise KeyboardInterrupt  # Tune treats it as a pause
+        if ends.errors():
+            now = identity_of(self.config, Dataset(self.config.dataset))
+            check_meanwhile(self.made_from, now)
+        ends.out_of_time(Path(one.path).name for one in results)
+        trials = progress.rank_results(results)
+        if not trials or trials[0].value is None:
+            raise RunError(f"no trial has been validated: {'; '.join(ends.by_trial().values())}")
+        progress.show(trials)
+        command = progress.command_of(trials[0])
+        return SweepResult(trials, command, progress.report, progress.run)
+
+    def _num_trials(self) -> int:
+        if self.settings.search == "grid":
+            return math.prod(len(values) for values in self._grid().values())
+        return self.settings.num_samples
+
+    def _grid(self) -> dict[str, list[Any]]:
+        return grid(self.progress.distributions)
+
+    def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
+        """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
+        settings, training = self.settings, self.config.training
+        is_grid = settings.search == "grid"
+        space: dict[str, Any] = self.space
+        if is_grid:
+            space = {key: tune.grid_search(values) for key, values in self._grid().items()}
+        path = str(self.progress.directory.path / TUNE_FOLDER)
+        if tune.Tuner.can_restore(path):
+            ends.forget_failures()
+            return tune.Tuner.restore(
+                path,
+                runnable,
+                resume_unfinished=True,
+                resume_errored=True,
+                param_space=space,  # in case a full disk has kept Tune from noting what it drew
+            )
+        decides = {"metric": self.progress.metric, "mode": "max"}
+        return tune.Tuner(
+            runnable,
+            param_space=space,
+            tune_config=tune.TuneConfig(
+                **decides,
+                search_alg=self._search_algorithm(decides),
+                scheduler=(
+                    halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
+                ),
+                num_samples=1 if is_grid else settings.num_samples,
+                time_budget_s=settings.time_budget,
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name=TUNE_FOLDER,
+                storage_path=str(self.progress.directory.path),
+                callbacks=[ends, ProgressCallback(self.progress), JsonLoggerCallback()],
+                failure_config=tune.FailureConfig(self.config.workers.max_failures),
+                verbose=0,
+            ),
+        )
+
+    def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
+        own = own_values(self.config, self.space)
+        seed, points = self.config.seed, None if own is None else [own]
+        match self.settings.search:
+            case "tpe":
+                sampler = TPESampler(seed=seed)
+                return OptunaSearch(sampler=sampler, points_to_evaluate=points, **decides)
+            case "random":
+                return BasicVariantGenerator(points_to_evaluate=points, random_state=seed)
+            case "grid":
+                return BasicVariantGenerator()
+
+
+def _train_one(
+    params: dict[str, Any],
+    config: RunConfig,
+    sweep: str,
+    parent: Run,
+    ends: Ends,
+    made_from: Identity,
+) -> None:
+    name = tune.get_context().get_trial_id()
+    with ends.kept_of(name):
+        run = overlay(config, {**params, "name": joined_name(sweep, name)})
+        expected = {key: of for key, of in made_from.items() if SETTINGS.get(key) not in params}
+        report_run(run, parent, expected)

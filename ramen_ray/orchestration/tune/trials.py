@@ -1,0 +1,297 @@
+"""Runs as Ray Tune trials, as many at once as the cluster has room for.
+
+A trial trains in its own process if its run has one worker: that process stays for the next trial,
+with its libraries loaded. Otherwise it starts workers of Ray Train, and waits for them.
+"""
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.train import Checkpoint
+from ray.tune.integration.ray_train import TuneReportCallback
+from ray.tune.schedulers import ASHAScheduler
+
+from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
+from ramen_ray.orchestration.cluster.resources import (
+    no_placement_group_left,
+    user_errors,
+    worker_share,
+)
+from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.directory import Identity
+from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.ready import is_ready, make_ready
+from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import START_TIMEOUT
+from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
+from ramen_ray.tracking.runs import Run
+
+HEAD = "node:__internal_head__"
+SHOWN = ("P@1", "R@10")
+REDUCTION_FACTOR = 3
+THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
+"""How long Tune waits for a trial that it has stopped, before it uses the process again."""
+A_DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What limits trials: seconds for all of them, and how long one gets that lags behind.
+
+    Attributes:
+        seconds: after which all trials end.
+        grace_epochs: epochs that each trial gets before it may be stopped.
+        callbacks: are told of each trial's reports, and when it ends.
+    """
+
+    seconds: float
+    grace_epochs: int
+    callbacks: tuple[tune.Callback, ...] = ()
+
+
+def run_trials(
+    configs: Mapping[str, RunConfig],
+    parent: Run,
+    folder: Path,
+    expected: Mapping[str, Identity],
+    budget: Budget | None = None,
+) -> dict[str, str]:
+    """Train every configuration as a part of one MLflow run; if one fails, the others go on.
+
+    Args:
+        configs: configurations by trial name; paths are absolute, all have the same workers and
+            selection metric.
+        parent: the parent of all runs in MLflow.
+        folder: where Tune keeps its own files while trials run; all machines can reach it.
+        expected: what all runs must be made from, by the path of their dataset.
+        budget: what limits them; None to train all of them to the end.
+
+    Returns:
+        The errors, one line each, by the name of the failed trial.
+    """
+    if not configs:
+        return {}
+    first = next(iter(configs.values()))
+    workers = first.workers
+    for config in configs.values() if workers.num_workers == 1 else ():
+        with suppress(UserError):  # its trial will tell
+            if not is_ready(config):
+                make_ready(config)
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
+        ends = Ends(Path(storage) / "ends", len(configs), first.training)
+        runnable = trainable(
+            _train_one,
+            num_at_once(workers),
+            lambda params: configs[params[NAME]],
+            configs=dict(configs),
+            parent=parent,
+            ends=ends,
+            expected=dict(expected),
+            says_test=budget is None,
+        )
+        tuner = tune.Tuner(
+            runnable,
+            param_space={NAME: tune.grid_search(list(configs))},
+            tune_config=tune.TuneConfig(
+                trial_name_creator=name_of,
+                trial_dirname_creator=name_of,
+                reuse_actors=True,  # they have imported everything
+                **({} if budget is None else _limits(budget, ends.metric, first)),
+            ),
+            run_config=tune.RunConfig(
+                name="trials",
+                storage_path=storage,
+                callbacks=[ends, *([] if budget is None else budget.callbacks)],
+                failure_config=tune.FailureConfig(max_failures=workers.max_failures),
+                verbose=0,
+            ),
+        )
+        try:
+            results = tuner.fit()
+        finally:
+            parent.close_children_left_open()
+        if results.num_terminated + results.num_errors < len(results):
+            raise KeyboardInterrupt  # Tune treats it as a pause
+        if budget is None and ends.count() < len(configs):
+            raise KeyboardInterrupt
+        return ends.errors()
+
+
+def _limits(budget: Budget, metric: str, config: RunConfig) -> dict[str, Any]:
+    epochs = config.training.epochs
+    return {
+        "metric": metric,
+        "mode": "max",
+        "time_budget_s": budget.seconds,
+        "scheduler": halving(epochs, budget.grace_epochs),
+    }
+
+
+def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
+    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
+    return ASHAScheduler(
+        time_attr=EPOCH,
+        max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
+        grace_period=min(grace_epochs, epochs),
+        reduction_factor=REDUCTION_FACTOR,
+    )
+
+
+def _train_one(
+    params: dict[str, Any],
+    configs: Mapping[str, RunConfig],
+    parent: Run,
+    ends: Ends,
+    expected: Mapping[str, Identity],
+    says_test: bool,
+) -> None:
+    config = configs[params[NAME]]
+    with ends.kept_of(params[NAME]):
+        report_run(config, parent, expected[config.dataset], says_test)
+
+
+def report_run(config: RunConfig, parent: Run, expected: Identity, says_test: bool = True) -> None:
+    """Train a run within a Tune trial, and report its validations and how it ended."""
+    metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
+    metrics = train_in_trial(config, parent, expected, metric).metrics["trained"]
+    figures = ", ".join(f"{name} {100 * metrics['test'][name]:.2f}" for name in SHOWN)
+    seconds = f"{time.monotonic() - started:.0f} s"
+    summary = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
+    reached = metrics["validation"]
+    named = {VALIDATION + name: value for name, value in reached.items()}
+    tune.report({**named, SUMMARY: summary, EPOCH: config.training.epochs})
+
+
+def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
+    """Train within a Tune trial, if not done yet.
+
+    The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
+    the trial's own resources, which include no CPU then.
+
+    Args:
+        config: the run's.
+        parent: the MLflow run that it is part of.
+        expected: what it must be made from.
+        metric: what is reported to Tune, at each validation, by its name in reports.
+    """
+    logging.getLogger("ramen_ray").setLevel(logging.ERROR)
+    os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
+    os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
+    dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
+    tokenizer = encoder_tokenizer(config.encoder)
+    if not prepared_folder(dataset, cache, tokenizer).is_dir():
+        apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
+        with user_errors():
+            ray.get(apart.remote(dataset, cache, tokenizer))
+    return finished_result(config, expected) or _fit(config, parent, expected, metric)
+
+
+def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
+    if "CPU" in ray.get_runtime_context().get_assigned_resources():
+
+        def on_report(metrics: dict[str, Any]) -> None:
+            if metric in metrics:
+                tune.report(metrics)
+
+        return fit(config, parent, on_report=on_report, expected=expected)
+    return fit(config, parent, [_ReportValidations(metric)], expected=expected)
+
+
+class _ReportValidations(TuneReportCallback):
+    """Reports to Tune only what has the metric, not checkpoints within an epoch."""
+
+    def __init__(self, metric: str) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def after_report(
+        self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        if self.metric in metrics[0]:
+            super().after_report(run_context, metrics, checkpoint)
+
+
+def trainable(
+    train: Callable[..., None],
+    at_once: int,
+    config_of: Callable[[dict[str, Any]], RunConfig],
+    **arguments: Any,
+) -> Any:
+    """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
+
+    Each trial takes a part of the head node's own resource. This also limits the trials that a
+    restored search runs again; a searcher's own limit does not. A trial that trains in its own
+    process takes what a worker needs besides. One that still needs other processes does not, or
+    there might be no CPU left for them; nor does one that waits for its workers. All trials share
+    one copy of the arguments.
+
+    Args:
+        train: runs in each trial.
+        at_once: the most trials at a time.
+        config_of: returns the configuration of a trial's run; ``train`` must train that.
+        arguments: more arguments of ``train``.
+    """
+    # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
+    head = next(node for node in ray.nodes() if HEAD in node["Resources"])
+    part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
+    of_head = {f"node:{head['NodeManagerAddress']}": part}
+
+    def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
+        own: list[dict[str, float]] = []
+        with suppress(UserError):  # the trial will tell
+            config = config_of(params)
+            if config.workers.num_workers == 1 and is_ready(config):
+                own = [worker_share(config.workers)]
+        return tune.PlacementGroupFactory([*own, of_head])
+
+    return tune.with_resources(tune.with_parameters(train, **arguments), resources)
+
+
+def num_at_once(workers: WorkersConfig) -> int:
+    """Return how many runs of these workers the cluster holds at once; at least 1."""
+    return num_held(workers, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+
+def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
+    """Return how many runs of these workers fit on machines at once; at least 1.
+
+    Args:
+        workers: the workers of one run. Each is on one machine, its share of a GPU on one GPU.
+        machines: the resources of each machine, by Ray's names.
+    """
+    num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
+    return max(num_workers // workers.num_workers, 1)
+
+
+def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int:
+    by_cpus = int(machine.get("CPU", 0) // workers.cpus_per_worker)
+    if not workers.use_gpu:
+        return by_cpus
+    per_gpu = int(1 / workers.gpus_per_worker + 1e-9)
+    return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
+
+
+@contextmanager
+def running_tune() -> Iterator[None]:
+    """Silence Tune and its loggers, and release the CPUs and GPUs that its trials held."""
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "1"  # sample no trial before it can start
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # else Ctrl-C looks like the end of the time
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    with no_placement_group_left(), redirect_stdout(StringIO()):
+        yield

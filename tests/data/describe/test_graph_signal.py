@@ -1,0 +1,250 @@
+"""What an anchor set could bring, against plain loops, and how its figures are read."""
+
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import node_edges, query_table, text_table
+
+from ramen_ray.data.describe import pairs
+from ramen_ray.data.describe.counts import count_clicks, count_edges
+from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals
+from ramen_ray.data.describe.pairs import Shared, joined_pairs
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.reports.graph_signal import reading
+
+TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
+
+
+def _signals(dataset: Dataset) -> dict[str, GraphSignal]:
+    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+    return graph_signals(dataset, clicks, edges)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def _edges_by_node(dataset: Dataset, name: str, side: str) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    if dataset.has(f"edges/{name}/{side}"):
+        for edge in dataset.read(f"edges/{name}/{side}").to_pylist():
+            found.setdefault(edge[f"{side}_id"], set()).add(edge["anchor_id"])
+    return found
+
+
+def _shared_by_loops(
+    of_query: dict[int, set[int]], of_ad: dict[int, set[int]], clicks: list[tuple[int, int]]
+) -> tuple[int, int, float]:
+    """Clicks with edges at both ends, those that share an anchor, and the exact expectation."""
+    linked = [(q, ad) for q, ad in clicks if q in of_query and ad in of_ad]
+    shared = sum(bool(of_query[q] & of_ad[ad]) for q, ad in linked)
+    any_ad = [bool(of_query[q] & of_ad[ad]) for q, _ in linked for _, ad in linked]
+    return len(linked), shared, sum(any_ad) / max(len(linked), 1)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
+    def lists(count: int, below: int, least: int) -> list[list[int]]:
+        ids = st.lists(st.integers(0, below - 1), min_size=least, max_size=3, unique=True)
+        return draw(st.lists(ids, min_size=count, max_size=count))
+
+    texts = st.lists(st.sampled_from(TEXTS), min_size=6, max_size=6)
+    tables = {"ads": text_table("ad_id", draw(texts))}
+    clicks = lists(6, 6, 0)
+    clicks[0] = clicks[0] or [1]
+    tables["queries/train"] = query_table(draw(texts), clicks)
+    for split in ("validation", "test"):
+        tables[f"queries/{split}"] = query_table(draw(texts), lists(6, 6, 1))
+    tables["anchors/links"] = text_table("anchor_id", TEXTS)
+    for side in draw(st.sampled_from([["query", "ad"], ["query"], ["ad"]])):
+        linked = [[0], *lists(5, len(TEXTS), 0)]
+        tables[f"edges/links/{side}"] = node_edges(f"{side}_id", linked)
+    shuffled = draw(st.randoms(use_true_random=False))
+    return {
+        name: rows.take(shuffled.sample(range(len(rows)), len(rows)))
+        for name, rows in tables.items()
+    }
+
+
+@settings(max_examples=40)
+@given(tables=_tables(), at_once=st.integers(1, 9))
+def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table], at_once: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "CLICKS_AT_ONCE", at_once)
+        dataset = write_dataset(Path(folder) / "made", tables, name="made")
+        found = _signals(dataset)["links"]
+        of_query, of_ad = (_edges_by_node(dataset, "links", side) for side in ("query", "ad"))
+        rows = {split: dataset.read(f"queries/{split}").to_pylist() for split in ("train", "test")}
+        texts = {row["ad_id"]: row["text"] for row in dataset.read("ads").to_pylist()}
+    clicks = {s: [(r["query_id"], ad) for r in rows[s] for ad in r["ad_ids"]] for s in rows}
+    queries = {row["query_id"]: row["text"] for row in rows["train"]}
+    trained = {ad for _, ad in clicks["train"]}
+    assert found.test_clicks == len(clicks["test"])
+    assert found.reached_clicks == sum(
+        ad not in trained and ad in of_ad for _, ad in clicks["test"]
+    )
+    assert found.edges_per_query == sum(map(len, of_query.values())) / 6
+    assert found.edges_per_ad == sum(map(len, of_ad.values())) / 6
+    if not (of_query and of_ad):
+        return
+    beyond = [(q, ad) for q, ad in clicks["train"] if not _words(queries[q]) & _words(texts[ad])]
+    for shared, chosen in ((found.shared, clicks["train"]), (found.shared_beyond_words, beyond)):
+        linked, expected, _ = _shared_by_loops(of_query, of_ad, chosen)
+        assert (shared.pairs, shared.shared) == (linked, expected)
+        assert 0 <= shared.by_chance <= linked
+
+
+def _random_clicks(path: Path, tied: bool) -> Dataset:
+    """300 queries and 40 ads with an anchor each; if ``tied``, a click is on an ad that shares."""
+    draw = np.random.default_rng(0)
+    anchor_of_query, anchor_of_ad = draw.integers(0, 8, 300), np.arange(40) % 8
+    ads = draw.integers(0, 40, 300)
+    if tied:
+        ads = anchor_of_query + 8 * draw.integers(0, 5, 300)
+    tables = {
+        "ads": text_table("ad_id", [f"ad{n}" for n in range(40)]),
+        "queries/train": query_table([f"q{n}" for n in range(300)], [[ad] for ad in ads]),
+        "anchors/links": text_table("anchor_id", [f"anchor{n}" for n in range(8)]),
+        "edges/links/query": node_edges("query_id", [[anchor] for anchor in anchor_of_query]),
+        "edges/links/ad": node_edges("ad_id", [[anchor] for anchor in anchor_of_ad]),
+    }
+    for split in ("validation", "test"):
+        tables[f"queries/{split}"] = query_table([f"{split} query"], [[0]])
+    return write_dataset(path, tables, name="clicks")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Path) -> None:
+    dataset = _random_clicks(tmp_path / "clicks", tied)
+    found = _signals(dataset)["links"].shared
+    clicks = [
+        (row["query_id"], ad)
+        for row in dataset.read("queries/train").to_pylist()
+        for ad in row["ad_ids"]
+    ]
+    of_query, of_ad = (_edges_by_node(dataset, "links", side) for side in ("query", "ad"))
+    _, shared, by_chance = _shared_by_loops(of_query, of_ad, clicks)
+    assert found.by_chance == pytest.approx(by_chance, rel=0.1)
+    assert found.lift == pytest.approx(shared / by_chance, rel=0.1)
+    assert (found.lift > 7) == tied
+    assert _signals(dataset)["links"].shared == found
+
+
+def test_a_sample_is_measured_if_there_are_many_clicks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = _random_clicks(tmp_path / "clicks", tied=True)
+    monkeypatch.setattr(pairs, "MAX_CLICKS", 120)
+    signal = _signals(dataset)["links"]
+    assert signal.shared.pairs == signal.shared.shared == 120
+    assert signal.reached_clicks == 0
+
+
+def _of_one_side(path: Path, side: str, anchors: list[str], edges: list[list[int]]) -> Dataset:
+    """40 queries and 20 ads, of which ad n is clicked by queries 2n and 2n + 1, and ad n ^ 1."""
+    clicks = [[n // 2, n // 2 ^ 1] for n in range(40)]
+    tables = {
+        "ads": text_table("ad_id", [f"ad{n}" for n in range(20)]),
+        "queries/train": query_table([f"q{n}" for n in range(40)], clicks),
+        "anchors/links": text_table("anchor_id", anchors),
+        f"edges/links/{side}": node_edges(f"{side}_id", edges),
+    }
+    for split in ("validation", "test"):
+        tables[f"queries/{split}"] = query_table([f"{split} query"], [[0]])
+    return write_dataset(path, tables, name="one-sided")
+
+
+ONE_SIDED: dict[str, tuple[str, list[str], list[list[int]], int, int]] = {
+    "co-click of clicked together": (
+        "ad", [f"AD{n}" for n in range(20)], [[n ^ 1] for n in range(20)], 20, 20,
+    ),
+    "half of a co-click": (
+        "ad",
+        [f"ad{n}" for n in range(20)],
+        [[n ^ 1, (n + 4) % 20] for n in range(20)],
+        40,
+        20,
+    ),
+    "co-session": (
+        "query", [f"q{n}" for n in range(40)], [[(n + 20) % 40] for n in range(40)], 40, 0,
+    ),
+    "tags of ads": ("ad", ["a", "b"], [[n // 2 % 2] for n in range(20)], 20, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONE_SIDED)
+def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(
+    case: str, tmp_path: Path
+) -> None:
+    side, anchors, edges, count, least = ONE_SIDED[case]
+    dataset = _of_one_side(tmp_path / "one", side, anchors, edges)
+    signal = _signals(dataset)["links"]
+    assert signal.sides == (side,)
+    found = joined_pairs(dataset, "links", side, np.arange(len(edges)))
+    by_text = {text.lower(): node for node, text in enumerate(anchors)}
+    for left, right in zip(*found, strict=True):
+        direct = {by_text.get(f"{'q' if side == 'query' else 'ad'}{right}")} & set(edges[left])
+        assert left != right and (direct or set(edges[left]) & set(edges[right]))
+    clicked = [set() for _ in range(20 if side == "ad" else 40)]
+    for query, row in enumerate(dataset.read("queries/train").to_pylist()):
+        for ad in row["ad_ids"]:
+            clicked[ad if side == "ad" else query].add(query if side == "ad" else ad)
+    expected = sum(bool(clicked[left] & clicked[right]) for left, right in zip(*found, strict=True))
+    assert (signal.shared.pairs, signal.shared.shared) == (count, expected)
+    assert expected >= least
+    assert signal.is_void == (case == "co-click of clicked together")
+    assert ("share_test_clicks_reached" in signal.metrics) == (side == "ad")
+    assert ("lift" in signal.metrics) == (not signal.is_void)
+
+
+def test_a_graph_made_from_the_clicks_is_void_on_both_sides(tmp_path: Path) -> None:
+    dataset = _random_clicks(tmp_path / "clicks", tied=True)
+    assert _signals(dataset)["links"].is_void
+    assert not _signals(_random_clicks(tmp_path / "others", tied=False))["links"].is_void
+
+
+SIGNAL = GraphSignal(
+    sides=("query", "ad"),
+    edges_per_query=2.0,
+    edges_per_ad=2.0,
+    test_clicks=1000,
+    reached_clicks=0,
+    shared=Shared(1000, 400, 50.0),
+    shared_beyond_words=Shared(500, 200, 25.0),
+    edges=100,
+    leaking_edges=0,
+)
+READINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "tied": (
+        {},
+        "ties clicks whose texts have no word in common (8.0 times chance, 8.0 beyond words)",
+    ),
+    "nothing": ({"shared": Shared(0, 0, 0.0)}, "Nothing that it joins is in the train clicks"),
+    "ads": ({"sides": ("ad",)}, "ties ads that were clicked for the same queries whose texts"),
+    "queries": ({"sides": ("query",)}, "no edges of ads, where a graph gains most"),
+    "void": ({"shared": Shared(1000, 1000, 50.0)}, "made from the clicks themselves"),
+    "chance": ({"shared": Shared(1000, 60, 50.0)}, "says little about clicks"),
+    "texts": (
+        {"shared_beyond_words": Shared(500, 30, 25.0)},
+        "only where their texts already do",
+    ),
+    "few": ({"shared_beyond_words": Shared(500, 9, 1.0)}, "only 1.8%"),
+    "some": ({"shared_beyond_words": Shared(500, 75, 25.0)}, "let λ adapt"),
+    "reach": ({"reached_clicks": 310}, "31% of the test clicks are on ads that are learnt from it"),
+    "leaks": ({"leaking_edges": 7}, "7 of its edges give a held-out answer away"),
+}
+
+
+@pytest.mark.parametrize("case", READINGS)
+def test_a_reading_puts_the_figures_into_words(case: str) -> None:
+    changes, words = READINGS[case]
+    assert words in reading(replace(SIGNAL, **changes))

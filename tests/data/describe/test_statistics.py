@@ -1,0 +1,114 @@
+"""The statistics of a dataset directory against plain loops, and against the data cards."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support import ROOT
+
+from ramen_ray.data.describe.counts import dataset_statistics
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.schemas import SPLITS
+
+DATASETS = ROOT / "datasets"
+
+
+def _queries(*ad_ids: list[int]) -> pa.Table:
+    ids = list(range(len(ad_ids)))
+    return pa.table({"query_id": ids, "text": [f"q{i}" for i in ids], "ad_ids": list(ad_ids)})
+
+
+def _texts(column: str, count: int) -> pa.Table:
+    return pa.table({column: range(count), "text": [str(i) for i in range(count)]})
+
+
+def _edges(column: str, *pairs: tuple[int, int]) -> pa.Table:
+    nodes, anchors = [a for a, _ in pairs], [b for _, b in pairs]
+    return pa.table({column: nodes, "anchor_id": anchors, "weight": [1.0] * len(pairs)})
+
+
+def _write_tiny(path: Path) -> Dataset:
+    tables = {
+        "queries/train": _queries([0, 1], [1], [0, 1, 2, 3]),
+        "queries/validation": _queries([4]),
+        "queries/test": _queries([4, 0], [2]),
+        "ads": _texts("ad_id", 5),
+        "anchors/links": _texts("anchor_id", 3),
+        "edges/links/query": _edges("query_id", (0, 0), (0, 1), (0, 2), (2, 0)),
+        "edges/links/ad": _edges("ad_id", (4, 1)),
+    }
+    return write_dataset(path, tables, name="tiny")
+
+
+def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
+    clicks = {split: dataset.read(f"queries/{split}")["ad_ids"].to_pylist() for split in SPLITS}
+    num_ads, num_queries = dataset.num_rows("ads"), len(clicks["train"])
+    queries_of_ad = [0] * num_ads
+    for ads in clicks["train"]:
+        for ad in ads:
+            queries_of_ad[ad] += 1
+    found: dict[str, float] = {"num_ads": num_ads}
+    for split in SPLITS:
+        found[f"num_{split}_queries"] = len(clicks[split])
+        found[f"num_{split}_clicks"] = sum(len(ads) for ads in clicks[split])
+    found["clicks_per_query"] = sum(len(ads) for ads in clicks["train"]) / num_queries
+    found["queries_per_ad"] = sum(queries_of_ad) / num_ads
+    found["share_ads_without_click"] = queries_of_ad.count(0) / num_ads
+    found["share_ads_with_one_click"] = queries_of_ad.count(1) / num_ads
+    for name in dataset.anchor_sets:
+        for side, nodes in (("query", num_queries), ("ad", num_ads)):
+            anchors: dict[int, set[int]] = {node: set() for node in range(nodes)}
+            for edge in dataset.read(f"edges/{name}/{side}").to_pylist():
+                anchors[edge[f"{side}_id"]].add(edge["anchor_id"])
+            found[f"{name}_anchors_per_{side}"] = sum(map(len, anchors.values())) / nodes
+        found[f"{name}_num_anchors"] = len(dataset.read(f"anchors/{name}"))
+    return found
+
+
+def test_tiny_statistics(tmp_path: Path) -> None:
+    """Three train queries, five ads and four query edges, worked by hand."""
+    assert dataset_statistics(_write_tiny(tmp_path / "tiny")) == {
+        "num_train_queries": 3,
+        "num_validation_queries": 1,
+        "num_test_queries": 2,
+        "num_train_clicks": 7,
+        "num_validation_clicks": 1,
+        "num_test_clicks": 3,
+        "num_ads": 5,
+        "clicks_per_query": 7 / 3,
+        "queries_per_ad": 7 / 5,
+        "share_ads_without_click": 1 / 5,
+        "share_ads_with_one_click": 2 / 5,
+        "links_num_anchors": 3,
+        "links_anchors_per_query": 4 / 3,
+        "links_anchors_per_ad": 1 / 5,
+    }
+
+
+def test_empty_statistics(tmp_path: Path) -> None:
+    """A dataset without rows has zeros, not a division by zero."""
+    tables = {f"queries/{split}": _queries() for split in SPLITS} | {"ads": _texts("ad_id", 0)}
+    statistics = dataset_statistics(write_dataset(tmp_path / "empty", tables, name="empty"))
+    assert set(statistics.values()) == {0.0}
+
+
+@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
+def test_statistics_equal_loops(name: str) -> None:
+    """The shipped data sets' statistics are those of plain loops."""
+    dataset = Dataset(DATASETS / name)
+    statistics = dataset_statistics(dataset)
+    assert statistics == pytest.approx(_statistics_by_loops(dataset))
+    assert {type(value) for value in statistics.values()} == {float}
+
+
+@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
+def test_cards_give_the_statistics(name: str) -> None:
+    """The table of a data card holds the statistics of its data set."""
+    card = (DATASETS / name / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| `(\w+)` \| ([\d,.]+) \|", card)
+    statistics = dataset_statistics(Dataset(DATASETS / name))
+    assert {key for key, _ in rows} <= set(statistics)
+    assert len(rows) >= 8
+    for key, value in rows:
+        assert float(value.replace(",", "")) == pytest.approx(statistics[key], abs=0.005)

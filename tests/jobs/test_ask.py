@@ -1,0 +1,76 @@
+"""Queries asked in a terminal: which retriever answers, and what is printed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from conftest import RunHere
+from stores import Store
+
+from jobs import ask
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import with_checksum
+from ramen_ray.tracking.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+def _rows(printed: str) -> list[list[str]]:
+    table = [line for line in printed.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in table]
+
+
+def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
+    store: Store, run_here: RunHere, dataset_path: Path
+) -> None:
+    run_id = store.run(0.0, dataset_path)
+    uri = f"models:/{Registry(store.uri).find_logged(run_id, None)[1]}"
+    notes = {
+        "old": {"mlflow_run_id": "0" * 32},
+        "mine": {"mlflow_run_id": run_id, "finished": True},
+    }
+    for name, content in notes.items():
+        folder = store.output / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(with_checksum(content))
+    ads = ["--top-k", "2", "--output", store.output]
+    code, printed = run_here(ask, "robin nest", "oak", *ads)
+    assert code == 0, printed
+    first, second, *others = _rows(printed)
+    expected = Registry(store.uri).load(uri).predict(["robin nest"], params={"top_k": 2})
+    (answer,) = expected.to_dict("records")
+    scores = [f"{score:.3f}" for score in answer["scores"]]
+    assert [first, second] == [
+        ["robin nest", answer["ads"][0], answer["ad_ids"][0], scores[0]],
+        ["", answer["ads"][1], answer["ad_ids"][1], scores[1]],
+    ]
+    assert [row[0] for row in others] == ["oak", ""]
+    assert printed.endswith(f"asked: {uri}\n")
+    for named in (uri, store.output / "runs" / "mine", run_id):
+        again = run_here(ask, "robin nest", "--model", named, *ads)
+        assert again[0] == 0, again[1]
+        assert _rows(again[1]) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "no/run"], "the folder no/run does not exist; give one such as outputs/runs/"),
+        (["--output", "{empty}"], "has no finished run; train one"),
+        (["--top-k", "100000", "--output", "{output}"], "so it must be from 1 to"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_clear_line(
+    words: list[str], message: str, store: Store, run_here: RunHere, tmp_path: Path
+) -> None:
+    given = [word.format(empty=tmp_path, output=store.output) for word in words]
+    code, printed = run_here(ask, "robin", *given)
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1, printed
+    assert message in printed

@@ -1,0 +1,101 @@
+"""Workers read a machine's copies of shared folders, or the folders if they cannot be copied."""
+
+import time
+from pathlib import Path
+
+import pytest
+from support import run_in_two_processes
+from torch import distributed
+
+from ramen_ray.data.store.checksums import write_checksums
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration.cluster import local_folder
+from ramen_ray.orchestration.cluster.local_folder import LocalFolder
+
+SIDES = [Regularizer("links", "query"), Regularizer("links", "ad"), Regularizer("topics", "ad")]
+
+
+def _write(folder: Path, size: int = 4) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "indices.npy").write_bytes(b"x" * size)
+    write_checksums(folder)
+    return folder
+
+
+@pytest.fixture
+def walked(tmp_path: Path) -> Path:
+    """Two graphs that a run draws from, and one that it does not."""
+    folder = tmp_path / "shared" / "walked"
+    for name in ("links/query", "links/ad", "topics/ad", "topics/query"):
+        _write(folder / name)
+    return folder
+
+
+def test_without_a_path_nothing_is_copied(walked: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    local = LocalFolder()
+    assert local.copy_of(walked / "links" / "ad") == walked / "links" / "ad"
+    assert local.copy_of_graphs(walked, SIDES) == walked
+    local.forget(walked)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_graphs_of_a_run_are_copied_and_forgotten(walked: Path, tmp_path: Path) -> None:
+    local = LocalFolder(tmp_path / "disk")
+    copies = local.copy_of_graphs(walked, SIDES)
+    assert copies.is_relative_to(tmp_path / "disk")
+    found = {str(file.parent.relative_to(copies)) for file in copies.rglob("*.npy")}
+    assert found == {one.path for one in SIDES}
+    assert local.copy_of_graphs(walked, []) == walked
+    LocalFolder(tmp_path / "disk", is_first=False).forget(walked)
+    assert copies.exists(), "others of the machine leave it to the first"
+    local.forget(walked)
+    assert not copies.exists()
+    assert len(list(walked.rglob("*.npy"))) == 4
+
+
+def test_what_does_not_fit_is_read_where_it_is(
+    walked: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = _write(walked / "large" / "ad", 300_000)
+    local = LocalFolder(small_disk)
+    assert local.copy_of(large) == large
+    (record,) = caplog.records
+    assert "large/ad is not copied, and read where it is: " in record.message
+    assert "No space left on device: 0.3 MB needed" in record.message
+    graphs = [*SIDES, Regularizer("large", "ad")]
+    assert local.copy_of_graphs(walked, graphs) == walked, "not some here and some there"
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    walked: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    local = LocalFolder(tmp_path / "file")
+    assert local.copy_of(walked / "links" / "ad") == walked / "links" / "ad"
+    assert "Not a directory" in caplog.text
+
+
+def _copy_in_one_of_two(rank: int, folder: Path) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
+    )
+    copy = local_folder.copy_folder
+
+    def slowly(*arguments: Path) -> None:
+        assert rank == 0
+        time.sleep(1)
+        copy(*arguments)
+
+    local_folder.copy_folder = slowly
+    local_folder.SECONDS_BETWEEN_SIGNS = 0.3
+    local = LocalFolder(folder / "disk", is_first=rank == 0)
+    copied = local.copy_of(folder / "shared")
+    assert (copied / "indices.npy").read_bytes() == b"xxxx"
+    assert copied.is_relative_to(folder / "disk")
+    distributed.destroy_process_group()
+
+
+def test_all_workers_of_a_machine_wait_for_its_first(tmp_path: Path) -> None:
+    _write(tmp_path / "shared")
+    run_in_two_processes(_copy_in_one_of_two, tmp_path)

@@ -1,0 +1,249 @@
+"""The bases: what each needs in a configuration, and whole runs of each."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+from ray.train import Checkpoint, UserCallback
+from support import kill_train_worker, wait_until
+
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import StepLosses, global_losses
+from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.run.build import (
+    build_classifiers,
+    build_model,
+    build_objective,
+    build_propensity,
+    build_sampler,
+    build_state,
+    encoder_tokenizer,
+)
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.evaluation import PARTS
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.presets import PRESETS
+
+
+def test_presets_follow_the_papers_table() -> None:
+    ance, ngame = PRESETS["ramen-ance"](), PRESETS["ramen-ngame"]()
+    plain = PRESETS["lf-wikiseealsotitles-320k"]()
+    for preset in (ance, ngame):
+        assert preset.model_copy(update={"base": plain.base}) == plain
+        assert preset.training.global_batch_size == 1024
+        assert preset.training.epochs == 300
+        assert preset.optimizer.lr == 2e-4
+        assert preset.encoder.max_length == 32
+        assert preset.loss.margin == 0.3
+        assert preset.walk == WalkConfig(enabled=True)
+        assert (preset.walk.num_hops, preset.walk.restart_probability) == (400, 0.8)
+        assert (preset.walk.max_anchor_degree, preset.walk.top_k) == (500, 10)
+        assert (preset.pruning.warmup_epochs, preset.pruning.every_epochs) == (10, 5)
+        assert preset.pruning.prune_threshold == 0
+        assert preset.base.refresh_every == 5
+    assert (ance.base.kind, ngame.base.kind) == ("ance", "ngame")
+    assert plain.base.kind == "in_batch"
+    assert ngame.base.double_cluster_size_at == (25, 50, 75, 100, 125, 150, 175, 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"base.kind": "ance"}, "base.refresh_every 5"),
+        ({"base.kind": "ance", "base.refresh_every": 1}, "base.refresh_every 1"),
+        ({"base.kind": "ngame"}, "base.first_clustered_epoch 10"),
+        (
+            {
+                "base.kind": "ngame",
+                "base.first_clustered_epoch": 1,
+                "base.double_cluster_size_at": (1, 1, 2),
+                "base.cluster_size": 4,
+            },
+            "base.cluster_size 4 doubles to 16",
+        ),
+        ({"base.kind": "ngame", "base.order": "batch_clusters"}, "base.first_clustered_epoch 10"),
+        ({"loss.reverse_share": 0.5}, r"loss.reverse_share 0\.5 needs a softmax loss; .*base.loss"),
+        ({"encoder.projection_dim": 1000}, "encoder.projection_dim 1000 is more than the "),
+        (
+            {
+                "base.kind": "ngame",
+                "base.first_clustered_epoch": 1,
+                "base.refresh_every": 2,
+                "base.double_cluster_size_at": (3, 4),
+                "training.epochs": 6,
+            },
+            "base.double_cluster_size_at 4: .*base.refresh_every 2 .*base.first_clustered_epoch 1 ",
+        ),
+    ],
+)
+def test_a_base_that_cannot_work_is_refused(
+    changes: dict[str, Any], fragment: str, dataset_path: Path, encoder_path: Path
+) -> None:
+    config = {
+        "dataset": str(dataset_path),
+        "regularization.lambda_x": {},
+        "regularization.lambda_z": {},
+        "training.epochs": 2,
+        "training.global_batch_size": 8,
+    }
+    plain = RunConfig(encoder=EncoderConfig(pretrained=str(encoder_path)))
+    check_config(overlay(plain, config), Dataset(dataset_path))
+    with pytest.raises(ConfigError, match=fragment):
+        check_config(overlay(plain, config | changes), Dataset(dataset_path))
+
+
+STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
+PRUNED_AFTER = (1, 3)  # epochs
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "encoder.kind": "transformer",
+            "optimizer.lr": 1e-3,
+            "regularization.adaptive": True,
+            "regularization.every_steps": 2,
+            "base.refresh_every": 2,
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "base.first_clustered_epoch": 1,
+            "base.cluster_size": 2,
+            "base.double_cluster_size_at": (3,),
+            "pruning.mode": "synchronous",
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 2,
+            "training.epochs": NUM_EPOCHS,
+            "training.checkpoint_every_steps": 3,
+        },
+    )
+
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
+    """Train without Ray, by plain loops: what is logged of the steps, and the best's metrics."""
+    objective, model = build_objective(config), build_model(config)
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
+    regularizers, edges = objective.regularizers, data.path / "edges"
+    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, edges))
+    state = build_state(config, model, model, sampler)
+    pruning = GraphPruning(data.path, edges, regularizers, config.pruning.prune_threshold, False)
+    propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
+    losses, weights = [], []
+    best: dict[str, Any] = {}
+    for epoch in range(config.training.epochs):
+        state.advance()
+        if epoch in PRUNED_AFTER:
+            (folder / f"{epoch}").mkdir()
+            model.save(folder / f"{epoch}", config.encoder.max_length)
+            pruning(folder / f"{epoch}", folder / f"{epoch}")
+            state.draws = pruning.take(folder / f"{epoch}", state.draws)
+        stop = state.step + STEPS_PER_EPOCH
+        for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
+            losses.append(step)
+            weights.append(state.weights.numpy().copy())
+        splits = ("validation", "test")
+        found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
+        metric = config.training.selection_metric
+        if not best or found["validation"][metric] >= best["validation"][metric]:
+            best = found
+    of_steps = StepLosses.from_terms(objective, 0, global_losses(losses))
+    names, values, known = of_steps.figures(np.stack(weights), 0.0)
+    points = {
+        name: [
+            (int(step) + 1, float(values[step, column])) for step in known[:, column].nonzero()[0]
+        ]
+        for column, name in enumerate(names)
+    }
+    return points, best
+
+
+@pytest.fixture(scope="module")
+def data(cluster: None, config: RunConfig) -> Prepared:
+    tokenizer = encoder_tokenizer(config.encoder)
+    return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
+
+
+def test_bases_train_alike_until_they_have_seen_the_encoder(
+    config: RunConfig, data: Prepared, tmp_path: Path
+) -> None:
+    task = {}
+    for base in ("ance", "ngame"):
+        (tmp_path / base).mkdir()
+        points, _ = _train_here(overlay(config, {"base.kind": base}), data, tmp_path / base)
+        task[base] = points["loss/task"]
+        assert len(task[base]) == NUM_EPOCHS * STEPS_PER_EPOCH
+    assert task["ngame"][:STEPS_PER_EPOCH] == task["ance"][:STEPS_PER_EPOCH]
+    assert task["ngame"][STEPS_PER_EPOCH] != task["ance"][STEPS_PER_EPOCH]
+
+
+def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
+    config: RunConfig, data: Prepared, tmp_path: Path
+) -> None:
+    changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
+    config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
+    expected, best = _train_here(config, data, tmp_path)
+    # Checkpoint 18 lies in an epoch whose embeddings are kept for the next clusters.
+    killed = _fit_killing_a_worker(
+        overlay(config, {"name": "two", "workers.num_workers": 2}), at_step=18
+    )
+    client = MlflowClient(tracking_uri=killed.run.uri)
+    for name in ("loss/task", "loss/classifier", "loss/total", "lambda_x/links"):
+        points = client.get_metric_history(killed.run.id, name)
+        found = dict(sorted((point.step, point.value) for point in points))
+        assert found == pytest.approx(dict(expected[name]), rel=1e-3, abs=1e-4), name
+    assert killed.metrics["both"]["validation"]["P@1"] > 0
+    for split, metrics in best.items():
+        for name, value in metrics.items():
+            assert killed.metrics["both"][split][name] == pytest.approx(value, abs=0.02), name
+
+    # Validation chooses what answers; each part can be asked for.
+    rows = killed.metrics
+    part = max(PARTS, key=lambda one: rows[one]["validation"]["P@1"])
+    assert rows["trained"] == rows[part]
+    for one in ("encoder", "both"):
+        found = evaluate_checkpoint(killed.run_directory, "test", part=one)
+        assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
+    pool = client.get_metric_history(killed.run.id, "pool/ads")
+    assert len(pool) == NUM_EPOCHS
+
+
+def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
+    """Train, and kill a worker when the checkpoint of ``at_step`` is there."""
+    folder = Path(config.output) / "runs" / str(config.name)
+    checkpoint, killed = folder / f"checkpoint_{at_step:09d}", folder / "killed"
+
+    def kill() -> None:
+        wait_until(checkpoint.exists, f"no {checkpoint}")
+        wait_until(kill_train_worker, "no worker to kill")
+        killed.touch()
+
+    class Holds(UserCallback):  # within a function, so that it travels as a whole
+        def after_report(
+            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+        ) -> None:
+            while metrics[0]["step"] == at_step and not killed.exists():
+                time.sleep(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = fit(config, callbacks=[Holds()])
+    killer.join()
+    assert killed.exists()
+    return result

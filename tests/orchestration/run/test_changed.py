@@ -1,0 +1,167 @@
+"""What a run was trained on is what is measured and kept, whatever is replaced meanwhile."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from mlflow.tracking import MlflowClient
+
+from jobs import evaluate as evaluate_job
+from jobs import train as train_job
+from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.method.retrieval import retriever
+from ramen_ray.orchestration.evaluation import checkpoint
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.run import fit as training
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.tune import beside_base
+from ramen_ray.orchestration.tune.beside_base import fit_beside_base
+from ramen_ray.tracking.registry import Registry
+
+PUT_BACK = "put it back, and run the same command again"
+
+
+@pytest.fixture
+def config(
+    cluster: None, small_run: RunConfig, dataset_path: Path, encoder_path: Path, tmp_path: Path
+) -> RunConfig:
+    """A run of an epoch on a dataset and an encoder of its own."""
+    return overlay(
+        small_run,
+        {
+            "dataset": str(shutil.copytree(dataset_path, tmp_path / "handmade")),
+            "encoder.pretrained": str(shutil.copytree(encoder_path, tmp_path / "encoder")),
+            "training.epochs": 1,
+            "name": tmp_path.name,
+        },
+    )
+
+
+def _renumber_ads(dataset: str) -> bytes:
+    """Give all ads other ids, as another import of the same tables may; returns the former file."""
+    file = Path(dataset) / "ads.parquet"
+    before, ads = file.read_bytes(), pq.read_table(file)
+    turned = ads.set_column(1, "text", ads["text"].take(pa.array(np.arange(len(ads))[::-1])))
+    pq.write_table(turned, file)
+    return before
+
+
+def _retrain_encoder(encoder: str) -> bytes:
+    file = Path(encoder) / "model.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(before[:-4] + bytes(4))
+    return before
+
+
+def _then(first: Callable[..., Any], then: Callable[[], Any]) -> Callable[..., Any]:
+    def both(*arguments: Any, **named: Any) -> Any:
+        result = first(*arguments, **named)
+        then()
+        return result
+
+    return both
+
+
+def _logged_models(config: RunConfig) -> list[Any]:
+    directory = RunDirectory.of(config.output, str(config.name))
+    client = MlflowClient(f"sqlite:///{config.output}/mlflow.db")
+    run = client.get_run(directory.notes["mlflow_run_id"])
+    return list(run.outputs.model_outputs) if run.outputs else []
+
+
+def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
+    config: RunConfig, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ads = Path(config.dataset) / "ads.parquet"
+    write_config(config, tmp_path / "config.json")
+    before = ads.read_bytes()
+    renumber = _then(training._train, lambda: _renumber_ads(config.dataset))
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_train", renumber)
+        code, said = run_here(train_job, "--config", tmp_path / "config.json")
+    assert code == 2
+    assert f"error: {config.dataset} has changed since the run began; {PUT_BACK}\n" in said
+    assert _logged_models(config) == []
+    code, said = run_here(train_job, "--config", tmp_path / "config.json")
+    assert code == 2
+    assert "the content of the dataset" in said
+    ads.write_bytes(before)
+    code, said = run_here(train_job, "--config", tmp_path / "config.json")
+    assert code == 0, said
+    (model,) = _logged_models(config)
+    registry = Registry(f"sqlite:///{config.output}/mlflow.db")
+    folder = registry.download(f"models:/{model.model_id}", tmp_path / "model")
+    served = pq.read_table(folder / retriever.ADS)["text"].to_pylist()
+    assert served == Dataset(config.dataset).read("ads")["text"].to_pylist()
+
+
+def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for(
+    config: RunConfig, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fit(config).run_directory
+    shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
+    predictions, prepare = tmp_path / "predictions.parquet", checkpoint.prepare
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "prepare", _then(prepare, lambda: _renumber_ads(config.dataset)))
+        with pytest.raises(DatasetError, match="handmade has changed while it was read; run the"):
+            evaluate_checkpoint(run, "test", predictions=predictions)
+    assert not predictions.exists()
+    code, said = run_here(evaluate_job, "--checkpoint", run)
+    assert code == 2
+    assert f"error: {config.dataset} is not what {run}/checkpoint_" in said
+    assert f"give --dataset {config.dataset} to evaluate on it as it is now\n" in said
+    code, said = run_here(evaluate_job, "--checkpoint", run, "--dataset", config.dataset)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("when", ["before the first step", "before the evaluation"])
+def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
+    when: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(config.encoder.pretrained) / "model.safetensors"
+    before, kept = file.read_bytes(), training.check_clicks
+
+    def replace() -> None:
+        _retrain_encoder(config.encoder.pretrained)
+
+    if when == "before the evaluation":
+        fit(overlay(config, {"name": f"{config.name}-first"}))
+        directory = RunDirectory.of(config.output, f"{config.name}-first")
+        directory.note(finished=False)  # what is left is the evaluation
+        config = overlay(config, {"name": directory.name})
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "check_clicks", _then(kept, replace))
+        with pytest.raises(RunError, match=f"changed meanwhile: encoder .*; {PUT_BACK}"):
+            fit(config)
+    file.write_bytes(before)
+    assert fit(config).metrics
+
+
+def test_a_run_and_its_base_are_trained_on_the_same(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change_after(config: RunConfig, **named: Any) -> Any:
+        result = fit(config, **named)
+        _renumber_ads(config.dataset)
+        return result
+
+    monkeypatch.setattr(beside_base, "fit", change_after)
+    with pytest.raises(RunError, match=f"changed meanwhile: dataset .*; {PUT_BACK}"):
+        fit_beside_base(config)
+
+
+def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: RunConfig) -> None:
+    first = fit_beside_base(overlay(config, {"name": f"{config.name}-first"}))
+    _retrain_encoder(config.encoder.pretrained)
+    with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
+        fit_beside_base(config)
+    again = fit_beside_base(overlay(config, {"allow_changed": True}))
+    assert again.base.run == first.base.run

@@ -1,0 +1,114 @@
+"""The checkpoints of a run: which are kept, which a run goes on from, and who may write them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ramen_ray.data.store.checksums import find_damage
+from ramen_ray.orchestration.run.checkpoints import (
+    SCORE,
+    Checkpoints,
+    keep_intact_checkpoints,
+    kept_in,
+)
+from ramen_ray.orchestration.run.directory import RunError
+
+SCORES = {5: 0.2, 10: 0.9, 15: 0.5, 20: 0.9, 25: 0.1}
+CPU = torch.device("cpu")
+
+
+def _write(checkpoints: Checkpoints, step: int, score: float) -> None:
+    with checkpoints.written({"step": step, SCORE: score}, is_shared=False) as folder:
+        (folder / "state.pt").write_bytes(b"state")
+
+
+def _steps(run: Path) -> list[int]:
+    return [one.step for one in kept_in(run)]
+
+
+def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, CPU)
+    assert checkpoints.last() is None
+    done: list[int] = []
+    for step, score in SCORES.items():
+        _write(checkpoints, step, score)
+        done.append(step)
+        best = max(done, key=lambda one: (SCORES[one], one))
+        assert _steps(tmp_path) == sorted({best, step})
+        last = checkpoints.last()
+        assert last is not None
+        assert (last.step, last.report[SCORE]) == (step, score)
+        assert checkpoints.best().step == best
+        assert find_damage(last.folder) is None
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".writer",
+        "checkpoint_000000020",
+        "checkpoint_000000025",
+    }
+
+
+def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, CPU)
+    _write(checkpoints, 5, 0.5)
+    with (
+        pytest.raises(ZeroDivisionError),
+        checkpoints.written({"step": 10, SCORE: 0.6}, is_shared=False) as folder,
+    ):
+        (folder / "state.pt").write_bytes(b"sta")
+        raise ZeroDivisionError
+    assert _steps(tmp_path) == [5]
+    again = Checkpoints(tmp_path, CPU)
+    _write(again, 10, 0.6)
+    assert _steps(tmp_path) == [10]
+    assert not list(tmp_path.glob(".checkpoint-*")), "what is left of an attempt goes"
+
+
+def test_a_writer_that_was_cut_off_writes_no_more(tmp_path: Path) -> None:
+    cut_off, successor = Checkpoints(tmp_path, CPU), Checkpoints(tmp_path, CPU)
+    with pytest.raises(RunError, match=r"another process trains .* now, so this one ends"):
+        _write(cut_off, 5, 0.5)
+    assert _steps(tmp_path) == []
+    _write(successor, 5, 0.4)
+    with (
+        pytest.raises(RunError, match="another process trains"),
+        cut_off.written({"step": 10, SCORE: 1.0}, is_shared=False) as aside,
+    ):
+        _write(successor, 10, 0.3)  # meanwhile
+        assert not aside.exists(), "it takes away what the other has begun"
+        aside.mkdir()
+    assert [one.report[SCORE] for one in kept_in(tmp_path)] == [0.4, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "messages"),
+    [
+        ([], []),
+        ([15], ["the run goes on from checkpoint_000000010"]),
+        ([10], ["the best model so far is lost; to train from the start, delete"]),
+        ([15, 10], ["lost", "goes on from its start"]),
+    ],
+)
+def test_damaged_checkpoints_go_with_a_warning_each(
+    damaged: list[int], messages: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, CPU)
+    for step in (10, 15):
+        _write(checkpoints, step, SCORES[step])
+    for step in damaged:
+        (tmp_path / f"checkpoint_{step:09d}" / "state.pt").write_bytes(b"")
+    keep_intact_checkpoints(tmp_path)
+    assert len(caplog.records) == len(messages)
+    for record, expected in zip(caplog.records, messages, strict=True):
+        assert "state.pt has 0 bytes instead of 5" in record.message
+        assert expected in record.message
+    assert _steps(tmp_path) == [step for step in (10, 15) if step not in damaged]
+
+
+def test_a_report_is_what_was_given(tmp_path: Path) -> None:
+    given = {"step": 5, SCORE: 0.5, "epoch": 0.25, "validation/P@1": 0.5}
+    with Checkpoints(tmp_path, CPU).written(given, is_shared=False) as folder:
+        assert json.loads((folder / "report.json").read_text()) == given
+    (kept,) = kept_in(tmp_path)
+    assert kept.report == given

@@ -1,0 +1,290 @@
+import json
+import re
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+import ramen_ray
+from ramen_ray.command_line import parse_run_config
+from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.run import directory as run_directory
+from ramen_ray.orchestration.run import identity
+from ramen_ray.orchestration.run.directory import (
+    RunDirectory,
+    RunError,
+    finished_run,
+    open_run_directory,
+)
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.presets import tiny
+
+
+@pytest.fixture
+def config(dataset_path: Path, encoder_path: Path, tmp_path: Path) -> RunConfig:
+    shutil.copytree(encoder_path, tmp_path / "encoder")
+    where = {"dataset": str(dataset_path), "output": str(tmp_path)}
+    return overlay(tiny(), {**where, "encoder.pretrained": str(tmp_path / "encoder")})
+
+
+@pytest.fixture
+def dataset(dataset_path: Path) -> Dataset:
+    return Dataset(dataset_path)
+
+
+def _opened(config: RunConfig, dataset: Dataset) -> AbstractContextManager[RunDirectory]:
+    return open_run_directory(config, dataset.name, identity_of(config, dataset))
+
+
+def test_an_interrupted_run_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
+    with _opened(config, dataset) as first:
+        first.note(mlflow_run_id="abc")
+    with _opened(config, dataset) as second:
+        assert second == first
+        assert second.notes["mlflow_run_id"] == "abc"
+
+
+def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset) -> None:
+    with _opened(config, dataset) as first:
+        first.note(finished=True)
+    with _opened(config, dataset) as second:
+        assert second.name == f"{first.name}-2"
+
+
+def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    config = overlay(config, {"output": str(tmp_path / "outputs")})
+    with _opened(config, dataset) as run:
+        run.note(finished=True)
+    (tmp_path / "outputs").rename(tmp_path / "elsewhere")
+    saved = tmp_path / "elsewhere" / "runs" / run.name / "config.json"
+    assert parse_run_config("a job", ["--config", str(saved)]).output == str(tmp_path / "elsewhere")
+    copied = shutil.copy(saved, tmp_path / "config.json")
+    assert parse_run_config("a job", ["--config", str(copied)]) == config
+
+
+def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:
+    with _opened(config, dataset) as first, _opened(config, dataset) as other:
+        assert other.path != first.path
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"identity": "x", "checksum": 1}'])
+def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
+    content: str, config: RunConfig, dataset: Dataset
+) -> None:
+    with _opened(config, dataset) as first:
+        first.note(mlflow_run_id="abc")
+    (first.path / "config.json").write_text(content)
+    with _opened(config, dataset) as second:
+        assert second.notes["mlflow_run_id"] == "abc"
+        assert read_config(second.path / "config.json") == config
+    (first.path / "run.json").write_text(content)
+    with (
+        pytest.raises(RunError, match=r"run\.json is damaged; to train this run from the start"),
+        _opened(config, dataset),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("key", ["workers.num_workers", "experiment"])
+def test_where_it_runs_does_not_make_another_run(
+    key: str, config: RunConfig, dataset: Dataset
+) -> None:
+    value: object = 2 if key.startswith("workers") else "other"
+    with _opened(config, dataset) as first:
+        pass
+    with _opened(overlay(config, {key: value}), dataset) as second:
+        assert second == first
+
+
+def test_a_run_of_another_version_of_the_code_is_not_continued(
+    config: RunConfig, dataset: Dataset
+) -> None:
+    named = overlay(config, {"name": "mine"})
+    with _opened(named, dataset) as before:
+        before.note(identity="as another version computes it")
+    with (
+        pytest.raises(RunError, match=r"or the version of ramen_ray, differs; choose another name"),
+        _opened(named, dataset),
+    ):
+        pass
+
+
+CHANGED = {
+    "encoder": r"encoder \('\w+' there, '\w+' now\)",
+    "ramen_ray": r"ramen_ray \('0\.1\.0, source \w+' there, '0\.2\.0, source \w+' now\)",
+    "source": r"ramen_ray \('0\.1\.0, source \w+' there, '0\.1\.0, source \w+' now\)",
+    "torch": r"torch \('[\d.]+' there, '9\.9\.9' now\)",
+    "transformers": r"transformers \('[\d.]+' there, '9\.9\.9' now\)",
+}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("changed", CHANGED)
+def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
+    changed: str,
+    finished: bool,
+    config: RunConfig,
+    dataset: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def opened(chosen: RunConfig) -> RunDirectory | None:
+        if finished:
+            return finished_run(chosen, identity_of(chosen, dataset))
+        with _opened(chosen, dataset) as directory:
+            return directory
+
+    named = overlay(config, {"name": "mine"})
+    with _opened(named, dataset) as before:
+        before.note(finished=finished)
+    match changed:
+        case "encoder":
+            file = Path(config.encoder.pretrained) / "model.safetensors"
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+        case "ramen_ray":
+            monkeypatch.setattr(ramen_ray, "__version__", "0.2.0")
+        case "source":
+            monkeypatch.setattr(identity, "_source_digest", lambda: "abc")
+        case _:
+            known = identity.version
+            other = {changed: "9.9.9+cu128"}
+            monkeypatch.setattr(identity, "version", lambda name: other.get(name) or known(name))
+    message = f"what {before.path} is made from has changed: {CHANGED[changed]}; choose another"
+    with pytest.raises(RunError, match=message):
+        opened(named)
+    run_directory._say_once.cache_clear()  # a process says it once
+    allowed = overlay(named, {"allow_changed": True})
+    assert opened(allowed) == before
+    assert opened(allowed) == before
+    (record,) = caplog.records
+    assert re.search(
+        f"warning: goes on, although .* has changed: {CHANGED[changed]}", record.message
+    )
+    assert not read_config(before.path / "config.json").allow_changed
+    if not finished:
+        assert opened(named) == before, "it is made from that now"
+
+
+def test_a_run_of_an_earlier_version_that_noted_nothing_is_not_continued(
+    config: RunConfig, dataset: Dataset
+) -> None:
+    named = overlay(config, {"name": "mine"})
+    with _opened(named, dataset) as before:
+        pass
+    notes = before.notes
+    del notes["made_from"]
+    (before.path / "run.json").write_text(json.dumps(notes))
+    with (
+        pytest.raises(RunError, match=r"encoder \(None there, '\w+' now\)"),
+        _opened(named, dataset),
+    ):
+        pass
+
+
+def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:
+    named = overlay(config, {"name": "mine"})
+    with _opened(named, dataset):
+        pass
+    changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
+    with (
+        pytest.raises(RunError, match=r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links"),
+        _opened(changed, dataset),
+    ):
+        pass
+
+
+def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    named = overlay(config, {"name": "mine"})
+    assert finished_run(named, identity_of(named, dataset)) is None
+    with _opened(named, dataset) as directory:
+        assert finished_run(named, identity_of(named, dataset)) is None
+        directory.note(finished=True)
+    assert finished_run(named, identity_of(named, dataset)) == directory
+    with pytest.raises(RunError, match=r"optimizer.lr \(0.005 there, 0.5 now\)"):
+        finished_run(overlay(named, {"optimizer.lr": 0.5}), identity_of(named, dataset))
+    tables = {name: dataset.read(name) for name in dataset.tables}
+    tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
+    other = write_dataset(tmp_path / "other", tables, name="handmade")
+    with pytest.raises(RunError, match="the content of the dataset, or the version"):
+        finished_run(named, identity_of(named, other))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_name_in_use_is_refused(finished: bool, config: RunConfig, dataset: Dataset) -> None:
+    named = overlay(config, {"name": "mine"})
+    reason = "is finished" if finished else "is in use"
+    with _opened(named, dataset) as directory:
+        directory.note(finished=finished)
+        if not finished:
+            with pytest.raises(RunError, match=reason), _opened(named, dataset):
+                pass
+    if finished:
+        with pytest.raises(RunError, match=reason), _opened(named, dataset):
+            pass
+
+
+def test_a_run_that_failed_at_the_start_leaves_no_folder(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="store"), _opened(config, dataset):
+        raise OSError("the store")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_run_with_a_checkpoint_stays(config: RunConfig, dataset: Dataset) -> None:
+    opened: list[RunDirectory] = []
+    with pytest.raises(KeyboardInterrupt), _opened(config, dataset) as directory:
+        opened.append(directory)
+        (directory.path / "checkpoint_000000001").mkdir()
+        raise KeyboardInterrupt
+    with _opened(config, dataset) as again:
+        assert again == opened[0]
+
+
+def test_a_run_that_failed_leaves_what_was_in_its_folder(
+    config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs" / "mine"
+    (folder / "papers").mkdir(parents=True)
+    (folder / "papers" / "notes.txt").write_text("the only copy")
+    named = overlay(config, {"name": "mine"})
+    with pytest.raises(OSError, match="store"), _opened(named, dataset) as directory:
+        directory.note(mlflow_run_id="abc")
+        raise OSError("the store")
+    assert (folder / "papers" / "notes.txt").read_text() == "the only copy"
+    assert not (folder / "config.json").exists()
+    assert not (folder / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_run_cannot_take_the_folder_of_all_runs(
+    name: str, config: RunConfig, dataset: Dataset, tmp_path: Path
+) -> None:
+    with _opened(overlay(config, {"name": "earlier"}), dataset) as earlier:
+        (earlier.path / "checkpoint_000000001").mkdir()
+    unchecked = config.model_copy(update={"name": name})
+    with pytest.raises(KeyboardInterrupt), _opened(unchecked, dataset):
+        raise KeyboardInterrupt
+    assert (earlier.path / "checkpoint_000000001").is_dir()
+    with pytest.raises(ConfigError, match=r"name: .* is not a valid name"):
+        overlay(config, {"name": name})
+
+
+def test_a_folder_that_cannot_be_made_is_reported(config: RunConfig, dataset: Dataset) -> None:
+    runs = Path(config.output) / "runs"
+    runs.mkdir()
+    (runs / "mine").write_text("a file")
+    named = overlay(config, {"name": "mine"})
+    with (
+        pytest.raises(RunError, match="runs/mine is a file, not the folder of a run"),
+        _opened(named, dataset),
+    ):
+        pass

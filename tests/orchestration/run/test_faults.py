@@ -1,0 +1,254 @@
+"""Whole runs whose tasks, machine, clock or disk fail end with the numbers of one unharmed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+from conftest import RunHere
+from mlflow.tracking import MlflowClient
+from support import PATIENCE_S, ROOT, kill_train_worker, resize, the_error, wait_until
+
+from jobs import train
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.tracking.runs import tracking_uri
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("graphs", "shortlists")
+WARM_BYTES = 400 << 20
+Ended = TypeVar("Ended")
+Metrics = dict[str, dict[str, dict[str, float]]]
+CLOCK_GOES_BACK = """
+import time
+begun, real = time.monotonic(), time.time
+time.time = lambda: real() - (3600 if time.monotonic() - begun > {after_s} else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "walk.enabled": True,
+            "base.kind": "ance",
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "pruning.mode": "synchronous",
+            "training.checkpoint_every_steps": 3,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+def _folder(config: RunConfig) -> Path:
+    return RunDirectory.of(config.output, str(config.name)).path
+
+
+def _kill_task(pending: Path) -> bool:
+    """Kill the process that computes a background result; says whether there was one."""
+    if not any(pending.glob("step_*/attempt-*")):
+        _kill_warm_processes()
+        return False
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] == ["ray::_run"]:
+                process.kill()
+                return True
+    return False
+
+
+def _kill_warm_processes() -> None:
+    """Kill idle processes that have loaded libraries: they do a task before one can kill them."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] == ["ray::IDLE"] and process.memory_info().rss > WARM_BYTES:
+                process.kill()
+
+
+def _disturbed(disturb: Callable[[], None], job: Callable[[], Ended]) -> Ended:
+    """Run a job while another thread disturbs it."""
+    with ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(disturb)
+        ended = job()
+        disturbed.result()
+    return ended
+
+
+def _kill_both_tasks(config: RunConfig) -> TrainResult:
+    folder = _folder(config)
+
+    def kill() -> None:
+        for kind in KINDS:
+            is_killed = False
+            while not is_killed:
+                assert not RunDirectory(folder).notes.get("finished"), f"no task has made {kind}"
+                is_killed = _kill_task(folder / kind / ".pending")
+                time.sleep(0.02)
+
+    return _disturbed(kill, lambda: fit(config))
+
+
+def test_killed_background_tasks_change_nothing_where_training_waits(
+    config: RunConfig, unharmed: TrainResult
+) -> None:
+    killed = _kill_both_tasks(overlay(config, {"name": "tasks-killed"}))
+    assert killed.metrics == unharmed.metrics
+
+
+def test_killed_background_tasks_are_run_again_while_training_goes_on(
+    cluster: None, config: RunConfig
+) -> None:
+    meanwhile = {
+        "name": "tasks-killed-meanwhile",
+        "pruning.mode": "asynchronous",
+        "base.refresh_mode": "asynchronous",
+        "training.epochs": 60,
+    }
+    killed = _kill_both_tasks(overlay(config, meanwhile))
+    client = MlflowClient(tracking_uri=killed.run.uri)
+    for kind in ("graph", "shortlists"):
+        assert client.get_metric_history(killed.run.id, f"{kind}/step"), kind
+
+
+def test_workers_that_die_too_often_are_told_in_one_line(
+    cluster: None, config: RunConfig, run_here: RunHere, tmp_path: Path
+) -> None:
+    config = overlay(config, {"name": "dying", "training.epochs": 500, "workers.max_failures": 0})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+
+    def kill() -> None:
+        wait_until(lambda: any(_folder(config).glob("checkpoint_0*")), "no checkpoint")
+        wait_until(kill_train_worker, "no worker")
+
+    code, said = _disturbed(kill, lambda: run_here(train, "--config", file))
+    assert code == 2, said
+    known = "workers have died 1 times, once more than workers.max_failures allows"
+    assert known in the_error(said)
+
+
+def _trainings(
+    config: RunConfig, names: list[str], folder: Path, **environment: str
+) -> list[tuple[int, str]]:
+    """Run trainings at once, each with a Ray of its own; returns their codes and what they said."""
+    begun = []
+    for name in names:
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(overlay(config, {"name": name}).model_dump()))
+        command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+        begun.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "RAY_ADDRESS": "local", **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    said = [process.communicate(timeout=PATIENCE_S)[0].decode() for process in begun]
+    return [(process.returncode, one) for process, one in zip(begun, said, strict=True)]
+
+
+def _metrics(config: RunConfig, name: str) -> Metrics:
+    metrics: Metrics = RunDirectory.of(config.output, name).notes["metrics"]
+    return metrics
+
+
+def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
+    config: RunConfig, unharmed: TrainResult, empty_store: Path, tmp_path: Path
+) -> None:
+    shutil.copy(empty_store, tmp_path)
+    shared = overlay(config, {"output": str(tmp_path), "experiment": "both"})
+    names = ["one", "other"]
+    for name, (code, said) in zip(names, _trainings(shared, names, tmp_path), strict=True):
+        assert code == 0, said
+        assert _metrics(shared, name) == unharmed.metrics
+        assert "Traceback" not in said, said
+    assert len(list((tmp_path / "prepared").glob("[!.]*"))) == 1
+    assert len(list((tmp_path / "walked").glob("[!.]*"))) == 1
+    client = MlflowClient(tracking_uri(tmp_path))
+    experiment = client.get_experiment_by_name("both").experiment_id
+    statuses = [run.info.status for run in client.search_runs([experiment])]
+    assert statuses == ["FINISHED", "FINISHED"]
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    config: RunConfig, unharmed: TrainResult, tmp_path: Path
+) -> None:
+    """In each process of Python, the clock goes back an hour some seconds after it began."""
+    (tmp_path / "sitecustomize.py").write_text(CLOCK_GOES_BACK.format(after_s=8))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ((code, said),) = _trainings(config, ["clock"], tmp_path, PYTHONPATH=path)
+    assert code == 0, said
+    assert _metrics(config, "clock") == unharmed.metrics, said
+    client = MlflowClient(tracking_uri(Path(config.output)))
+    run = RunDirectory.of(config.output, "clock").notes["mlflow_run_id"]
+    steps = [point.step for point in client.get_metric_history(run, "loss/task")]
+    assert steps == sorted(set(steps))
+
+
+def test_a_machine_without_memory_is_told_and_the_run_goes_on(
+    config: RunConfig, unharmed: TrainResult, empty_store: Path, tmp_path: Path
+) -> None:
+    scarce = {
+        "RAY_memory_usage_threshold": "0.01",  # so that Ray's monitor ends all tasks and workers
+        "RAY_memory_monitor_refresh_ms": "100",
+        "RAY_task_oom_retries": "1",
+    }
+    shutil.copy(empty_store, tmp_path)
+    config = overlay(config, {"output": str(tmp_path)})
+    ((code, said),) = _trainings(config, ["scarce"], tmp_path, **scarce)
+    assert code == 2, said
+    assert "a process has died, by a lack of memory" in the_error(said)
+    ((code, said),) = _trainings(config, ["scarce"], tmp_path)
+    assert code == 0, said
+    assert _metrics(config, "scarce") == unharmed.metrics
+
+
+def test_a_run_on_a_disk_that_is_full_again_and_again_goes_on_to_the_same_numbers(
+    config: RunConfig,
+    unharmed: TrainResult,
+    empty_store: Path,
+    small_disk: Path,
+    run_here: RunHere,
+    tmp_path: Path,
+) -> None:
+    size = empty_store.stat().st_size // 1024 + 200  # the prepared data do not quite fit
+    resize(small_disk, size)
+    shutil.copy(empty_store, small_disk)
+    file = tmp_path / "config.json"
+    full = overlay(config, {"output": str(small_disk), "name": "full"})
+    file.write_text(json.dumps(full.model_dump()))
+    run, stages = small_disk / "runs" / "full", []
+    while True:
+        code, said = run_here(train, "--config", file)
+        if code == 0:
+            break
+        assert code == 2, said
+        assert "no room is left" in (error := the_error(said)) or "is full" in error, said
+        prepared = any((small_disk / "prepared").glob("[!.]*"))
+        walked = any((small_disk / "walked").glob("[!.]*/*/*"))
+        checkpoints = any(run.glob("checkpoint_0*"))
+        stages.append((prepared, walked, checkpoints))
+        size += max(size // 8, 64) if checkpoints else 24
+        resize(small_disk, size)
+    assert RunDirectory(run).notes["metrics"] == unharmed.metrics
+    assert len(set(stages)) >= 3, stages

@@ -1,0 +1,98 @@
+"""A run with copies on its machine's disk reads nothing else in its steps, to the same numbers."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+
+import psutil
+import pytest
+from support import kill_train_worker, wait_until
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.checksums import find_damage
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import fit
+
+pytestmark = pytest.mark.slow
+
+EPOCH = 7  # steps of an epoch of the made dataset
+
+
+def _mapped_by_workers() -> set[str]:
+    """Return the arrays that the workers below this process have mapped."""
+    found: set[str] = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, OSError):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                found |= {line.split(maxsplit=5)[5] for line in maps if ".npy" in line}
+    return found
+
+
+@contextmanager
+def _watched_workers() -> Iterator[set[str]]:
+    """Yield a set that gets all arrays that workers map until the ``with`` block ends."""
+    mapped: set[str] = set()
+    ended = Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            mapped.update(_mapped_by_workers())
+            time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield mapped
+        finally:
+            ended.set()
+            watching.result()
+
+
+def _kill_one(run: Path) -> None:
+    """Kill a worker once graphs and shortlists are in use, which it then has to take again."""
+    wait_until((run / f"checkpoint_{3 * EPOCH:09d}").exists, "no checkpoint")
+    wait_until(kill_train_worker, "no worker")
+
+
+def test_steps_read_the_machines_own_copies_to_the_same_numbers(
+    cluster: None, small_run: RunConfig, tmp_path: Path
+) -> None:
+    config = overlay(
+        small_run,
+        {
+            "walk.enabled": True,
+            "base.kind": "ance",
+            "base.refresh_mode": "synchronous",
+            "base.refresh_every": 1,
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "pruning.mode": "synchronous",
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 1,
+            "training.epochs": 5,
+            "workers.num_workers": 2,
+        },
+    )
+    output, disk = Path(config.output), tmp_path / "disk"
+    with _watched_workers() as mapped:
+        plain = fit(overlay(config, {"name": "plain"}))
+    assert {path for path in mapped if path.startswith(f"{output}/walked")}, "workers are watched"
+
+    local = overlay(config, {"name": "local", "local_folder": str(disk)})
+    run = RunDirectory.of(local.output, "local").path
+    with ThreadPoolExecutor(1) as pool, _watched_workers() as mapped:
+        killed = pool.submit(_kill_one, run)
+        copied = fit(local)
+        killed.result()
+    assert copied.metrics == plain.metrics
+    mirrored = f"{disk}{output}"
+    assert {path for path in mapped if not path.startswith(f"{mirrored}/")} == set()
+    for part in ("prepared", "walked", "runs/local/graphs/step_", "runs/local/shortlists/step_"):
+        assert {path for path in mapped if path.startswith(f"{mirrored}/{part}")}, part
+    (prepared,) = Path(mirrored, "prepared").glob("[!.]*")
+    assert find_damage(prepared) is None, "kept for other runs"
+    assert not list(Path(mirrored, "runs").iterdir()), "the run's own are removed"

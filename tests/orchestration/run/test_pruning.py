@@ -1,0 +1,296 @@
+"""Pruning against a plain loop; its task, killed and failing."""
+
+import errno
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import ray
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pruned import assert_same, half, kept_by_a_loop
+from ray.exceptions import RayError
+from support import csr_of, rows_of, shares_of
+
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph import pruning
+from ramen_ray.method.graph.pruning import prune
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration import embedding
+from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.background.task import (
+    BackgroundTask,
+    Compute,
+    Schedule,
+    read_report,
+)
+from ramen_ray.orchestration.embedding import embed_distinct
+
+SIDES = ("query", "ad")
+EPOCH = 7  # steps of an epoch of the made dataset
+THRESHOLD = 0.3  # drops some edges of the made dataset, not all
+EVERY_EPOCH = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=EPOCH, wait=True)
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 4)).map(sorted), min_size=6, max_size=6),
+    *(st.booleans(), st.sampled_from([-0.5, 0.0, 0.3, 0.99]), st.integers(1, 9)),
+    st.sampled_from([np.float16, np.float32]),
+)
+def test_it_keeps_what_a_plain_loop_keeps(
+    rows: list[list[int]], weighted: bool, threshold: float, batch: int, kind: type
+) -> None:
+    draw = np.random.default_rng(batch)
+    edges = csr_of(rows)
+    if weighted and len(edges.indices):
+        pairs = np.repeat(np.arange(6), np.diff(edges.indptr)), edges.indices
+        edges = Csr.from_pairs(*pairs, 6, draw.uniform(0.5, 3, size=len(edges.indices)))
+    vectors = draw.normal(size=(8, 3))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(kind)
+    nodes, anchors = (TextEmbeddings(vectors, draw.integers(0, 8, size=n)) for n in (6, 5))
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
+        patch.setattr(pruning, "EDGES_PER_BATCH", batch)
+        pruned = prune(edges, nodes, anchors, threshold, Path(folder))
+    every = np.arange(6), np.arange(5)
+    kept = kept_by_a_loop(edges, nodes.take(every[0]), anchors.take(every[1]), threshold)
+    assert_same(pruned.edges, kept)
+    num_edges = sum(map(len, rows))
+    assert pruned.share_kept == (sum(map(len, kept)) / num_edges if num_edges else 1)
+    assert pruned.num_left_bare == sum(
+        bool(before) and not after for before, after in zip(rows, kept, strict=True)
+    )
+    bare = np.array([node for node, row in enumerate(kept) if not row], dtype=int)
+    assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
+
+
+@pytest.mark.parametrize("batch", [2, 100])
+def test_kept_edges_keep_their_weights_beside_huge_ones(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "EDGES_PER_BATCH", batch)
+    nodes = TextEmbeddings(np.array([[1.0, 0.0]]), np.zeros(3, dtype=int))
+    anchors = TextEmbeddings(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 0, 0]))
+    weights = np.array([5.0, 1e25, 2e25, 5.0, 1e-9, 3e-9, 1e25, 1.0, 1.0])
+    edges = Csr.from_pairs(np.repeat(np.arange(3), 3), np.tile(np.arange(3), 3), 3, weights)
+    kept = prune(edges, nodes, anchors, 0.5, tmp_path).edges
+    assert rows_of(kept) == [[1, 2]] * 3
+    # beside 1e25 the last two are lost, and so weigh the same
+    expected = [[1 / 3, 2 / 3], [1 / 4, 3 / 4], [1 / 2, 1 / 2]]
+    assert np.array(shares_of(kept)) == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize("few_texts", [0, embedding.FEW_TEXTS])
+def test_each_distinct_text_is_encoded_once(
+    few_texts: int,
+    cluster: None,
+    prepared: Prepared,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
+    monkeypatch.setattr(embedding, "FEW_TEXTS", few_texts)
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    model.save(tmp_path, 16)
+    names = ["queries/train", "ads", "anchors/links"]
+    folders = [prepared.path / "tokens" / name for name in names]
+    file = tmp_path / "embeddings.npy"
+    embedded = embed_distinct(tmp_path, folders, file, False, 1)
+    tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
+    hashes = np.concatenate([table.hashes for table in tables])
+    assert len(np.load(file)) == len(set(hashes.tolist())) < len(hashes)
+    for table, found in zip(tables, embedded, strict=True):
+        rows = np.arange(len(table))
+        assert found.take(rows) == pytest.approx(model.embed_texts(table, rows), abs=1e-3)
+
+
+def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
+    """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
+    (folder / "encoder").mkdir(parents=True, exist_ok=True)
+    (folder / "encoder" / "weights").write_text("some")
+
+    def take(result: Path, draws: DrawState) -> DrawState:
+        return replace(draws, shortlists=np.array([len(list(result.iterdir()))]))
+
+    device = torch.device("cpu")
+    return BackgroundTask("counting", folder / "results", compute, take, schedule, device)
+
+
+def _advance(task: BackgroundTask, step: int) -> int | None:
+    """Advance; returns the step of the result in use."""
+    before = DrawState({})
+    draws, figures = task.advance(step, task.folder.parent, before)
+    assert (draws is not before) == ("step" in figures)
+    assert figures["waited_s"] == task.waited_s
+    return task.taken
+
+
+def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+    attempts.mkdir()
+
+    def dies_first(model: Path, folder: Path) -> dict[str, float]:
+        (folder / "half").write_text("")
+        (attempts / str(os.getpid())).write_text("")
+        if len(list(attempts.iterdir())) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
+        return {"copied": 4}
+
+    task = _task(tmp_path, dies_first)
+    assert _advance(task, EPOCH) == EPOCH
+    assert len(list(attempts.iterdir())) == 2
+    assert (task.result(EPOCH) / "copy").read_text() == "some"
+    assert read_report(task.result(EPOCH)).keys() == {"copied", "seconds"}
+    assert [path.name for path in task.folder.iterdir()] == [f"step_{EPOCH:09d}"]
+    (task.folder / ".pending" / f"step_{EPOCH:09d}").mkdir(parents=True)  # killed at that moment
+    assert _advance(_task(tmp_path, dies_first), EPOCH) == EPOCH
+    assert len(list(attempts.iterdir())) == 2
+
+
+def test_training_goes_on_when_a_task_fails_for_good(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = tmp_path / "gate"
+
+    def needs_gate(model: Path, folder: Path) -> dict[str, float]:
+        (folder / "half").write_text(gate.read_text())
+        return {}
+
+    task = _task(tmp_path, needs_gate)
+    assert _advance(task, EPOCH) is None
+    assert "counting of step 7 failed" in caplog.text
+    assert list(task.folder.iterdir()) == []
+    gate.write_text("open")
+    assert _advance(task, 2 * EPOCH) == 2 * EPOCH
+
+
+def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(
+    cluster: None, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def needs_room(model: Path, folder: Path) -> dict[str, float]:
+        if not gate.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return {}
+
+    with pytest.raises(RayError, match="No space left on device"):
+        _advance(_task(tmp_path, needs_room), EPOCH)
+    gate.touch()
+    assert _advance(_task(tmp_path, needs_room), EPOCH) == EPOCH
+
+
+def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
+    cluster: None, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def waits(model: Path, folder: Path) -> dict[str, float]:
+        while not gate.exists():
+            time.sleep(0.05)
+        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
+        return {"copied": 4}
+
+    def advance_to(step: int, task: BackgroundTask, epoch: int) -> None:
+        while _advance(task, epoch * EPOCH) != step:
+            time.sleep(0.05)
+
+    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
+    first, second = (_task(tmp_path, waits, schedule) for _ in range(2))
+    assert _advance(first, EPOCH) is None
+    ray.cancel(first._task, force=True)
+    (tmp_path / "encoder" / "weights").write_text("others")
+    assert _advance(second, EPOCH) is None
+    assert _advance(second, 2 * EPOCH) is None
+    gate.write_text("")
+    advance_to(EPOCH, second, 3)
+    assert (second.result(EPOCH) / "copy").read_text() == "some"
+    advance_to(3 * EPOCH, second, 4)
+    advance_to(4 * EPOCH, second, 5)
+    kept = sorted(path.name for path in second.folder.iterdir())
+    assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
+    resumed = _task(tmp_path, waits, schedule)
+    draws = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, DrawState({}))
+    assert draws.shortlists is not None
+    assert resumed.progress == {"taken": 3 * EPOCH, "waited_s": 2.5}
+    resumed.cancel()
+    resumed.keep_only_taken()
+    assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
+
+
+def test_a_damaged_result_is_left_out(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def writes(model: Path, folder: Path) -> dict[str, float]:
+        (folder / "shortlists").write_text("some")
+        return {}
+
+    task = _task(tmp_path, writes)
+    for epoch in (1, 2):
+        assert _advance(task, epoch * EPOCH) == epoch * EPOCH
+    (task.result(2 * EPOCH) / "shortlists").write_text("")
+    resumed = _task(tmp_path, writes)
+    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, DrawState({}))
+    assert resumed.taken == EPOCH
+    assert "counting are made again when they are due" in caplog.text
+    assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
+
+
+def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
+    def sleeps(model: Path, folder: Path) -> dict[str, float]:
+        time.sleep(600)
+        return {}
+
+    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
+    task = _task(tmp_path, sleeps, schedule)
+    assert _advance(task, EPOCH) is None
+    task.cancel()
+    task.keep_only_taken()
+    assert list(task.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_side_without_weight_is_not_pruned(
+    cluster: None, prepared: Prepared, encoder_path: Path, tmp_path: Path, side: str
+) -> None:
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    model.save(tmp_path, 16)
+    task = GraphPruning(
+        prepared.path, prepared.path / "edges", [Regularizer("links", side)], THRESHOLD, False
+    )
+    report = task(tmp_path, tmp_path)
+    assert report.keys() == {f"share_kept/links/{side}", f"nodes_left_bare/links/{side}"}
+    assert [path.name for path in (tmp_path / "links").iterdir()] == [side]
+    table = {"query": prepared.queries["train"], "ad": prepared.ads}[side]
+    anchors = prepared.anchors("links")
+    nodes, anchors = (half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
+    expected = kept_by_a_loop(prepared.edges("links", side), nodes, anchors, THRESHOLD)
+    assert_same(Csr.open(tmp_path / "links" / side), expected)
+
+
+def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(
+    tmp_path: Path,
+) -> None:
+    def unused(model: Path, folder: Path) -> dict[str, float]:
+        raise AssertionError
+
+    task = _task(tmp_path, unused)
+    for step in (EPOCH, 2 * EPOCH):
+        task.result(step).mkdir(parents=True)
+    (task.folder / ".pending" / f"step_{3 * EPOCH:09d}").mkdir(parents=True)
+    task.forget_after(EPOCH)
+    assert list(task.folder.iterdir()) == [task.result(EPOCH)]
+    task.forget_after(0)
+    assert list(task.folder.iterdir()) == []

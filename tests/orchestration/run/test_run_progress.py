@@ -1,0 +1,101 @@
+"""A run's progress in its folder, on a terminal and in a log."""
+
+import logging
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support import ROOT, wait_until
+
+from ramen_ray.orchestration.run import progress
+from ramen_ray.orchestration.run.progress import (
+    PROGRESS_FILE,
+    LiveProgress,
+    read_progress,
+    shown_progress,
+)
+
+Lines = Callable[[], list[str]]
+
+ON_A_TERMINAL = """
+import sys, time
+from pathlib import Path
+from ramen_ray.orchestration.run.progress import LiveProgress, shown_progress
+folder = Path(sys.argv[1])
+with shown_progress(folder):
+    for step in (10, 20, 30):
+        LiveProgress(step, 40, f"epoch {step // 10}/4: task 0.5").write(folder)
+        while not (folder / f"seen-{step}").exists():
+            time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
+    """Returns the lines logged so far, by a watcher that looks often."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.messages
+
+
+def test_a_log_gets_a_line_for_each_message_with_the_time_left(tmp_path: Path, log: Lines):
+    with shown_progress(tmp_path):
+        for epoch in (1, 2, 3):
+            LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)
+            wait_until(lambda text=f"epoch {epoch}": text in " ".join(log()), "not logged")
+    assert log()[0] == "step 10/40  epoch 1"
+    steps = [line.partition("  ")[0] for line in log()]
+    assert steps == ["step 10/40", "step 20/40", "step 30/40"]
+    assert all(" left  epoch" in line for line in log()[1:])
+
+
+def test_a_long_epoch_is_logged_too(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with shown_progress(tmp_path):
+        for step in (1, 2):
+            LiveProgress(step, 40).write(tmp_path)
+            wait_until(lambda text=f"step {step}/40": text in " ".join(log()), "not logged")
+
+
+def test_what_an_earlier_attempt_left_is_not_shown(tmp_path: Path, log: Lines):
+    LiveProgress(30, 40, "epoch 3").write(tmp_path)
+    with shown_progress(tmp_path):
+        assert read_progress(tmp_path) is None
+    assert log() == []
+    assert not (tmp_path / PROGRESS_FILE).exists()
+
+
+def test_the_last_message_is_shown_even_when_the_run_ends_at_once(tmp_path: Path, log: Lines):
+    with shown_progress(tmp_path):
+        LiveProgress(40, 40, "epoch 4").write(tmp_path)
+    assert log() == ["step 40/40  epoch 4"]
+
+
+def test_a_terminal_has_one_line_that_changes(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path)]
+    with subprocess.Popen(command, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        for part in _read_terminal(ours):
+            written += part
+            for step in (10, 20, 30):
+                if f"step {step}/40".encode() in written:
+                    (tmp_path / f"seen-{step}").touch()
+        shown = written.decode()
+    assert process.returncode == 0
+    assert shown.count("\n") == 1
+    for part in ("step 10/40", "step 30/40", "epoch 3/4: task 0.5", "left"):
+        assert part in shown
+
+
+def _read_terminal(terminal: int) -> Iterator[bytes]:
+    with os.fdopen(terminal, "rb", buffering=0) as stream, suppress(OSError):  # EIO is its end
+        while part := stream.read(4096):
+            yield part

@@ -1,0 +1,283 @@
+"""Whole runs on a real Ray: their results, and that a killed run ends like an undisturbed one."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import RunHere
+from mlflow.tracking import MlflowClient
+from pruned import assert_same, half, kept_by_a_loop
+from support import ROOT, kill_train_worker, wait_until
+
+from jobs import train
+from ramen_ray.config import RunConfig, overlay, read_config, write_config
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.checksums import checksum_files, with_checksum
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.training.checkpoints import CheckpointError
+from ramen_ray.orchestration.background.task import read_report
+from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.tracking.runs import Run
+
+EPOCH = 7  # steps of an epoch of the made dataset
+NUM_STEPS = 5 * EPOCH
+AMID_SECOND_EPOCH = "checkpoint_000000009"
+THRESHOLD = 0.3  # drops some edges of the made dataset, not all
+REGULARIZERS = [
+    Regularizer("links", "query"),
+    Regularizer("links", "ad"),
+    Regularizer("topics", "query"),
+]
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "encoder.kind": "transformer",
+            "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
+            "regularization.adaptive": True,
+            "regularization.every_steps": 2,
+            "optimizer.lr": 1e-3,
+            "base.kind": "ance",
+            "base.refresh_every": 2,
+            "base.refresh_mode": "synchronous",
+            "base.shortlist_size": 10,
+            "base.num_hard_negatives": 2,
+            "pruning.mode": "synchronous",
+            "pruning.prune_threshold": THRESHOLD,
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 1,
+            "training.epochs": NUM_STEPS // EPOCH,
+            "training.checkpoint_every_steps": 3,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    run = client.get_run(unharmed.run.id)
+    steps = {
+        name: [point.step for point in client.get_metric_history(run.info.run_id, name)]
+        for name in ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
+    }
+    weights = client.get_metric_history(run.info.run_id, "lambda_x/links")
+    artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
+    plots = {file.path for file in client.list_artifacts(run.info.run_id, "plots")}
+    assert run.info.status == "FINISHED"
+    assert run.data.params["regularization.lambda_x.links"] == "0.1"
+    assert float(run.data.params["dataset.num_train_queries"]) == 60
+    assert steps["loss/task"] == steps["lambda_x/links"] == list(range(1, NUM_STEPS + 1))
+    assert steps["loss/R_z/links"] == steps["loss/total"] == list(range(1, NUM_STEPS + 1, 2))
+    assert weights[0].value == pytest.approx(0.03, rel=0.2)
+    assert 0.003 <= weights[-1].value <= 0.3
+    assert run.data.metrics["test/P_at_1"] == unharmed.metrics["trained"]["test"]["P@1"]
+    terms = {"total", "task", "R_x/links", "R_z/links", "R_x/topics"}
+    assert {name for name in run.data.metrics if name.startswith("loss/")} == {
+        f"loss/{term}" for term in terms
+    }
+    assert "lambda_z/topics" not in run.data.metrics
+    assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
+    assert {"config.json", "plots", "sample_predictions.json"} <= artifacts
+    (model,) = run.outputs.model_outputs
+    logged = client.get_logged_model(model.model_id)
+    assert {metric.key for metric in logged.metrics} >= {"test/P_at_1", "index/recall_at_100"}
+    assert run.data.metrics["index/recall_at_100"] == 1.0
+    drawn = ("losses", "weights", "validation", "head_torso_tail")
+    assert plots == {f"plots/{name}.png" for name in drawn}
+    assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
+    assert read_config(unharmed.run_directory / "config.json").training == config.training
+
+
+def test_a_run_without_classifiers_cannot_answer_by_them(
+    unharmed: TrainResult, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="no classifiers, so part 'both' cannot answer"):
+        evaluate_checkpoint(unharmed.run_directory, "test", part="both")
+    copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
+    config = read_config(copied / "config.json")
+    write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")
+    for file in checksum_files(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
+        evaluate_checkpoint(copied, "test")
+
+
+def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    file = client.download_artifacts(unharmed.run.id, "sample_predictions.json")
+    table = json.loads(Path(file).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    dataset = Dataset(dataset_path)
+    ads = dataset.read("ads")["text"].to_pylist()
+    rows = [row for row in rows if ads.count(row["ad"]) == 1]
+    clicked = {
+        (row["text"], ads[ad])
+        for row in dataset.read("queries/test").to_pylist()
+        for ad in row["ad_ids"]
+    }
+    assert rows
+    for row in rows:
+        assert (row["hit"] == "hit") == ((row["query"], row["ad"]) in clicked)
+
+
+def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
+    kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
+    assert f"checkpoint_{NUM_STEPS:09d}" in kept
+    assert unharmed.encoder.parent.name in kept
+    assert len(kept) <= 2
+
+
+def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
+    metrics = evaluate_checkpoint(unharmed.run_directory, "test")
+    assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
+
+
+def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:
+    made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
+    assert made == {f"step_{4 * EPOCH:09d}"}, "only those in use are left"
+    assert _history(unharmed.run, "shortlists/step") == [(2 * EPOCH,) * 2, (4 * EPOCH,) * 2]
+
+
+def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: TrainResult) -> None:
+    generations = range(EPOCH, NUM_STEPS, EPOCH)
+    assert _history(unharmed.run, "graph/step") == [(step, step) for step in generations]
+    waited = [seconds for _, seconds in _history(unharmed.run, "graph/waited_s")]
+    assert all(before < after for before, after in pairwise([0, *waited]))
+    notes = RunDirectory(unharmed.run_directory).notes
+    renewed = _history(unharmed.run, "shortlists/waited_s")[-1][1]
+    assert notes["waited_seconds"] == pytest.approx(waited[-1] + renewed)
+    assert notes["trained_seconds"] > 0
+    newest = unharmed.run_directory / "graphs" / f"step_{generations[-1]:09d}"
+    for name, value in read_report(newest).items():
+        assert _history(unharmed.run, f"graph/{name}")[-1] == (generations[-1], value)
+    shares = [read_report(newest)[f"share_kept/{one.path}"] for one in REGULARIZERS]
+    assert 0 < min(shares) <= max(shares) < 1, shares
+    assert list(newest.parent.iterdir()) == [newest]
+
+
+def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
+    config: RunConfig,
+    unharmed: TrainResult,
+    run_here: RunHere,
+    joining: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    words = ["--config", str(file), "--name", "killed"]
+    run_directory = Path(config.output) / "runs" / "killed"
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), *words]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, env=joining)
+    wait_until((run_directory / AMID_SECOND_EPOCH).exists, "no checkpoint amid an epoch")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = RunDirectory(run_directory).notes
+    assert not before.get("finished")
+    killed: list[bool] = []
+    killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
+    killer.start()
+    code, printed = run_here(train, *words)
+    killer.join()
+    assert (code, len(killed)) == (0, 1), printed
+    after = RunDirectory(run_directory).notes
+    best = unharmed.encoder.parent.name
+    assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
+    assert after["metrics"] == unharmed.metrics
+    run = Run(unharmed.run.uri, after["mlflow_run_id"])
+    _assert_same_histories(run, unharmed.run)
+    logged = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.metrics
+    for name, value in unharmed.metrics["trained"]["test"].items():
+        assert logged[f"test/{name}".replace("@", "_at_")] == value, name
+
+
+def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
+    config: RunConfig, unharmed: TrainResult, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = unharmed.run_directory.with_name("damaged")
+    shutil.copytree(unharmed.run_directory, run)
+    notes = RunDirectory(run).notes
+    begun = {name: notes[name] for name in ("identity", "made_from")}
+    (run / "run.json").write_text(with_checksum(begun))
+    newest = run / f"checkpoint_{NUM_STEPS:09d}"
+    file = run / "config.json"
+    file.write_bytes(file.read_bytes()[:50])
+    (newest / "state.pt").write_bytes(b"")
+    resumed = fit(overlay(config, {"name": "damaged"}))
+    assert "state.pt has 0 bytes instead of" in caplog.text
+    assert resumed.metrics == unharmed.metrics
+    assert RunDirectory(run).notes["finished"]
+
+
+@pytest.mark.slow
+def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
+    config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
+) -> None:
+    config = overlay(config, {"name": "driver-killed"})
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.model_dump()))
+    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
+    graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    newest = f"step_{NUM_STEPS - EPOCH:09d}"
+    pending = graphs / ".pending" / newest / "encoder"
+    wait_until(pending.exists, f"no {pending}")
+    shutil.copytree(pending, tmp_path / "encoder")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    result = fit(config)
+    assert result.metrics == unharmed.metrics
+    _assert_same_histories(result.run, unharmed.run)
+    model = load_model(tmp_path)
+
+    def embedded(table: TokenTable) -> np.ndarray:
+        return half(model.embed_texts(table, np.arange(len(table))))
+
+    of_nodes = {"query": embedded(prepared.queries["train"]), "ad": embedded(prepared.ads)}
+    for one in REGULARIZERS:
+        of_anchors = embedded(prepared.anchors(one.anchor_set))
+        edges = prepared.edges(one.anchor_set, one.side)
+        expected = kept_by_a_loop(edges, of_nodes[one.side], of_anchors, THRESHOLD)
+        assert_same(Csr.open(graphs / newest / one.path), expected)
+
+
+def _assert_same_histories(run: Run, unharmed: Run) -> None:
+    """Compare steps with their values, once: a kill can come before a logged step is noted."""
+    shares = [f"graph/share_kept/{one.path}" for one in REGULARIZERS]
+    for name in ("loss/task", "loss/total", *shares):
+        assert set(_history(run, name)) == set(_history(unharmed, name)), name
+
+
+def _history(run: Run, metric: str) -> list[tuple[int, float]]:
+    points = MlflowClient(tracking_uri=run.uri).get_metric_history(run.id, metric)
+    return sorted((point.step, point.value) for point in points)
+
+
+def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:
+    """Kill the worker amid the third epoch, or the fourth if the driver's death came as late."""
+    late = [run_directory / f"checkpoint_{step:09d}" for step in (18, 24)]
+
+    def kill() -> bool:
+        return any(checkpoint.exists() for checkpoint in late) and kill_train_worker()
+
+    wait_until(kill, "no worker to kill")
+    killed.append(True)

@@ -1,0 +1,70 @@
+"""A whole run on a GPU, and background tasks on the quarter that it leaves."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.method.retrieval.shortlists import open_shortlists
+from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE
+from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
+from ramen_ray.orchestration.run.fit import fit
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+
+SHARE = 0.75
+
+
+def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunConfig) -> None:
+    changes = {
+        "encoder.kind": "transformer",
+        "base.kind": "ance",
+        "base.refresh_every": 1,
+        "base.refresh_mode": "synchronous",
+        "base.shortlist_size": 10,
+        "pruning.mode": "synchronous",
+        "pruning.warmup_epochs": 1,
+        "pruning.every_epochs": 1,
+        "workers.use_gpu": True,
+        "workers.gpus_per_worker": SHARE,
+    }
+    result = fit(overlay(small_run, changes))
+    assert all(np.isfinite(list(result.metrics["trained"]["test"].values())))
+    (shortlists,) = result.run_directory.glob(f"shortlists/step_*/{SHORTLISTS_FILE}")
+    assert (open_shortlists(shortlists) >= 0).any()
+    assert list(result.run_directory.glob("*/step_*/links"))  # of the pruned graph
+
+
+def test_a_background_task_computes_on_the_quarter_that_is_left(
+    cluster: None, tmp_path: Path
+) -> None:
+    (tmp_path / "encoder").mkdir()
+
+    def where(model: Path, folder: Path) -> dict[str, float]:  # travels as a whole
+        import ray
+        import torch
+
+        return {"gpus": len(ray.get_gpu_ids()), "ones": torch.ones(3, device="cuda").sum().item()}
+
+    def take(result: Path, draws: DrawState) -> DrawState:
+        return draws
+
+    schedule = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=1, wait=True)
+    task = BackgroundTask("where", tmp_path / "results", where, take, schedule, torch.device("cpu"))
+    training = placement_group([{"GPU": SHARE}])
+    ray.get(training.ready())
+    try:
+        task.advance(1, tmp_path, DrawState({}))
+    finally:
+        remove_placement_group(training)
+    report = read_report(task.result(1))
+    assert (report["gpus"], report["ones"]) == (1, 3)

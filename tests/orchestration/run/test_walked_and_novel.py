@@ -1,0 +1,230 @@
+"""A run on walked graphs and a zero-shot split, pruned meanwhile: what it trains on and finds."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import TOPICS
+from mlflow.tracking import MlflowClient
+from ray.train import Checkpoint, UserCallback
+
+from jobs import evaluate as evaluate_job
+from ramen_ray.command_line import run_job
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.graph.walk import WalkSettings
+from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.orchestration.background.task import REPORT_FILE
+from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.preparation.walks import walked_edges
+from ramen_ray.orchestration.run.build import (
+    build_model,
+    build_objective,
+    build_sampler,
+    encoder_tokenizer,
+)
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+
+NUM_EPOCHS = 12
+ALIKE = 0.9999  # drops all edges but those between equal texts
+REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
+NAMES = {
+    kind: {word for topic in topics for word in TOPICS[topic]}
+    for kind, topics in {"grown": ("birds", "trees"), "made": ("ships", "tools", "dances")}.items()
+}
+
+
+def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
+    return dataset.read(table).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def config(split_path: Path, small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "dataset": str(split_path),
+            "walk.enabled": True,
+            "walk.max_anchor_degree": 20,
+            "walk.top_k": 6,
+            "name": "walked",
+            "optimizer.lr": 1e-3,
+            "pruning.mode": "asynchronous",
+            "pruning.prune_threshold": ALIKE,
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 1,
+            "training.epochs": NUM_EPOCHS,
+            "training.validate_every": NUM_EPOCHS,
+            "workers.num_workers": 2,
+        },
+    )
+
+
+def _waits_for_a_graph(graphs: Path) -> UserCallback:
+    """Keep a run at the ends of epochs until its first pruned graph is made and taken."""
+
+    class Waits(UserCallback):  # within a function, so that it travels as a whole
+        def after_report(
+            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+        ) -> None:
+            if metrics[0]["epoch"] > 1 and not any(graphs.glob("step_*")):
+                while not any(graphs.glob(f".pending/step_*/*/{REPORT_FILE}")):
+                    time.sleep(0.05)
+                time.sleep(1)  # its task ends right after
+
+    return Waits()
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: None, config: RunConfig) -> TrainResult:
+    graphs = Path(config.output) / "runs" / "walked" / "graphs"
+    return fit(config, callbacks=[_waits_for_a_graph(graphs)])
+
+
+def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainResult) -> None:
+    history = MlflowClient(tracking_uri=trained.run.uri).get_metric_history
+    points = history(trained.run.id, "graph/step")
+    taken = sorted((point.step, point.value) for point in points)
+    losses = {point.step: point.value for point in history(trained.run.id, "loss/R_x/topics")}
+    epoch = max(losses) // NUM_EPOCHS
+    assert taken
+    assert all(of_step < step and step % epoch == 0 for step, of_step in taken)
+    first = taken[0][0]
+    assert max(losses[step] for step in range(first - epoch + 1, first + 1)) > 0
+    assert max(losses[step] for step in range(first + 1, first + epoch + 1)) == 0
+    graphs = {path.name for path in (trained.run_directory / "graphs").iterdir()}
+    assert ".pending" not in graphs
+
+
+def test_it_trains_on_the_walked_graph_and_knows_its_positives(
+    trained: TrainResult, config: RunConfig
+) -> None:
+    output, dataset = Path(config.output), Dataset(config.dataset)
+    data = prepare(dataset, output / "prepared", encoder_tokenizer(config.encoder))
+    (edges,) = (output / "walked").iterdir()
+    how = WalkSettings(400, 0.8, 20, 6)
+    assert walked_edges(data, REGULARIZERS, how, config.seed, output / "walked") == edges
+    objective = build_objective(config)
+    first = {}
+    for name, folder in (("own", None), ("walked", edges)):
+        training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
+        sampler, draws = build_sampler(config, data, training_data), DrawState(training_data.graphs)
+        (inputs,) = step_inputs(sampler, draws, objective, range(1), torch.device("cpu"))
+        losses = objective.losses(encode(build_model(config), inputs), step=0)
+        first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
+    client = MlflowClient(tracking_uri=trained.run.uri)
+    logged = {
+        term: min(
+            client.get_metric_history(trained.run.id, f"loss/{term}"), key=lambda p: p.step
+        ).value
+        for term in objective.names
+    }
+    assert logged == pytest.approx(first["walked"], abs=1e-5)
+    assert logged != pytest.approx(first["own"], abs=1e-3)
+    assert client.get_run(trained.run.id).data.params["walk.enabled"] == "True"
+
+
+def test_training_measures_zero_shot_too(trained: TrainResult):
+    run = MlflowClient(tracking_uri=trained.run.uri).get_run(trained.run.id)
+    for row, prefix in (("trained", ""), ("untrained", "untrained/")):
+        assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
+        logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]
+        assert logged == trained.metrics[row]["zero_shot"]["R@10"]
+
+
+def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
+    client = MlflowClient(tracking_uri=trained.run.uri)
+    file = client.download_artifacts(trained.run.id, "sample_predictions.json")
+    table = json.loads(Path(file).read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    dataset = Dataset(split_path)
+    ads = {row["source_id"]: row for row in _rows(dataset, "ads")}
+    queries = {row["source_id"]: row for row in _rows(dataset, "queries/test")}
+    assert len(rows) == 5 * len(queries)
+    for row in rows:
+        query, ad = queries[row["query_id"]], ads[row["ad_id"]]
+        assert (row["query"], row["ad"]) == (query["text"], ad["text"])
+        assert (row["hit"] == "hit") == (ad["ad_id"] in query["ad_ids"])
+
+
+def test_the_evaluation_job_does_the_same_and_writes_predictions(
+    trained: TrainResult,
+    split_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
+    written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
+    names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
+    Path("names.csv").write_text("\n".join(["kind,name", *names]))
+    monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
+    assert run_job(evaluate_job.main) == 0
+    printed = capsys.readouterr().out
+    assert "predictions: predictions.parquet" in printed
+    assert all(f" {kind} " in printed for kind in ("grown", "made", "all"))
+    measured = json.loads(Path("metrics.json").read_text())
+    file = Path("predictions.parquet")
+    _assert_bad_matches(measured, pq.read_table(file).to_pylist())
+    trained_metrics = trained.metrics["trained"]["zero_shot"]
+    metrics = {name: measured[name] for name in trained_metrics}
+    assert metrics == pytest.approx(trained_metrics, abs=1e-12)
+    dataset = Dataset(split_path)
+    ads = {row["source_id"]: row["ad_id"] for row in _rows(dataset, "ads")}
+    queries = {row["source_id"]: row for row in _rows(dataset, "queries/zero_shot")}
+    rows = pq.read_table(file).to_pylist()
+    first = {row["query_id"]: ads[row["ad_id"]] for row in rows if row["rank"] == 1}
+    assert first.keys() == queries.keys()
+    hits = [ad in queries[query]["ad_ids"] for query, ad in first.items()]
+    assert metrics["P@1"] == pytest.approx(np.mean(hits))
+
+
+def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
+    shown = [(set(row["query"].split()), set(row["ad"].split()), row["rank"]) for row in rows]
+    for kind, words in NAMES.items():
+        for k in (1, 3, 5):
+            named = [
+                (query & words, ad & words)
+                for query, ad, rank in shown
+                if rank <= k and query & words
+            ]
+            bad = sum(bool(ad) and not query & ad for query, ad in named)
+            assert metrics[f"{kind}/BMR@{k}"] == pytest.approx(bad / len(named))
+    assert 0 < metrics["BMR@5"] < 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--names", "/no/such/names.csv"], "there is no file or folder /no/such/names.csv"),
+        (["--split", "zero_shot"], "handmade has no zero_shot split"),
+        (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
+        (["--predictions", "/tmp"], "must be a file in a folder"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_clear_line(
+    trained: TrainResult,
+    flags: list[str],
+    message: str,
+    dataset_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent)]
+    monkeypatch.setattr(sys, "argv", [*command, "--dataset", str(dataset_path), *flags])
+    assert run_job(evaluate_job.main) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed

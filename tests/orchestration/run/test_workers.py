@@ -1,0 +1,174 @@
+"""What becomes of deaths and errors of workers, one or several; they do not train here."""
+
+import errno
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.train import ControllerError, WorkerGroupError
+from support import wait_until
+
+from ramen_ray.config import WorkersConfig, overlay
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.full_disk import is_disk_full
+from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.run import workers
+from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerTask
+from ramen_ray.presets import minilm
+from ramen_ray.tracking.runs import Run
+
+Train = Callable[[Callable[[WorkerTask], Any]], Any]
+
+
+@pytest.fixture
+def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Let the only worker, of two failures at most, do something else than training."""
+    config = overlay(minilm("foldoc"), {"workers.cpus_per_worker": 1, "workers.max_failures": 2})
+    task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
+
+    def called(worker: Callable[[WorkerTask], Any]) -> Any:
+        monkeypatch.setattr(workers, "train_alone", worker)
+        return workers.train_in_one_worker(task)
+
+    return called
+
+
+def test_another_worker_goes_on_where_one_died(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def die_twice(task: WorkerTask) -> int:
+        with (tmp_path / "begun").open("a") as begun:
+            begun.write(".")
+        if (tmp_path / "begun").stat().st_size < 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return (tmp_path / "begun").stat().st_size
+
+    assert train(die_twice) == 3
+    assert caplog.text.count("the worker has failed, another one goes on: ") == 2
+
+
+def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_path: Path) -> None:
+    def fail_once(task: WorkerTask) -> str:
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").mkdir()
+            raise ConnectionResetError("the store went away")
+        return "done"
+
+    def always_fail(task: WorkerTask) -> None:
+        with (tmp_path / "failures").open("a") as failures:
+            failures.write(".")
+        raise ZeroDivisionError("by zero")
+
+    assert train(fail_once) == "done"
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        train(always_fail)
+    assert (tmp_path / "failures").stat().st_size == 3
+
+
+def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
+    with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
+        train(lambda task: os.kill(os.getpid(), signal.SIGKILL))
+    assert "\n" not in str(told.value)
+
+
+def test_no_worker_is_started_anew_after_an_error(train: Train, tmp_path: Path) -> None:
+    def fill_the_disk(task: WorkerTask) -> None:
+        (tmp_path / "disk").mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def find_fault(task: WorkerTask) -> None:
+        (tmp_path / "fault").mkdir()
+        raise DatasetError("a fault in line 3")
+
+    with pytest.raises(OSError) as full:
+        train(fill_the_disk)
+    assert is_disk_full(full.value)
+    with pytest.raises(DatasetError, match="a fault in line 3"):
+        train(find_fault)
+
+
+def test_ctrl_c_ends_the_worker(train: Train, tmp_path: Path) -> None:
+    file = tmp_path / "process"
+
+    def never_end(task: WorkerTask) -> None:
+        file.write_text(str(os.getpid()))
+        threading.Event().wait()
+
+    def interrupt() -> None:
+        wait_until(lambda: file.exists() and file.read_text(), "no worker")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        train(never_end)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(file.read_text())).wait(timeout=30)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Died(Exception):
+    """What Ray Train makes of a worker whose process has ended."""
+
+    health_check_failure = ActorDiedError()
+
+
+DIED = _Died("A worker has died.\nIts logs")
+
+
+def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails:
+        def __init__(self, *_: object, **__: object) -> None:
+            """Take what Ray Train's trainer takes."""
+
+        def fit(self) -> None:
+            raise error
+
+    monkeypatch.setattr(workers, "TorchTrainer", Fails)
+    held = WorkersConfig(max_failures=2)
+    workers.train_in_workers(print, None, held, Path("runs") / "a")
+
+
+@pytest.mark.parametrize("failures", [{0: DIED}, {0: ConnectionError("reset"), 1: DIED}])
+def test_workers_that_die_too_often_are_told_in_one_line(
+    failures: dict[int, Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
+        _run(WorkerGroupError("dead", failures), monkeypatch)
+    assert str(told.value).endswith("(A worker has died.)")
+
+
+def test_a_lost_machine_that_is_not_replaced_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "has_room", lambda needed, seconds: False)
+    with pytest.raises(ClusterError, match="had no room for all 1 since; add machines") as told:
+        _run(ControllerError(TimeoutError("no workers")), monkeypatch)
+    assert "\n" not in str(told.value)
+
+
+def test_a_controller_that_dies_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match="a process has died"):
+        _run(ActorDiedError(), monkeypatch)
+
+
+def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = WorkerGroupError("wrong", {0: ZeroDivisionError("by zero")})
+    with pytest.raises(WorkerGroupError, match="wrong") as raised:
+        _run(failure, monkeypatch)
+    assert raised.value is failure
+
+
+def test_ray_train_starts_no_worker_anew_on_a_full_disk() -> None:
+    EndOnFullDisk().after_exception(None, {0: KeyError("a")})
+    with pytest.raises(ControllerError) as ended:
+        EndOnFullDisk().after_exception(None, {0: KeyError("a"), 1: FULL})
+    assert is_disk_full(ended.value)

@@ -1,0 +1,245 @@
+"""Ablations on a real Ray and a real MLflow store: trained, compared, reported and resumed."""
+
+import logging
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from mlflow.tracking import MlflowClient
+from support import ROOT
+
+import jobs.ablate
+from ramen_ray.command_line import parse_with_run_config
+from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import RunError, open_run_directory
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.tune import ablation
+from ramen_ray.orchestration.tune.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.variants import AblationConfig, variants_of
+from ramen_ray.presets import PRESETS, bag, ramen_ance, tiny
+from ramen_ray.reports.ablation import VariantFigures, verdict
+
+VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
+
+
+def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
+    variants = variants_of(ramen_ance(), ("ance", "ngame"))
+    parts = ["no-pruning", "no-walk", "no-query-graph", "no-ad-graph", "adaptive-lambda"]
+    parts += ["only-category", "only-hyper_link"]
+    assert set(variants) == {
+        *("ance", "ance-ramen", "ngame", "ngame-ramen", "ance-auggt"),
+        *(f"ance-ramen-{part}" for part in parts),
+    }
+    config = {name: variant.config for name, variant in variants.items()}
+    weights = {name: one.regularization for name, one in config.items()}
+    assert variants["ngame-ramen"].base == "ngame"
+    others = {variant.base for name, variant in variants.items() if name != "ngame-ramen"}
+    assert others == {"ance"}, "bases are compared with the first"
+    assert config["ngame-ramen"] == overlay(ramen_ance(), {"base.kind": "ngame"})
+    assert config["ance"].pruning.mode == config["ance-ramen-no-pruning"].pruning.mode == "never"
+    assert not weights["ance"].lambda_x and not weights["ance"].lambda_z
+    assert not weights["ance-ramen-no-query-graph"].lambda_x
+    assert weights["ance-ramen-no-query-graph"].lambda_z == weights["ance-ramen"].lambda_z
+    assert weights["ance-ramen-only-category"].lambda_x == {"category": 1.0}
+    assert weights["ance-ramen-adaptive-lambda"].adaptive
+    assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
+
+
+def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
+    found = variants_of(bag())
+    assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(found)
+    assert {"in_batch", "unidec", "unidec-ramen"} < set(found), "bases if none is named"
+    with pytest.raises(ConfigError, match="no graph is used"):
+        variants_of(overlay(bag(), {"regularization.lambda_z": {}}))
+
+
+def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps() -> None:
+    up, level = (0.02, 0.01, 0.03), (0.001, -0.01, 0.01)
+
+    def figures(base: str, **gains: tuple[float, float, float]) -> VariantFigures:
+        named = {"P@1": gains["p"], "R@10": gains["r"]} if gains else {}
+        return VariantFigures(base, {}, {}, named, 1.0, 0.0)
+
+    said = verdict(
+        {
+            "ance": figures("ance"),
+            "ance-ramen": figures("ance", p=level, r=up),
+            "unidec": figures("ance", p=up, r=level),
+            "unidec-ramen": figures("unidec", p=level, r=level),
+            "ance-ramen-no-walk": figures("ance", p=up, r=up),
+            "ngame": figures("ance", p=(-0.02, -0.03, -0.01), r=up),
+            "ngame-ramen": figures("ngame", p=(-0.02, -0.03, -0.01), r=level),
+        }
+    )
+    assert [sentence.partition(":")[0] for sentence in said] == [
+        "the graph, ance-ramen is better than ance",
+        "the base, unidec is better than ance",
+        "the graph, unidec-ramen cannot be told from unidec",
+        "the base, ngame gains one metric and loses the other against ance",
+        "the graph, ngame-ramen is worse than ngame",
+    ]
+    assert said[0].endswith(": P@1 +0.10 [-1.00, +1.00], R@10 **+2.00 [+1.00, +3.00]**")
+
+
+def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
+    dataset_path: Path, tmp_path: Path, caplog
+) -> None:
+    copied = shutil.copytree(dataset_path, tmp_path / "one-sided")
+    for file in copied.glob("edges/*/ad*"):
+        file.unlink()
+    changes = {"output": str(tmp_path), "regularization.lambda_x": {"links": 0.1}}
+    config = overlay(tiny(str(dataset_path)), {**changes, "regularization.lambda_z": {}})
+    with caplog.at_level(logging.INFO):
+        assert propagated_dataset(config, Dataset(copied)) is None
+    assert "no train query" in caplog.text
+    assert propagated_dataset(config, Dataset(dataset_path)) is not None
+
+
+def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    doc = jobs.ablate.__doc__.replace("\\\n", " ")
+    examples = re.findall(r"^    .*python jobs/ablate\.py(.*)$", doc, re.MULTILINE)
+    built_in = [f"{name} --dataset foldoc" for name in PRESETS if "320k" not in name]
+    here = [command for command in built_in if not command.startswith("ramen-")]
+    assert len(examples) >= 4
+    for command in [*examples, *here]:
+        words = shlex.split(command.replace("path/to/mine", "foldoc"))
+        settings, config = parse_with_run_config(AblationConfig(), "", words)
+        for variant in variants_of(config, settings.bases).values():
+            check_config(variant.config, Dataset(config.dataset))
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {},
+            "training.epochs": 1,
+            "name": "parts",
+        },
+    )
+
+
+ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
+    cluster: None, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = shutil.copytree(config.dataset, tmp_path / "handmade")
+    own = overlay(config, {"dataset": str(dataset), "name": "changing"})
+    folder = Path(config.output) / "ablations" / "changing"
+    folder.mkdir(parents=True)
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(RunError, match="ablations/changing is in use by another process"),
+    ):
+        ablate(own, ABLATION)
+
+    def change_first(*arguments: Any) -> dict[str, str]:
+        shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
+        return run_trials(*arguments)
+
+    monkeypatch.setattr(ablation, "run_trials", change_first)
+    with pytest.raises(
+        RunError, match=r"has changed meanwhile: dataset .*; put it back"
+    ) as failure:
+        ablate(own, ABLATION)
+    assert "\n" not in str(failure.value)
+    trained = {
+        path.parent.name for path in Path(config.output).glob("runs/changing-*/checkpoint_*")
+    }
+    assert trained == {"changing-in_batch-auggt-seed0"}, "whose clicks are another dataset's"
+
+
+@pytest.fixture(scope="module")
+def first_attempt(cluster: None, config: RunConfig) -> dict[str, int]:
+    """When each other run of an ablation with a failed run was finished."""
+    taken = overlay(config, {"name": f"parts-{VARIANTS[0]}-seed0", "optimizer.lr": 0.1})
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(taken, dataset)
+    with open_run_directory(taken, dataset.name, made_from) as directory:
+        with pytest.raises(RunError, match="1 of 4 runs failed") as failure:
+            ablate(config, ABLATION)
+        (directory.path / "config.json").unlink()
+    assert f"{directory.name}: " in str(failure.value)
+    assert "is in use by another process" in str(failure.value)
+    return _finished(config)
+
+
+@pytest.fixture(scope="module")
+def result(first_attempt: dict[str, int], config: RunConfig) -> AblationResult:
+    return ablate(config, ABLATION)
+
+
+def _finished(config: RunConfig) -> dict[str, int]:
+    runs = (Path(config.output) / "runs").glob("*/run.json")
+    return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
+
+
+@pytest.mark.slow
+def test_the_same_call_trains_only_what_is_missing_and_compares_all(
+    first_attempt: dict[str, int], result: AblationResult, config: RunConfig
+) -> None:
+    assert set(first_attempt) == {f"parts-{variant}-seed0" for variant in VARIANTS[1:]}
+    assert first_attempt.items() < _finished(config).items()
+    assert list(result.variants) == VARIANTS
+    base, whole = (result.variants[name] for name in VARIANTS[:2])
+    assert not base.gains and base.seconds_ratio == 1
+    for name, (value, low, high) in whole.gains.items():
+        assert value == pytest.approx(whole.means[name] - base.means[name])
+        assert low <= value <= high
+    assert set(base.deviations.values()) == {0}
+    (folder,) = (result.report.parents[2] / "propagated").glob("[!.]*")
+    assert Dataset(folder).metadata["propagated_clicks"]["anchor_sets"] == ["links"]
+    changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
+    with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
+        ablate(changed, ABLATION)
+
+
+@pytest.mark.slow
+def test_figures_tables_and_plot_are_those_of_the_runs(result: AblationResult) -> None:
+    client = MlflowClient(tracking_uri=result.run.uri)
+    parent = client.get_run(result.run.id)
+    children = client.search_runs(
+        [parent.info.experiment_id],
+        f"tags.`mlflow.parentRunId` = '{result.run.id}' and status = 'FINISHED'",
+    )
+    assert sorted(run.info.run_name for run in children) == sorted(
+        f"parts-{variant}-seed0" for variant in VARIANTS
+    )
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["seeds"] == "1"
+    assert parent.data.params["regularization.lambda_x.links"] == "0.1"
+    assert parent.data.metrics["in_batch/seconds_ratio"] == 1
+    for run in children:
+        variant = run.info.run_name.removeprefix("parts-").removesuffix("-seed0")
+        means = result.variants[variant].means
+        for metric in ("P@1", "N@5", "R@10"):
+            logged = run.data.metrics[f"test/{metric.replace('@', '_at_')}"]
+            assert means[metric] == pytest.approx(logged)
+            assert parent.data.metrics[f"{variant}/{metric.replace('@', '_at_')}"] == means[metric]
+    names = {file.path for file in client.list_artifacts(result.run.id)}
+    assert names == {file.name for file in result.report.iterdir()}
+    assert names == {"ablation.md", "ablation.png"}
+    written = (result.report / "ablation.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in written.splitlines()
+        if line.startswith("| in_batch")
+    ]
+    assert len(rows) == 2 * (4 + 3)
+    mean = 100 * result.variants["in_batch"].means["P@1"]
+    assert rows[0][:2] == ["in_batch", f"{mean:.2f} ±0.00"]
+    assert rows[4][0] == "in_batch-ramen over in_batch"
+    assert "\n- the graph, in_batch-ramen " in written

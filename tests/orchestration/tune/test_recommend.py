@@ -1,0 +1,89 @@
+"""What a search within some minutes tries, keeps and says; and one on a real Ray."""
+
+import logging
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ramen_ray.command_line import parse_run_config, training_command
+from ramen_ray.config import overlay
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.tune import recommend as module
+from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
+from ramen_ray.presets import PRESETS
+from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict
+from ramen_ray.tracking.runs import Run
+
+LEVEL = (0.001, -0.01, 0.01)
+BETTER = (0.02, 0.01, 0.03)
+
+
+def _outcome(p_at_1: float, finished: bool = True) -> Outcome:
+    return Outcome(p_at_1, p_at_1 + 0.1, 20, 12.0, finished)
+
+
+def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is() -> None:
+    outcomes = {"unidec-graph": _outcome(0.4), "unidec": _outcome(0.39), "x": _outcome(0.2, False)}
+    gains = {
+        "in_batch": {"P@1": BETTER, "R@10": LEVEL},
+        "unidec": {"P@1": LEVEL, "R@10": LEVEL},
+    }
+    first, second, third = verdict(outcomes, gains, 700)
+    assert first.startswith("what matters: unidec-graph gains over in_batch: P@1 +2.0 [+1.0, +3.0]")
+    assert second.startswith("what does not show: unidec-graph over unidec: P@1 +0.1 [-1.0, +1.0]")
+    assert third.startswith("how sure: 2 of 3 candidates trained to the end, with one seed, on 700")
+    assert outcome_table(outcomes).splitlines()[-1] == "| x | 20.00 | 30.00 | 20 | 12 | stopped |"
+
+
+def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path) -> None:
+    settings = RecommendConfig(dataset="rdocs", encoders=("bag", "minilm"), output=str(tmp_path))
+    directory = RunDirectory(tmp_path / "search")
+    directory.create()
+    search = module._Search(settings, directory, Run("unused", "unused"), {})
+    bases = search.bases()
+    assert len(bases) == 2 * len(module.BASES) * 2
+    assert not bases["bag-ance"].regularization.lambda_z
+    ours = overlay(bases["minilm-depsl-graph"], {"workers.cpus_per_worker": 2, "output": "outputs"})
+    theirs = parse_run_config("", ["minilm", "--base.kind", "depsl"])
+    assert ours == overlay(theirs, {"training.selection_metric": "R@10"})
+    search.candidates |= bases
+    assert search.near() == {}
+    for name, value in {
+        "bag-unidec-graph": 0.4,
+        "bag-ance": 0.3,
+        "of-an-earlier-search": 1,
+    }.items():
+        search.kept._write(name, _outcome(value), True)
+    assert list(search.outcomes) == ["bag-unidec-graph", "bag-ance"]
+    near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
+    assert set(near) == {
+        *(f"{word}-{what}" for word in ("third", "triple") for what in ("rate", "classifier-rate")),
+        *("only-links", "only-categories", "third-highest-lambda", "triple-highest-lambda"),
+    }
+    assert near["third-rate"].optimizer.lr == pytest.approx(0.0005)
+    assert near["only-links"].regularization.lambda_z.keys() == {"links"}
+
+
+@pytest.mark.slow
+def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = RecommendConfig(dataset="foldoc", minutes=0.7, output=str(tmp_path))
+    with caplog.at_level(logging.INFO):
+        found = recommend(settings)
+    assert "test" not in " ".join([found.table, *found.sentences, *caplog.messages])
+    rows = [line.split("|")[1:4] for line in found.table.splitlines()[2:]]
+    values = [float(p_at_1) + float(r_at_10) for _, p_at_1, r_at_10 in rows]
+    assert values == sorted(values, reverse=True) and values
+    config = parse_run_config("train", shlex.split(training_command(found.config))[2:])
+    assert config == found.config
+    assert config.encoder == PRESETS["bag"]("foldoc").encoder
+    assert {file.name for file in found.report.iterdir()} == {
+        "recommendation.md",
+        "recommendation.png",
+    }
+    trained = set(tmp_path.glob("runs/*/checkpoint_*"))
+    again = recommend(settings)
+    assert (again.table, again.config, again.run.id) == (found.table, found.config, found.run.id)
+    assert set(tmp_path.glob("runs/*/checkpoint_*")) == trained

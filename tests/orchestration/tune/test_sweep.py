@@ -1,0 +1,482 @@
+"""Sweeps on a real Ray and a real MLflow store: what is tried, stopped, reported and resumed."""
+
+import json
+import logging
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlflow.entities
+import pandas as pd
+import pytest
+from conftest import RunHere
+from filelock import FileLock
+from mlflow.tracking import MlflowClient
+from ray import tune
+from ray.tune.search.optuna import OptunaSearch
+from support import ROOT, node_edges, query_table, text_table, wait_until
+
+from jobs import tune as tune_job
+from ramen_ray.command_line import parse_run_config, run_job, training_command
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.tune import ends, progress
+from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
+from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
+from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.trials import num_held
+from ramen_ray.presets import MINILM, PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
+from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from tune_spaces import SPACES
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> Path:
+    """A dataset that every preset can train on, with a set of each side and the papers' sets."""
+    num_queries = max(preset().training.global_batch_size for preset in PRESETS.values())
+    tables = {"ads": text_table("ad_id", ["an ad"])}
+    for split in ("train", "validation", "test"):
+        tables[f"queries/{split}"] = query_table(["a query"] * num_queries, [[0]] * num_queries)
+    sides = {"hyper_link": ("query", "ad"), "co_click": ("ad",), "co_session": ("query",)}
+    for name, of_set in sides.items():
+        tables[f"anchors/{name}"] = text_table("anchor_id", ["an anchor"])
+        for side in of_set:
+            tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", [[0]])
+    return write_dataset(tmp_path_factory.mktemp("datasets") / "all", tables, name="all").path
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_space_fits_every_preset(preset: str, stand_in: Path) -> None:
+    here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": MINILM})
+    fixed = {"regularization.adaptive": False, "regularization.lambda_x": {"co_session": 0.2}}
+    for config in (here, overlay(here, fixed)):
+        for space in SPACES.values():
+            samplers = space(config)
+            assert check_space(config, samplers, Dataset(stand_in)).keys() == samplers.keys()
+
+
+def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none() -> None:
+    weights = {"regularization.lambda_x": {"co_session": 0.2}, "regularization.adaptive": False}
+    config = overlay(tiny(), {**weights, "regularization.lambda_z": {"co_click": 3.0}})
+    space = SPACES["regularization"](config)
+    own = {
+        "regularization.lambda_x.co_session": 0.2,
+        "regularization.lambda_z.co_click": 3.0,
+        "loss.margin": 0.3,
+    }
+    assert own_values(config, space) == own
+    assert own_values(overlay(config, {"loss.margin": 0.7}), space) is None
+    assert own_values(overlay(config, {"regularization.lambda_x": {}}), space) is None
+    softmax = with_base(tiny(), {"base.kind": "unidec"})
+    assert own_values(softmax, SPACES["unidec"](softmax))["regularization.adaptive_max"] == 3.0
+
+
+def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
+    def check(space: dict[str, Any]) -> None:
+        check_space(overlay(tiny(), {"encoder.kind": "transformer"}), space, Dataset(stand_in))
+
+    with pytest.raises(ConfigError, match="empty"):
+        check({})
+    with pytest.raises(ConfigError, match=r"optimizer\.lrr: Extra inputs are not permitted"):
+        check({"optimizer.lrr": tune.uniform(0, 1)})
+    with pytest.raises(ConfigError, match=r"loss\.margin"):
+        check({"loss.margin": tune.uniform(-2, 1)})
+    for layers in (tune.choice([1, 2, 3, 4, 5, 7, 6]), tune.randint(1, 8)):
+        with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
+            check({"loss.margin": tune.choice([0.1, 0.2]), "encoder.num_layers": layers})
+    for value in (0.3, tune.randn(0.3, 0.1), tune.grid_search([0.3]), tune.sample_from(float)):
+        with pytest.raises(ConfigError, match=r"loss\.margin: a search space needs choices, or a"):
+            check({"loss.margin": value})
+
+
+def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
+    space = {
+        "a": tune.choice([False, True]),
+        "b": tune.loguniform(0.01, 1),
+        "c": tune.uniform(0, 1),
+        "d": tune.randint(1, 7),
+        "e": tune.quniform(0, 0.75, 0.25),
+    }
+    points = grid(OptunaSearch.convert_search_space(space))
+    assert points["a"] == [False, True]
+    assert points["b"] == pytest.approx([0.01, 0.1, 1])
+    assert points["c"] == pytest.approx([0, 0.5, 1])
+    assert points["d"] == [1, 3, 6]
+    assert points["e"] == pytest.approx([0, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("workers", "machines", "held"),
+    [
+        ({"num_workers": 1, "cpus_per_worker": 2}, [{"CPU": 4.0}, {"CPU": 3.0}], 3),
+        ({"num_workers": 1, "cpus_per_worker": 3}, [{"CPU": 4.0}] * 3, 3),
+        ({"num_workers": 4, "cpus_per_worker": 1}, [{"CPU": 2.0}], 1),
+        ({"gpus_per_worker": 0.2}, [{"CPU": 99.0, "GPU": 3.0}, {"CPU": 4.0, "GPU": 1.0}], 17),
+        ({"gpus_per_worker": 1.0, "num_workers": 2}, [{"CPU": 99.0, "GPU": 5.0}], 2),
+        ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
+    ],
+)
+def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, held) -> None:
+    use_gpu = "gpus_per_worker" in workers
+    assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
+
+
+def test_a_trial_is_described_in_one_line() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
+    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "test P@1 48.00", None), "R@10")
+    expected = "encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16"
+    assert line == f"validation R@10 50.00; test P@1 48.00: 1 ({expected})"
+
+
+def test_progress_is_told_while_trials_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = iter([100.0, 101.0, 150.0, 160.0])
+    monkeypatch.setattr(ends.time, "monotonic", lambda: next(now))
+    training = tiny().training.model_copy(update={"epochs": 10})
+    told = ends.Ends(tmp_path / "ends", 4, training)
+
+    def trial(name: str, epoch: int, value: float) -> Any:
+        return SimpleNamespace(
+            trial_id=name,
+            config={},
+            status="RUNNING",
+            last_result={"epoch": epoch},
+            metric_analysis={"validation/P@1": {"max": value}},
+        )
+
+    with caplog.at_level(logging.INFO):
+        told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
+        told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
+        assert not caplog.messages, "the first line comes after five seconds"
+        told.on_trial_complete(2, [], trial("a", 10, 0.4))
+        told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
+    assert caplog.messages == [
+        "1/4 a: validation P@1 40.00, stopped early",
+        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 30.00; "
+        "at most about 145 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["tiny", "--space", "all"],
+            "--space all: there are only regularization, optimizer, mining",
+        ),
+        (["tinny"], "unknown preset 'tinny'; presets are bag, bag-unidec"),
+        (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
+        (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
+        (
+            ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
+            "optimizer.lr: Input should be greater than 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
+    assert run_job(tune_job.main) == 2
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert printed.startswith("error: ")
+    assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "words"),
+    [
+        (bag(), {}, "bag --dataset rdocs"),
+        (bag("debian"), {"base.kind": "ance"}, "bag --dataset debian --base.kind ance"),
+        (bag_unidec("foldoc"), {"base.kind": "depsl"}, None),
+        (minilm("foldoc"), {}, "minilm --dataset foldoc"),
+        (bag("debian"), {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}, None),
+        (minilm_6("debian"), {"base.double_cluster_size_at": (3, 4), "seed": 2}, None),
+        (
+            bag(),
+            {
+                "regularization.lambda_x": {"links_published": 0.5},
+                "regularization.lambda_z": {},
+                "base.loss": "supcon",
+            },
+            None,
+        ),
+    ],
+)
+def test_a_command_gives_back_the_configuration(config, changes, words) -> None:
+    config = overlay(config, changes)
+    command = shlex.split(training_command(config))
+    assert command[:2] == ["python", "jobs/train.py"]
+    assert parse_run_config("train", command[2:]) == config
+    assert words is None or command[2:] == words.split()
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "regularization.lambda_x": {"links": 0.1},
+            "regularization.lambda_z": {"links": 0.1},
+            "walk.enabled": True,
+            "training.epochs": 2,
+            "training.selection_metric": "R@10",
+            "name": "search",
+        },
+    )
+
+
+def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
+    directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
+    directory.create()
+    mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
+    with (
+        FileLock(directory.path / ".lock"),
+        pytest.raises(RunError, match="taken is in use by another process"),
+    ):
+        sweep(mine, SETTINGS, space, training_command)
+    directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
+    message = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
+    message += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
+    with pytest.raises(RunError, match=message):
+        sweep(mine, SETTINGS, space, training_command)
+
+
+@pytest.mark.slow
+def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
+    cluster: None,
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
+    ours = overlay(config, {"dataset": str(dataset), "name": "changing"})
+    test, before = dataset / "queries/test.parquet", (dataset / "queries/test.parquet").read_bytes()
+    ready, space = sweep_module.make_ready, {"loss.margin": tune.uniform(0.1, 0.5)}
+
+    def change_after(config: RunConfig) -> None:
+        ready(config)
+        shutil.copy(dataset / "queries" / "validation.parquet", test)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
+        patch.setattr(sweep_module, "make_ready", change_after)
+        with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back") as failure:
+            sweep(ours, SETTINGS, space, training_command)
+    assert "\n" not in str(failure.value)
+    assert caplog.text.count("failed: ") == 1, "the same error of six trials is told once"
+    assert not [*(Path(config.output) / "runs").glob("changing-*/checkpoint_*")]
+    test.write_bytes(before)
+    directory = RunDirectory(Path(config.output) / "sweeps" / "changing")
+    directory.note(made_from={**directory.notes["made_from"], "torch": "1.0"})
+    with pytest.raises(RunError, match=r"torch \('1.0' there, .* now\).*--allow-changed"):
+        sweep(ours, SETTINGS, space, training_command)
+
+
+def test_a_failing_store_does_not_end_trials(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("the store is locked")
+
+    monkeypatch.setattr(Run, "log_artifacts", fail)
+    directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
+    shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
+    trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
+    progress.ProgressCallback(shown).on_trial_error(1, [trial], trial)
+    assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
+    assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
+
+
+SECOND_EPOCH = "checkpoint_000000014"
+LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
+SETTINGS = SweepConfig(space="own", num_samples=6, search="random", grace_epochs=1, at_once=2)
+
+
+def missing_dataset(config: RunConfig) -> str:
+    """Return a path where there is no dataset at first."""
+    return str(Path(config.output) / "nowhere")
+
+
+def search(config: RunConfig) -> SweepResult:
+    """Search with samplers that give some trials a missing dataset."""
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    space["dataset"] = tune.choice([config.dataset, missing_dataset(config)])
+    return sweep(overlay(config, {"seed": 2}), SETTINGS, space, training_command)
+
+
+@pytest.fixture(scope="module")
+def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
+    """The first search, by a process whose MLflow store is not the cluster's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/mine.db")
+        yield search(config)
+
+
+@pytest.mark.slow
+def test_a_failing_trial_is_reported_and_the_others_go_on(
+    result: SweepResult, config: RunConfig
+) -> None:
+    failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
+    assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
+    assert all("nowhere" in trial.end and trial.value is None for trial in failed)
+    assert len(failed) == 3 and len(result.trials) == 6
+
+
+@pytest.mark.slow
+def test_the_first_trial_has_the_configuration_s_own_values(
+    result: SweepResult, config: RunConfig
+) -> None:
+    own = {**dict.fromkeys(LAMBDAS, 0.1), "dataset": config.dataset}
+    assert own in [dict(trial.params) for trial in result.trials]
+
+
+def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
+    client = MlflowClient(tracking_uri=result.run.uri)
+    experiment = client.get_run(result.run.id).info.experiment_id
+    of_parent = f"tags.`mlflow.parentRunId` = '{result.run.id}'"
+    return list(client.search_runs([experiment], of_parent))
+
+
+@pytest.mark.slow
+def test_children_and_parent_are_tracked(result: SweepResult) -> None:
+    assert result.run.uri.endswith("mine.db")
+    client = MlflowClient(tracking_uri=result.run.uri)
+    parent = client.get_run(result.run.id)
+    children = children_of(result)
+    values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
+        values
+    )
+    for trial in result.trials:
+        if trial.value is None:
+            continue
+        history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
+        reached = [point.value for point in history]
+        assert trial.value in [pytest.approx(value) for value in reached]
+        if trial.end != STOPPED_EARLY:  # a trial that is ended may still validate once
+            assert max(reached) == pytest.approx(trial.value)
+    assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
+    names = {file.path for file in client.list_artifacts(result.run.id)}
+    assert {"trials.csv", "best_command.txt"} <= names
+
+
+@pytest.mark.slow
+def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
+    table = pd.read_csv(result.report / "trials.csv")
+    assert len(table) == 6
+    best = result.trials[0]
+    assert table["validation/R@10"].max() == pytest.approx(best.value)
+    back = parse_run_config("train", shlex.split(result.command)[2:])
+    assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
+
+
+@pytest.mark.slow
+def test_what_failed_is_tried_again_and_the_rest_is_kept(
+    result: SweepResult, config: RunConfig
+) -> None:
+    shutil.copytree(config.dataset, missing_dataset(config))
+    again = search(config)
+    assert again.run.id == result.run.id
+    assert not any(trial.end.startswith("failed: ") for trial in again.trials)
+    kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
+    assert [trial for trial in again.trials if trial in result.trials] == kept
+    assert {trial.name for trial in again.trials} == {trial.name for trial in result.trials}
+    assert all(trial.value is not None for trial in again.trials)
+    spans = [(child.info.start_time, child.info.end_time) for child in children_of(again)]
+    at_once = [sum(start <= begun < end for start, end in spans) for begun, _ in spans]
+    assert len(spans) == 6 and max(at_once) == SETTINGS.at_once
+
+
+@pytest.mark.slow
+def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
+    settings = SETTINGS.model_copy(update={"time_budget": 1.0})
+    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
+    with pytest.raises(RunError, match="no trial has been validated: out of time"):
+        sweep(overlay(config, {"name": "late"}), settings, space, training_command)
+    client = MlflowClient(tracking_uri=result.run.uri)
+    experiment = client.get_run(result.run.id).info.experiment_id
+    assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
+
+
+@pytest.mark.timeout(1800)
+def test_a_killed_sweep_goes_on_with_the_same_command(
+    joining: dict[str, str],
+    config: RunConfig,
+    run_here: RunHere,
+    empty_store: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.copy(empty_store, tmp_path)
+    file = tmp_path / "config.json"
+    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 8}
+    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    words = ["--config", str(file), "--num-samples", "1", "--no-stop-early", "--at-once", "1"]
+    command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
+    environment = joining | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
+    search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
+
+    def notes() -> dict[str, dict[str, Any]]:
+        return {path.parent.name: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
+
+    def checkpoints_under_way() -> set[str]:
+        under_way = [name for name, run in notes().items() if not run.get("finished")]
+        return {path.name for name in under_way for path in (runs / name).glob("checkpoint_0*")}
+
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
+    wait_until(
+        lambda: max(checkpoints_under_way(), default="") >= SECOND_EPOCH, "no trial is under way"
+    )
+    first.kill()
+    first.wait()
+    before, known = notes(), checkpoints_under_way()
+    parent = Run(tracking_uri(tmp_path), search.notes["mlflow_run_id"])
+    name = "unknown to Tune"
+    lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
+    seen: set[str] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.05):
+            seen.update(checkpoints_under_way())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    code, printed = run_here(tune_job, *words)
+    is_over.set()
+    watcher.join()
+    assert code == 0, printed
+    assert min(seen - known) > max(known)
+    after = notes()
+    assert len(after) == 1
+    assert all(run["finished"] for run in after.values())
+    for name, one in before.items():
+        assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
+    assert lost.client.get_run(lost.id).info.status == "KILLED"
+    trained = _times_of_checkpoints(runs)
+    code, again = run_here(tune_job, *words)
+    assert code == 0, again
+    assert _times_of_checkpoints(runs) == trained, "a finished trial is trained again"
+    assert notes() == after
+    results = {
+        line for line in printed.splitlines() if line.startswith(("  validation R@10 ", "best: "))
+    }
+    assert len(results) == 2 and results <= set(again.splitlines())
+
+
+def _times_of_checkpoints(runs: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime for path in runs.glob("*/checkpoint_0*")}

@@ -1,0 +1,207 @@
+"""Trials that train in their own process: the numbers of other runs, whatever happens."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from ray import tune
+from support import kill_train_worker, wait_until
+
+from ramen_ray.config import RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.run.directory import Identity, RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.ready import is_ready
+from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.tune.trials import (
+    run_trials,
+    running_tune,
+    train_in_trial,
+    trainable,
+)
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+
+METRIC = VALIDATION + "P@1"
+Ended = TypeVar("Ended")
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    return overlay(
+        small_run,
+        {
+            "training.checkpoint_every_steps": 3,
+            "pruning.mode": "synchronous",
+            "workers.cpus_per_worker": 2,  # all of them
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> TrainResult:
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+@pytest.fixture(scope="module")
+def parent(config: RunConfig) -> Run:
+    output = Path(config.output)
+    return open_run(tracking_uri(output), config.experiment, "parent", output)
+
+
+def _named(config: RunConfig, name: str, max_failures: int = 3) -> RunConfig:
+    return overlay(config, {"name": name, "workers.max_failures": max_failures})
+
+
+def _in_two_workers(config: RunConfig) -> RunConfig:
+    """Return the configuration of the same run with two workers, which are Ray Train's."""
+    return overlay(config, {"workers.num_workers": 2, "workers.cpus_per_worker": 1})
+
+
+def _assert_alike(metrics: dict[str, Any], unharmed: TrainResult) -> None:
+    """Compare metrics up to the rounding of sums over two workers."""
+    for split, expected in unharmed.metrics["trained"].items():
+        assert metrics["trained"][split] == pytest.approx(expected, abs=0.02), split
+
+
+def _metrics(config: RunConfig) -> dict[str, Any]:
+    metrics: dict[str, Any] = _directory(config).notes["metrics"]
+    return metrics
+
+
+def _directory(config: RunConfig) -> RunDirectory:
+    return RunDirectory.of(config.output, str(config.name))
+
+
+def _expected(config: RunConfig) -> dict[str, Identity]:
+    return {config.dataset: identity_of(config, Dataset(config.dataset))}
+
+
+def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
+    configs = {str(config.name): config}
+    return run_trials(configs, parent, Path(config.output), _expected(config))
+
+
+def _kill_trial() -> bool:
+    """Kill the process of a trial below this process; says whether there was one."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "ImplicitFunc" in " ".join(process.cmdline()):
+                process.kill()
+                return True
+    return False
+
+
+def _disturbed(config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended]) -> Ended:
+    """Do a job, of which a process is killed as soon as the run has a checkpoint."""
+
+    def disturb() -> None:
+        folder = _directory(config).path
+        wait_until(lambda: any(folder.glob("checkpoint_0*")), "no checkpoint")
+        wait_until(kill, "no process to kill")
+
+    with ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(disturb)
+        ended = job()
+        disturbed.result()
+    return ended
+
+
+def test_trials_in_one_process_have_the_numbers_of_a_run_by_itself(
+    config: RunConfig, unharmed: TrainResult, parent: Run
+) -> None:
+    names = ["first", "second"]
+    configs = {name: _named(config, name) for name in names}
+    assert run_trials(configs, parent, Path(config.output), _expected(config)) == {}
+    kept = {path.name for path in unharmed.run_directory.glob("checkpoint_0*")}
+    for one in configs.values():
+        assert _metrics(one) == unharmed.metrics
+        assert {path.name for path in _directory(one).path.glob("checkpoint_0*")} == kept
+    client = MlflowClient(parent.uri)
+    for metric in ("loss/task", "loss/total", "validation/P_at_1"):
+        first, second, theirs = (
+            [(point.step, point.value) for point in client.get_metric_history(run, metric)]
+            for run in [
+                *(_directory(one).notes["mlflow_run_id"] for one in configs.values()),
+                unharmed.run.id,
+            ]
+        )
+        assert first == second == theirs
+
+
+def test_a_killed_trial_goes_on_to_the_same_numbers(
+    config: RunConfig, unharmed: TrainResult, parent: Run
+) -> None:
+    killed = _named(config, "killed")
+    assert _disturbed(killed, _kill_trial, lambda: _in_trial(killed, parent)) == {}
+    assert _metrics(killed) == unharmed.metrics
+
+
+def test_a_trial_that_dies_too_often_says_so_and_goes_on_in_ray_train(
+    config: RunConfig, unharmed: TrainResult, parent: Run
+) -> None:
+    dying = _named(config, "dying", max_failures=0)
+    errors = _disturbed(dying, _kill_trial, lambda: _in_trial(dying, parent))
+    assert errors["dying"].startswith("its process has died 1 times, once more than")
+    _assert_alike(fit(_in_two_workers(dying)).metrics, unharmed)
+
+
+def test_a_run_of_ray_train_goes_on_in_a_trial(
+    config: RunConfig, unharmed: TrainResult, parent: Run
+) -> None:
+    begun = _named(config, "begun", max_failures=0)
+    with pytest.raises(ClusterError, match="workers have died 1 times"):
+        _disturbed(begun, kill_train_worker, lambda: fit(_in_two_workers(begun)))
+    assert _in_trial(begun, parent) == {}
+    _assert_alike(_metrics(begun), unharmed)
+
+
+def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
+    config: RunConfig, unharmed: TrainResult, parent: Run, tmp_path: Path
+) -> None:
+    names = ["stopped", "next", "last"]
+
+    def train(
+        params: dict[str, Any], config: RunConfig, parent: Run, folder: Path, expected: Identity
+    ) -> None:
+        (folder / params["name"]).write_text(f"{os.getpid()} {threading.active_count()}")
+        train_in_trial(overlay(config, params), parent, expected, METRIC)
+
+    runnable = trainable(
+        train,
+        1,
+        lambda params: overlay(config, params),
+        config=config,
+        parent=parent,
+        folder=tmp_path,
+        expected=_expected(config)[config.dataset],
+    )
+    assert is_ready(config)
+    with running_tune():
+        results = tune.Tuner(
+            runnable,
+            param_space={"name": tune.grid_search(names)},
+            tune_config=tune.TuneConfig(reuse_actors=True),
+            run_config=tune.RunConfig(
+                storage_path=str(tmp_path / "tune"),
+                stop=lambda trial, result: result["config"]["name"] == "stopped",
+                verbose=0,
+            ),
+        ).fit()
+    assert not results.errors
+    seen = [(tmp_path / name).read_text().split() for name in names]
+    assert len({process for process, _ in seen}) == 1
+    assert seen[1][1] == seen[2][1], "a thread of the stopped trial goes on"
+    for name in names[1:]:
+        assert _metrics(_named(config, name)) == unharmed.metrics
+    assert not _directory(_named(config, "stopped")).notes.get("finished")
+    stopped = _named(config, "stopped")
+    assert fit(stopped).metrics == unharmed.metrics

@@ -1,0 +1,91 @@
+"""Short trainings without Ray, on one worker or two: what several tests train, save and resume."""
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import run_in_two_processes
+from torch import distributed, nn
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.checkpoints import save_checkpoint
+from ramen_ray.method.training.optimization import build_optimizer, build_schedule
+from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step_losses import global_losses
+
+
+def build_encoder(kind: str, folder: Path) -> Encoder:
+    """Build an encoder of the kind ``bag`` or ``transformer``."""
+    return build_bag(str(folder)) if kind == "bag" else build_transformer(str(folder))
+
+
+def build_sampler(data: Prepared, objective: Objective, **settings: Any) -> Sampler:
+    """Build a sampler of batches of 16."""
+    training_data = TrainingData.from_prepared(data, objective.regularizers)
+    return Sampler(training_data, 16, seed=3, **settings)
+
+
+class Run:
+    """A training: its model, objective, sampler and state, before the first step."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        sampler: Sampler,
+        objective: Objective,
+        parts: Sequence[StepPart] = (),
+        rates: tuple[float, float, float | None] = (5e-3, 0.01, None),
+        schedule: tuple[int, int] = (4, 40),
+    ) -> None:
+        """Begin; ``rates`` are lr, weight decay and the embeddings' lr."""
+        self.model, self.sampler, self.objective = DualEncoder(encoder), sampler, objective
+        trained: nn.Module = self.model
+        if distributed.is_initialized():
+            trained = nn.parallel.DistributedDataParallel(trained)
+        optimizer = build_optimizer(encoder, *rates)
+        draws = DrawState(sampler.data.graphs)
+        self.state = TrainState(
+            trained, optimizer, build_schedule(optimizer, *schedule), draws, parts=parts
+        )
+
+    def train(self, stop: int, **settings: Any) -> list[list[float]]:
+        """Return the losses (steps, terms) up to a step."""
+        steps = train_steps(self.state, self.sampler, self.objective, stop, **settings)
+        return global_losses(list(steps)).tolist()
+
+    def weights(self, stop: int) -> list[list[float]]:
+        """Train up to a step; returns the weights of each step's losses (steps, terms)."""
+        steps = train_steps(self.state, self.sampler, self.objective, stop)
+        return [self.state.weights.tolist() for _ in steps]
+
+    def save(self, folder: Path, **progress: Any) -> None:
+        """Write a checkpoint."""
+        save_checkpoint(folder, self.model, self.state, 16, progress)
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        """All parameters of the model."""
+        return nn.utils.parameters_to_vector(self.model.parameters()).detach()
+
+
+def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:
+    """Run ``worker(rank, folder, *arguments)`` in two processes of a group."""
+    run_in_two_processes(_in_group, worker, folder, *arguments)
+
+
+def _in_group(rank: int, worker: Callable[..., None], folder: Path, *arguments: object) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    worker(rank, folder, *arguments)
+    gc.collect()  # a DDP model that outlives the process group can deadlock when it is freed
+    distributed.destroy_process_group()

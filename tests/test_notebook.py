@@ -1,0 +1,73 @@
+"""The library in a notebook: tables of pandas, polars and Arrow, and search."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+import pyarrow as pa
+import pytest
+from stores import Store
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.notebook import Columns, Dataset, load_retriever, write_dataset
+from ramen_ray.tracking.registry import Registry, RegistryError
+
+CLICKS = {
+    "query": [f"query {number % 30}" for number in range(90)],
+    "ad_id": [f"A{number % 7}" for number in range(90)],
+    "clicks": [1 + number % 3 for number in range(90)],
+}
+ADS = {"ad_id": [f"A{number}" for number in range(8)], "title": list("abcdefgh")}
+KINDS = {"ad_id": ["A0", "A7"], "anchor": ["first", "last"]}
+
+
+@pytest.mark.parametrize("frame", [pa.table, pd.DataFrame])
+def test_tables_in_memory_become_a_dataset_directory(
+    frame: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    columns = Columns(ad_text=("title",), clicks_weight="clicks")
+    given = {"ads": frame(ADS), "ad_edges": {"kinds": frame(KINDS)}, "columns": columns}
+    dataset = write_dataset(tmp_path / "mine", frame(CLICKS), **given, drop_own_text=True)
+    assert dataset.path == Dataset(tmp_path / "mine").path
+    ads = dataset.read("ads").to_pandas()
+    assert sorted(ads["text"]) == ADS["title"]
+    texts = {row["text"] for row in dataset.read("queries/train").to_pylist()}
+    assert texts < set(CLICKS["query"])
+    assert dataset.num_rows("edges/kinds/ad") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+    with pytest.raises(DatasetError, match="exists"):
+        write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)
+
+
+def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    wrong = {**CLICKS, "ad_id": [None, *CLICKS["ad_id"][1:]]}
+    with pytest.raises(DatasetError, match=r"clicks\.parquet"):
+        write_dataset(tmp_path / "mine", pa.table(wrong))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+def test_a_retriever_answers_with_a_table(
+    store: Store, dataset_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run_id = store.run(0.0, dataset_path)
+    retriever = load_retriever(run_id, store.output)
+    found = retriever.search(["robin", "oak"], top_k=3).to_pydict()
+    model = Registry(store.uri).load(retriever.uri)
+    expected = model.predict(["robin", "oak"], params={"top_k": 3}).to_dict("records")
+    assert found["query"] == ["robin"] * 3 + ["oak"] * 3
+    assert found["rank"] == [1, 2, 3] * 2
+    for column, name in (("ad_id", "ad_ids"), ("ad", "ads"), ("score", "scores")):
+        assert found[column] == [*expected[0][name], *expected[1][name]]
+    assert retriever.search([]).num_rows == 0
+    with pytest.raises(RegistryError, match="the query '': "):
+        retriever.search(["robin", ""])

@@ -1,0 +1,45 @@
+"""The pages that users read: links lead somewhere, and tables of evidence add up."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datasets/*/*.md")]
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the names that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if ":" not in link and not (
+                target.exists() and (not anchor or anchor in _anchors(target))
+            ):
+                lost.append(f"{page.name}: {link}")
+    assert not lost
+
+
+@pytest.mark.parametrize("name", ["results", "oak"])
+def test_differences_are_those_of_the_rows(name: str) -> None:
+    with (ROOT / "docs" / "evidence" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    percent = {(row["dataset"], row["variant"], row["metric"]): row["percent"] for row in rows}
+    compared = [row for row in rows if row["over"]]
+    assert compared
+    for row in compared:
+        base = percent.get((row["dataset"], row["over"], row["metric"]))
+        difference = float(row["difference"])
+        assert float(row["low"]) <= difference <= float(row["high"]), row
+        if base:
+            rounding = 0.0151
+            assert abs(float(row["percent"]) - float(base) - difference) < rounding, row
