@@ -4,6 +4,7 @@ Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc
     python jobs/promote.py MLFLOW_RUN_ID --name foldoc --metric R@10     a sweep's id: its best run
     python jobs/promote.py outputs/runs/NAME --name foldoc@challenger
+    python jobs/promote.py outputs/runs/NAME --name foldoc --test next_week
     python jobs/promote.py --restore --name foldoc                       the previous champion
 
 A run that is no better is not promoted: the exit code is 3 then, and 2 after an error. You can also
@@ -38,6 +39,8 @@ class PromoteSettings(StoreSettings):
     """Test metric that decides, such as R@10; default: the run's selection metric."""
     force: bool = False
     """Promote it even if it does not beat the champion."""
+    test: str | None = None
+    """Dataset directory whose test queries decide; default: the one that the run was trained on."""
     restore: bool = False
     """Move the alias back to the version that had it before."""
 
@@ -46,8 +49,8 @@ def main() -> int | None:
     """Promote or restore, and print what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
-    name, at, given = settings.name.partition("@")
-    alias = given if at else CHAMPION
+    name, at, alias = settings.name.partition("@")
+    alias = alias if at else CHAMPION
     if settings.restore:
         before, now = registry.restore(name, alias)
         print(f"{name}@{alias} is version {now} again, no longer version {before}")
@@ -55,13 +58,16 @@ def main() -> int | None:
     if settings.run is None:
         raise ConfigError("give the run to promote, or --restore")
     try:
-        found = promote(registry, settings.run, name, alias, settings.metric, settings.force)
+        found = promote(
+            registry, settings.run, settings.name, settings.metric, settings.force, settings.test
+        )
     except IncomparableError as error:
         raise IncomparableError(f"{error}; --force promotes it anyway") from error
     if found.origin:
         print(found.origin)
-    if found.differences:
-        Console(width=110).print(difference_table(found.candidate, found.differences))
+    for one in found.compared:
+        print(f"on {one.of}:")
+        Console(width=110).print(difference_table(one.candidate, one.differences))
     if not found.promoted:
         print(f"version {found.version} is not promoted: {found.verdict}")
         return NOT_PROMOTED

@@ -88,7 +88,7 @@ def search_index(
     query_embeddings: NDArray[np.float32],
     k: int,
     ids: Ids = 0,
-    num_ads: int | None = None,
+    rows: range | NDArray[np.int64] | None = None,
 ) -> TopK:
     """Find each query's k most similar ads of an index.
 
@@ -100,10 +100,11 @@ def search_index(
         query_embeddings: (queries, D) float32.
         k: ads per query.
         ids: those of the index's rows.
-        num_ads: find about what would be found if only the first so many ads had been added.
+        rows: find about what would be found if the index had only these of its rows.
     """
-    find, queries = _finder(index, ids, num_ads), np.ascontiguousarray(query_embeddings)
-    depths = [k + SPARE, k + MOST_EQUAL, num_ads or max(index.ntotal, 1)]
+    find, queries = _finder(index, ids, rows), np.ascontiguousarray(query_embeddings)
+    depths = [k + SPARE, k + MOST_EQUAL, index.ntotal if rows is None else len(rows)]
+    depths[-1] = max(depths[-1], 1)
     if not isinstance(index, SCANNED):
         depths = [k]  # deeper, it would find others
     starts = range(0, max(len(queries), 1), QUERIES_PER_PASS)
@@ -118,23 +119,26 @@ Find = Callable[[NDArray[np.float32], int], TopK]
 """Finds ads at least so deep, by any rule for ties."""
 
 
-def _finder(index: Any, ids: Ids, num_ads: int | None) -> Find:
+def _finder(index: Any, ids: Ids, rows: range | NDArray[np.int64] | None) -> Find:
     how: dict[str, Any] = {}
-    if num_ads is not None and num_ads < index.ntotal:
-        first = faiss.IDSelectorRange(0, num_ads)
-        if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
-            candidates = index.hnsw.efSearch * index.ntotal // num_ads
-            how["params"] = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
-        elif isinstance(index, faiss.IndexIVF):
-            how["params"] = faiss.SearchParametersIVF(sel=first, nprobe=index.nprobe)
+    if rows is not None and len(rows) < index.ntotal:
+        if isinstance(rows, range):
+            only = faiss.IDSelectorRange(rows.start, rows.stop)
         else:
-            how["params"] = faiss.SearchParameters(sel=first)
+            only = faiss.IDSelectorBatch(np.asarray(rows))
+        if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
+            candidates = index.hnsw.efSearch * index.ntotal // max(len(rows), 1)
+            how["params"] = faiss.SearchParametersHNSW(sel=only, efSearch=candidates)
+        elif isinstance(index, faiss.IndexIVF):
+            how["params"] = faiss.SearchParametersIVF(sel=only, nprobe=index.nprobe)
+        else:
+            how["params"] = faiss.SearchParameters(sel=only)
     table = None if isinstance(ids, int) else np.append(ids, -1)  # row -1 is no ad
 
     def find(queries: NDArray[np.float32], depth: int) -> TopK:
-        scores, rows = index.search(queries, depth, **how)
-        scores[rows < 0] = -np.inf
-        return np.where(rows < 0, -1, rows + ids if table is None else table[rows]), scores
+        scores, found = index.search(queries, depth, **how)
+        scores[found < 0] = -np.inf
+        return np.where(found < 0, -1, found + ids if table is None else table[found]), scores
 
     return find
 

@@ -354,7 +354,7 @@ def test_an_index_finds_most_of_what_exact_search_finds(
     exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
     assert _share(found, exact) >= least
     index.add(added)
-    among_first, scores = search_index(index, queries, 100, num_ads=len(ads))
+    among_first, scores = search_index(index, queries, 100, rows=range(len(ads)))
     assert among_first.max() < len(ads)
     assert _share(among_first, exact) >= _share(found, exact) - 0.002
     if kind != "ivf_pq":

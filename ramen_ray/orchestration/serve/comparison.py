@@ -1,0 +1,204 @@
+"""Compare two retrievers on the test queries of a dataset, whatever each of them was made from."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
+from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.data.store.texts import fold
+from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.judgement import (
+    JudgedQueries,
+    Judgement,
+    Propensity,
+    read_test_queries,
+)
+from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
+from ramen_ray.method.retrieval.search import TopK, search_index
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
+
+QUERIES_PER_PASS = 4096
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How much better a candidate is than the champion, on some queries and ads.
+
+    Attributes:
+        of: which they are, in words.
+        candidate: its metrics.
+        differences: by how much they exceed the champion's.
+    """
+
+    of: str
+    candidate: dict[str, float]
+    differences: dict[str, Difference]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A retriever that is loaded, and what is known of it."""
+
+    logged: LoggedRetriever
+    model: Any
+
+    @classmethod
+    def load(cls, registry: Registry, uri: str) -> "Answering":
+        """Load the retriever at ``uri``."""
+        return cls(registry.look_up(uri), registry.load(uri))
+
+    def is_made_from(self, dataset: Dataset) -> bool:
+        """Whether it was trained on a dataset as it is now."""
+        return bool(self.logged.metadata["dataset_fingerprint"] == dataset.fingerprint)
+
+    def ads_of_rows(self, dataset: Dataset) -> Int64s:
+        """Return which ad of a dataset is in each row (rows,) of its index; -1 for none.
+
+        Ads of another dataset are found by the user's ids, or by texts if it has none.
+        """
+        own = self.model.unwrap_python_model()
+        numbers = np.full(own.index.ntotal, -1)
+        if self.is_made_from(dataset):
+            num_ads = dataset.num_rows("ads")
+            numbers[:num_ads] = np.arange(num_ads)
+            return numbers
+        ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
+        known = users_ids(ads) if "source_id" in ads.column_names else ads["text"]
+        names = own.ad_ids if "source_id" in ads.column_names else own.ad_texts
+        found = pc.index_in(names, known.cast(names.type).combine_chunks())
+        return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
+
+
+def compare(
+    registry: Registry, candidate: Answering, champion: Answering, test: str | None = None
+) -> list[Compared]:
+    """Compare two retrievers; the first result decides.
+
+    Retrievers of one dataset are compared on all its test queries and ads. Otherwise, the first
+    result is of the ads that both have, and of queries that the champion was not trained on; then
+    come the others, and all ads of each.
+
+    Args:
+        registry: of the store.
+        candidate: on whose dataset's test queries they are compared.
+        champion: the other.
+        test: another dataset directory, whose test queries are used.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
+    """
+    dataset, propensity = _test_dataset(registry, candidate.logged, test)
+    with dataset.unchanged("while retrievers were compared on it"):
+        texts, judgement = read_test_queries(dataset, propensity)
+        both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
+        if all(one.is_made_from(dataset) for one, _ in both):
+            measured = [_measure(one, texts, judgement, ads, ads >= 0) for one, ads in both]
+            return [_compared("the test split", *measured)]
+        seen = _seen(registry, champion.logged, texts)
+    return _apart(texts, judgement, both, seen, dataset.name)
+
+
+def _apart(
+    texts: list[str],
+    judgement: Judgement,
+    both: list[tuple[Answering, Int64s]],
+    seen: Booleans | None,
+    name: str,
+) -> list[Compared]:
+    has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
+    shared = has[0] & has[1]
+    of_shared = replace(judgement, truth=clicks_on(judgement.truth, shared))
+    measured = [
+        _measure(one, texts, of_shared, ads, np.append(shared, False)[ads]) for one, ads in both
+    ]
+    among = f"test queries of {name}, among the {int(shared.sum()):,} ads that both have"
+    if seen is None or not seen.any():
+        note = "" if seen is not None else "; whether the champion was trained on some is not known"
+        found = [_compared(f"{len(texts):,} {among}{note}", *measured)]
+    else:
+        new, known = ([_some(one, flags) for one in measured] for flags in (~seen, seen))
+        found = [_compared(f"{int((~seen).sum()):,} {among}, that are new to the champion", *new)]
+        found += [_compared(f"{int(seen.sum()):,} that the champion was trained on", *known)]
+    whole = [_measure(one, texts, judgement, ads, np.full(len(ads), True)) for one, ads in both]
+    return [*found, _compared("all of these queries, with all ads that each has", *whole)]
+
+
+def _measure(
+    one: Answering, texts: list[str], judgement: Judgement, ads: Int64s, is_searched: Booleans
+) -> dict[str, PerQuery]:
+    rows, scores = _search(one.model, texts, judgement.depth, np.flatnonzero(is_searched))
+    return judgement.measure((np.append(ads, -1)[rows], scores))
+
+
+def _some(measured: dict[str, PerQuery], flags: Booleans) -> dict[str, PerQuery]:
+    return {name: (gained[flags], possible[flags]) for name, (gained, possible) in measured.items()}
+
+
+def _compared(of: str, candidate: dict[str, PerQuery], champion: dict[str, PerQuery]) -> Compared:
+    return Compared(of, ratios(candidate), paired_differences(candidate, champion))
+
+
+def _test_dataset(
+    registry: Registry, candidate: LoggedRetriever, test: str | None
+) -> tuple[Dataset, Propensity]:
+    parameters = registry.parameters(candidate.run_id)
+    propensity = Propensity(*(float(parameters[f"evaluation.propensity_{name}"]) for name in "ab"))
+    if test is not None:
+        return Dataset(test), propensity
+    since = f"since {candidate.uri} was trained on it; train again"
+    fingerprint = candidate.metadata["dataset_fingerprint"]
+    return open_unchanged(parameters["dataset"], fingerprint, since), propensity
+
+
+def _seen(registry: Registry, champion: LoggedRetriever, texts: list[str]) -> Booleans | None:
+    """Flag the texts that a retriever was trained on; None if its dataset has gone or changed."""
+    path = registry.parameters(champion.run_id)["dataset"]
+    try:
+        dataset = open_unchanged(path, champion.metadata["dataset_fingerprint"], "since")
+    except DatasetError:
+        return None
+    trained = fold(dataset.read("queries/train")["text"].combine_chunks())
+    return np.asarray(pc.is_in(fold(pa.array(texts)), trained))
+
+
+def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> JudgedQueries:
+    """Open the test split of a retriever's dataset.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since.
+    """
+    parameters = registry.parameters(retriever.run_id)
+    since = f"since {retriever.uri} was trained on it; train again"
+    fingerprint = retriever.metadata["dataset_fingerprint"]
+    dataset = open_unchanged(parameters["dataset"], fingerprint, since)
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    with dataset.unchanged(since):
+        return read_test_queries(dataset, Propensity(*constants))
+
+
+def retrieve(model: Any, queries: JudgedQueries) -> TopK:
+    """Return each query's best ads of the dataset (queries, k), as many as the metrics need.
+
+    The model's own encoder and index are used; ads that were added later are ignored.
+
+    Args:
+        model: the retriever, as MLflow loads it.
+        queries: the test queries.
+    """
+    texts, judgement = queries
+    return _search(model, texts, judgement.depth, range(len(judgement.inverse)))
+
+
+def _search(model: Any, texts: list[str], depth: int, rows: range | Int64s) -> TopK:
+    """Return the best of ``rows``, which ascend, of a retriever's index for each query."""
+    own = model.unwrap_python_model()
+    embedded = [
+        own.encode(texts[start : start + QUERIES_PER_PASS])
+        for start in range(0, len(texts), QUERIES_PER_PASS)
+    ]
+    return search_index(own.index, np.concatenate(embedded), min(depth, len(rows)), rows=rows)

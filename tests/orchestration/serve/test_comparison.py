@@ -1,0 +1,143 @@
+"""A run on this week's data against the champion of last week's: catalogues and queries differ."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from conftest import RunHere
+from stores import Store
+from support import MAX_LENGTH, prepare_in_process
+
+from jobs import promote
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Splits, UserTables
+from ramen_ray.tracking.registry import Registry
+
+WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
+TEXTS = [f"{one} {other}" for one in WORDS for other in WORDS if one != other]
+ENDED, NEW = 20, 15
+METRICS = ("P@1", "R@10")
+
+
+def _import(folder: Path, ads: range, queries: range) -> Dataset:
+    """Import a week: query q clicks the ads of its own two words, in either order."""
+    folder.mkdir(parents=True)
+    numbers = {text: number for number, text in enumerate(TEXTS)}
+    clicks = []
+    for query in queries:
+        one, other = TEXTS[query].split()
+        clicked = (numbers[f"{one} {other}"], numbers[f"{other} {one}"])
+        clicks += [(TEXTS[query], ad) for ad in clicked]
+    for name, header, rows in (
+        ("ads", ("ad_id", "text"), [(f"A{n}", TEXTS[n]) for n in ads]),
+        ("clicks", ("query", "ad_id"), [(q, f"A{n}") for q, n in clicks if n in ads]),
+    ):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+    splits = Splits(test_fraction=0.4, validation_fraction=0.1, seed=queries.start)
+    tables = UserTables(str(folder / "clicks.csv"), ads=str(folder / "ads.csv"), splits=splits)
+    return import_tables(tables, folder / "dataset")
+
+
+@pytest.fixture(scope="module")
+def weeks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
+    folder = tmp_path_factory.mktemp("weeks")
+    last = _import(folder / "1", range(len(TEXTS) - NEW), range(len(TEXTS) - NEW))
+    return last, _import(folder / "2", range(ENDED, len(TEXTS)), range(5, len(TEXTS)))
+
+
+@pytest.fixture(scope="module")
+def stores(
+    weeks: tuple[Dataset, Dataset], encoder_path: Path, output: Path, prepared_bag: Prepared
+) -> Iterator[list[Store]]:
+    uri = f"sqlite:///{output}/mlflow.db"
+    made = []
+    for number, week in enumerate(weeks):
+        folder = output / f"week-{number}"
+        data = prepare_in_process(week, folder, str(encoder_path), MAX_LENGTH, False)
+        made.append(Store(uri, output, data, encoder_path))
+    yield made
+    mlflow.set_tracking_uri(None)
+
+
+def _oracle(
+    store: Store, run_ids: tuple[str, str], week: Dataset, queries: list[str], ads: set[str]
+) -> dict[str, list[float]]:
+    """Measure retrievers by a loop over what they answer of ``ads``, the champion last."""
+    clicked = {}
+    ids = {row["ad_id"]: row["source_id"] for row in week.read("ads").to_pylist()}
+    for row in week.read("queries/test").to_pylist():
+        clicked[row["text"]] = {ids[ad] for ad in row["ad_ids"]} & ads
+    registry = Registry(store.uri)
+    found: dict[str, list[float]] = {name: [] for name in METRICS}
+    for run_id in run_ids:
+        model = registry.load(f"models:/{registry.find_logged(run_id, None)[1]}")
+        depth = len(model.unwrap_python_model().ad_ids)
+        answers = model.predict(queries, params={"top_k": depth}).to_dict("records")
+        hits: dict[str, list[float]] = {name: [] for name in METRICS}
+        for query, answer in zip(queries, answers, strict=True):
+            known = [ad for ad in answer["ad_ids"] if ad in ads]
+            true = clicked[query]
+            hits["P@1"].append(float(known[0] in true))
+            if true:
+                hits["R@10"].append(len(set(known[:10]) & true) / len(true))
+        for name in METRICS:
+            found[name].append(float(np.mean(hits[name])))
+    return found
+
+
+def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
+    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere
+) -> None:
+    last, this = stores
+    champion = last.run(1.0, weeks[0].path)
+    candidate = this.run(0.0, weeks[1].path)
+    to = ("--name", "weekly", "--output", last.output)
+    assert run_here(promote, champion, *to)[0] == 0
+    code, printed = run_here(promote, candidate, *to, "--metric", "P@1")
+    assert code in (0, 3), printed
+    shared = {f"A{number}" for number in range(ENDED, len(TEXTS) - NEW)}
+    trained = set(weeks[0].read("queries/train")["text"].to_pylist())
+    tested = weeks[1].read("queries/test")["text"].to_pylist()
+    new = [text for text in tested if text not in trained]
+    known = [text for text in tested if text in trained]
+    assert new
+    assert known
+    titles = [line for line in printed.splitlines() if line.startswith("on ")]
+    assert titles == [
+        f"on {len(new)} test queries of dataset, among the {len(shared)} ads that both have, that "
+        "are new to the champion:",
+        f"on {len(known)} that the champion was trained on:",
+        "on all of these queries, with all ads that each has:",
+    ]
+    rows = [line.strip("│").split("│") for line in printed.splitlines() if line.startswith("│")]
+    shown = {name: [row for row in rows if row[0].strip() == name] for name in METRICS}
+    every = {f"A{number}" for number in range(len(TEXTS))}
+    for place, (queries, ads) in enumerate(((new, shared), (known, shared), (tested, every))):
+        measured = _oracle(last, (candidate, champion), weeks[1], queries, ads)
+        for name in METRICS:
+            cells = [float(cell) for cell in shown[name][place][1:3]]
+            assert cells == pytest.approx([100 * one for one in measured[name]], abs=0.02), name
+    assert "on " + titles[0][3:-1] in printed.splitlines()[-1], "it says what decided"
+
+
+def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compared(
+    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere, tmp_path: Path
+) -> None:
+    last, this = stores
+    moved = _import(tmp_path / "gone", range(len(TEXTS) - NEW), range(len(TEXTS) - NEW))
+    champion = last.run(0.5, moved.path)
+    candidate = this.run(0.25, weeks[1].path)
+    to = ("--name", "other", "--output", last.output)
+    assert run_here(promote, champion, *to)[0] == 0
+    moved.path.rename(tmp_path / "elsewhere")
+    _, printed = run_here(promote, candidate, *to)
+    assert "whether the champion was trained on some is not known" in printed
+    _, printed = run_here(promote, candidate, *to, "--test", weeks[0].path)
+    assert f"among the {len(TEXTS) - NEW - ENDED} ads that both have" in printed
+    assert f"on {weeks[0].num_rows('queries/test')} test queries of dataset" in printed
