@@ -12,7 +12,7 @@ alone is compared with that of the base, and other rows with the text alone of t
 `ratio` is R@10 on zero_shot of the last encoder over the first, text alone, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 5]
-        [--encoders base RAMEN] [--csv docs/new_ads.csv]
+        [--encoders base RAMEN] [--csv docs/evidence/new_ads.csv]
 """
 
 import argparse
@@ -70,8 +70,9 @@ KINDS: dict[str, dict[str, bool]] = {
     "unseen": {"unseen_texts": True},
 }
 MEASURED = ("P@1", "P@5", "R@10", "R@100")
-FIGURES = ("value", "difference", "low", "high")
-COLUMNS = ("set", "encoder", "ads_by", "splits", "split", "metric", *FIGURES)
+FIGURES = ("percent", "difference", "low", "high")
+COLUMNS = ("dataset", "variant", "over", "splits", "metric", *FIGURES)
+SEARCHED = {"zero_shot": "new ads", "test": "all ads"}
 CPU = torch.device("cpu")
 WITHOUT: Mapping[str, Any] = {**PLAIN, **NO_GRAPH}
 ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -255,11 +256,14 @@ def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
 
 def table(name: str, rows: Mapping[Row, list[ByQuery]]) -> list[dict[str, str]]:
     """Return the lines of a dataset's rows, for :func:`write_csv`."""
-    return [
-        {"set": name, "encoder": encoder, "ads_by": ads_by, "splits": str(len(runs)), **figures}
-        for (encoder, ads_by), runs in rows.items()
-        for figures in compared(runs, rows.get(compared_with(encoder, ads_by)))
-    ]
+    lines = []
+    for row, runs in rows.items():
+        over = compared_with(*row)
+        base = rows.get(over) if over != row else None
+        line = {"dataset": name, "variant": ": ".join(row), "splits": str(len(runs))}
+        line["over"] = ": ".join(over) if base else ""
+        lines += [line | figures for figures in compared(runs, base)]
+    return lines
 
 
 def compared_with(encoder: str, ads_by: str) -> Row:
@@ -268,19 +272,19 @@ def compared_with(encoder: str, ads_by: str) -> Row:
 
 
 def compared(runs: list[ByQuery], base: list[ByQuery] | None) -> Iterator[dict[str, str]]:
-    """Yield the figures of a row by split and metric, and the differences to another row."""
-    for split in SPLITS:
+    """Yield the figures of a row by metric, and the differences to another row's same splits."""
+    for split, ads in SEARCHED.items():
         ours = [run[split] for run in runs]
         means = mean_over_seeds(ours)
         less: dict[str, Difference] = {}
-        if base is not None and base is not runs:
+        if base:
             same_splits = [run[split] for run in base[: len(ours)]]
             less = paired_differences_over_seeds(ours, same_splits)
         for metric in MEASURED:
             difference = less[metric] if less else ()
             figures = zip(FIGURES, (ratio(means[metric]), *difference), strict=False)
             shown = {key: f"{100 * value:.2f}" for key, value in figures}
-            yield {"split": split, "metric": metric, **shown}
+            yield {"metric": f"{metric} of {ads}", **shown}
 
 
 def write_csv(file: Path, lines: list[dict[str, str]]) -> None:

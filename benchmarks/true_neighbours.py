@@ -8,7 +8,7 @@ as benchmarks.combiner does. `ratio` is R@10 on zero_shot with up to three true 
 alone, of the last set.
 
     python -m benchmarks.true_neighbours [--sets rdocs foldoc] [--splits 3] [--epochs 5]
-        [--csv docs/true_neighbours.csv]
+        [--csv docs/evidence/true_neighbours.csv]
 """
 
 import argparse
